@@ -19,9 +19,9 @@ from orchestrator.units import GB, GIB, TB, TFLOPS
 NVLINK_2, NVLINK_3, NVLINK_4, NVLINK_5 = 150 * GB, 300 * GB, 450 * GB, 900 * GB
 """Bytes/s of a GPU and direction: 6 and 12 links of 25 GB/s, 18 of 25 and of 50 (NVIDIA's datasheets of V100, A100, H100, B200)."""
 CUT_NVLINK = 200 * GB
-"""Of the A800 and H800: 400 GB/s in both directions together."""
+"""Bytes/s of a GPU and direction of the A800 and H800, whose NVLink is cut to 400 GB/s in both directions together."""
 PCIE_3, PCIE_4, PCIE_5 = 15.75 * GB, 31.5 * GB, 63 * GB
-"""x16, a direction, less 128b/130b coding."""
+"""Bytes/s of 16 lanes in one direction, less 128b/130b coding."""
 
 
 def _gpu(name: str, memory_gib: float, bandwidth: float, capability: str, pcie: float, nvlink: float, source: str, **tflops: float) -> Gpu:
@@ -205,7 +205,7 @@ def by_driver_name(name: str) -> Gpu | None:
 
 
 def _bare(name: str) -> str:
-    """Without the maker's prefixes, which come and go with the driver.
+    """The name without the maker's prefixes, which come and go with the driver.
 
     >>> _bare("Tesla V100-SXM2-16GB"), _bare("NVIDIA TITAN RTX")
     ('V100-SXM2-16GB', 'TITAN RTX')

@@ -22,7 +22,7 @@ class Link(Value, frozen=True, kw_only=True):
     climb: float | None = None
 
     def slower(self, factor: float) -> Link:
-        """With `factor` times the latency."""
+        """The link with `factor` times the latency."""
         return Link(bandwidth=self.bandwidth, latency=self.latency * factor, climb=None if self.climb is None else self.climb * factor)
 
 
@@ -61,7 +61,7 @@ def all_to_all(nbytes: float, n: int, link: Link) -> float:
 
 
 def p2p(nbytes: float, link: Link) -> float:
-    """One message.
+    """Seconds of one message of `nbytes` over `link`.
 
     >>> p2p(800, Link(bandwidth=100, latency=0.5))
     8.5
@@ -76,7 +76,7 @@ COLLECTIVES: dict[str, Callable[[float, int, Link], float]] = {
     "all_to_all": all_to_all,
     "p2p": lambda nbytes, n, link: p2p(nbytes, link),
 }
-"""By the name that a `Traffic` carries."""
+"""Seconds of a collective, as a function of (bytes, ranks, link), by the name that a `Traffic` carries."""
 
 
 def members_inside(domain: int, size: int, stride: int, num_gpus: int) -> int:

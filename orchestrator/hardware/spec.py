@@ -10,8 +10,8 @@ import msgspec
 from orchestrator.values import Value
 
 MXFP8_CAPABILITIES: Final = (10.0, 12.0)
-"""From the first on and below the second: Transformer Engine has not all of MXFP8's products on compute capability 12 (quantization.py,
-_compute_mxfp8_support; TransformerEngine issue 2668)."""
+"""Compute capabilities with MXFP8, from the first on and below the second: Transformer Engine has not all of MXFP8's products on compute
+capability 12 (quantization.py, _compute_mxfp8_support; TransformerEngine issue 2668)."""
 FIRST_WITH_FUSED_ATTENTION: Final = 8.0
 """FlashAttention 2 and Transformer Engine's attention need Ampere (their installation notes)."""
 
@@ -131,10 +131,10 @@ class Cluster(Value, frozen=True, kw_only=True):
     """Bytes of host memory per GPU."""
     software: Software = Software()
     mixed: bool = False
-    """Its GPUs are of several types, and `gpu` is what all of them can do (`slowest`)."""
+    """Whether its GPUs are of several types, of which `gpu` then has what all of them can do (`slowest`)."""
     parts: tuple[Part, ...] = ()
-    """Where pipeline stages are planned for the type that computes them: the types in the order of ranks. Then `gpu` is what all can do,
-    and `levels` what all have. Empty: every rank is planned for `gpu`."""
+    """The GPU types in the order of ranks, where each pipeline stage is planned for the type that computes it; then `gpu` is what all can
+    do, and `levels` what all have. Empty: every rank is planned for `gpu`."""
 
     def part_of(self, stage: int, pp: int) -> int:
         """The part that has the ranks of this pipeline stage, where pp is the outermost axis of the mesh and no stage has two types
@@ -155,7 +155,7 @@ class Cluster(Value, frozen=True, kw_only=True):
         return 0
 
     def views(self) -> tuple[Cluster, ...]:
-        """For each part the cluster as if all of it were of its type."""
+        """For each part, the cluster as if all of it were of that part's type."""
         return tuple(msgspec.structs.replace(self, gpu=part.gpu, levels=part.levels, mixed=False, parts=()) for part in self.parts)
 
     def gpu_of(self, stage: int, pp: int) -> Gpu:

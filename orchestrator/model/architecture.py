@@ -52,12 +52,12 @@ class Architecture(Shared, frozen=True, kw_only=True):
     mixer: Annotated[
         Mixer | None, Key("model.mixer", "what mixes a layer's tokens: {kind: attention, window: 4096}, {kind: latent_attention, ...}")
     ] = None
-    """Of the layers that `pattern` does not say otherwise of; None: plain grouped-query attention."""
+    """The mixer of every layer for which `pattern` names no other; None: plain grouped-query attention."""
     feed_forward: Annotated[
         FeedForward | None,
         Key("model.feed_forward", "what works on each token: {kind: mlp}, {kind: experts, num_experts: 8, topk: 2, ...}"),
     ] = None
-    """The same; None: an MLP of `ffn_hidden_size`."""
+    """The feed-forward of every layer for which `pattern` names no other; None: an MLP of `ffn_hidden_size`."""
     pattern: Annotated[
         tuple[Run, ...],
         Key("model.pattern", "runs of layers that differ, repeated until num_layers: [{layers: 3}, {layers: 58, feed_forward: ...}]"),
@@ -68,7 +68,8 @@ class Architecture(Shared, frozen=True, kw_only=True):
     traced: Annotated[
         Traced | None, Key("model.traced", "layers recorded from the model's own code: what model.description= reads, as JSON")
     ] = None
-    """In place of all layers that the other fields would make."""
+    """The layers recorded from the model's own code, which then stand in place of those that the other fields would make; None: nothing was
+    recorded."""
 
     @property
     def common_layer(self) -> Layer:
@@ -81,7 +82,7 @@ class Architecture(Shared, frozen=True, kw_only=True):
             yield from repeat(layer, count)
 
     def layer_runs(self) -> list[tuple[Layer, int]]:
-        """The same as runs of equal layers, with their lengths."""
+        """The `num_layers` layers in order as runs of equal layers: (layer, how many in a row)."""
         common = self.common_layer
         unit = [(Layer(mixer=run.mixer or common.mixer, feed_forward=run.feed_forward or common.feed_forward), run.layers)
                 for run in self.pattern] or [(common, self.num_layers)]  # fmt: skip

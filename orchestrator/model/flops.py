@@ -7,7 +7,7 @@ from orchestrator.model.spec import Attention, DeltaRule, Gemm, LayerSpec, Model
 BACKWARD_AND_FORWARD = 3
 """Forward, gradient of the input, gradient of the weight: one GEMM each (Narayanan et al., arXiv 2104.04473, appendix)."""
 FROZEN = 2
-"""Without the gradient of the weight."""
+"""GEMMs of a linear whose weight is frozen, of forward and backward together: the gradient of the weight is not computed."""
 
 
 def forward_flops(layer: LayerSpec) -> float:

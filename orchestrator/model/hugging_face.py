@@ -27,7 +27,7 @@ RMS_NORM_COPY: Final = 4
 T5_NORM_INPUT: Final = 2
 """T5LayerNorm multiplies the 16-bit input itself with the fp32 statistics (modeling_t5.py), and keeps it beside the fp32 copy."""
 ROTARY_MOVED: Final = 20.0
-"""apply_rotary_pos_emb: x*cos 2+2, rotate_half (negate one half, concatenate) 6, times sin 2+2, sum 4+2."""
+"""Bytes per element of apply_rotary_pos_emb: x*cos 2+2, rotate_half (negate one half, concatenate) 6, times sin 2+2, sum 4+2."""
 GATED_MOVED: Final = 10.0
 """act(gate) 2+2, times up 4+2; a fused kernel moves 6."""
 SEPARATE_DROPOUT: Final = 4.0
@@ -48,7 +48,7 @@ SCAN_MOVED: Final = 48.0
 """Bytes of each element of such a tensor of pairs, states or channels: fill, sum, mask, exp, product, each reads 4 and writes 4, and copies
 in the order that the products want."""
 SCAN_KERNELS: Final = 60
-"""Of one scan in torch's operations, about."""
+"""Kernels that one scan launches where it is made of torch's own operations, about."""
 
 RMS_NORM_KERNELS: Final = 8
 """Cast, square, mean, plus epsilon, rsqrt, product, cast, product."""
@@ -58,7 +58,7 @@ GATED_KERNELS: Final = 2
 
 
 def with_separate_gate(model: ModelSpec) -> ModelSpec:
-    """The same model where `act(gate) * up` is two of torch's kernels: the product keeps the activated gate too."""
+    """The model with `act(gate) * up` as two of torch's kernels: the product keeps the activated gate too."""
     if not model.architecture.gated:
         return model
 
@@ -97,7 +97,7 @@ class _Context:
 
 
 def hugging_face(model: ModelSpec) -> ModelSpec:
-    """The same model as transformers builds it."""
+    """The model with the operations and kept tensors that transformers' code has for it."""
     model = _all_experts(model)
     context = _Context(model.architecture)
     return replace(model, runs=tuple(replace(run, layer=_layer(run.layer, context)) for run in model.runs))
@@ -159,8 +159,9 @@ def _ops(layer: LayerSpec, context: _Context) -> Iterator[Op]:
 
 
 def _scan(op: Scan) -> Iterator[Op]:
-    """Without kernels of its own: B and C repeated for each head, and everything in fp32 in memory. (What goes from chunk to chunk is one
-    more product of all pairs of chunks there, 7% of the scan's at 32 chunks, and is left out.)"""
+    """One scan as torch's operations compute it, without kernels of its own: B and C repeated for each head, and everything in fp32 in
+    memory. (What goes from chunk to chunk is one more product of all pairs of chunks there, 7% of the scan's at 32 chunks, and is left
+    out.)"""
     given, states, channels = op.saves[0], op.heads * op.state, op.heads * op.head_dim
     convolved = channels + 2 * op.groups * op.state
     sizes = (("pairs", op.tokens * op.chunk * op.heads, PAIRS_KEPT), ("states", op.tokens * states, STATES_KEPT),

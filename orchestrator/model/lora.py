@@ -95,7 +95,7 @@ def check_targets(a: Architecture, lora: Lora) -> None:
 
 
 def megatron_names() -> dict[Role, tuple[str, ...]]:
-    """The same for megatron-core's modules, where each product is one linear."""
+    """The linears of megatron-core's modules that adapters go to, by their operation's role: there each product is one linear."""
     words = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
     return {role: (word,) for role, word in zip(ADAPTED, words, strict=True)}
 

@@ -35,12 +35,12 @@ Role = Literal[
 and nothing depends on them. "norm" is any norm but those before the mixer and before the feed-forward, "scan_norm" a state space's gated
 one; "dense" is the linear of BERT's head."""
 ROUTED: Final[frozenset[Role]] = frozenset({"routed_fc1", "routed_activation", "routed_fc2"})
-"""Of the experts that a part of the tokens visits."""
+"""Roles of the operations of experts that each see a part of the tokens."""
 SHARED: Final[frozenset[Role]] = frozenset({"shared_fc1", "shared_activation", "shared_fc2"})
-"""Of those that all tokens visit."""
+"""Roles of the operations of shared experts, which see all tokens."""
 FEED_FORWARD: Final[frozenset[Role]] = frozenset({"fc1", "activation", "fc2", "mlp_adapter", "router", "permute", *ROUTED, *SHARED})
 NORMS: Final[frozenset[Role]] = frozenset({"input_norm", "mlp_norm", "norm"})
-"""Over the hidden size, or over a head's width."""
+"""Roles of norms, whether over the hidden size or over a head's width."""
 ACTIVATIONS: Final[frozenset[Role]] = frozenset({"activation", "routed_activation", "shared_activation"})
 
 
@@ -119,7 +119,7 @@ class Saved(Value, frozen=True, kw_only=True, omit_defaults=True):
     for_weight: bool = False
     """Is kept for the gradient of a weight alone, and not at all where that weight is frozen."""
     max_shards: int = 0
-    """At most this many different tp shards (keys and values of few query groups are replicated beyond it); 0: no bound."""
+    """The most tp shards that can differ (keys and values of few query groups are replicated beyond it); 0: no bound."""
 
     def local_elements(self, tp: int = 1, *, sequence_parallel: bool = False, cp: int = 1) -> float:
         """Elements on one rank, per sample.
@@ -153,15 +153,15 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     pad_to: int = 0
     saves: tuple[Saved, ...] = ()
     experts: int = 0
-    """Above 0: a grouped product, one (tokens / experts) x k by k x n an expert; `tokens` counts every token for each expert it goes to,
-    experts are divided by ep, and "column" and "row" by etp in place of tp."""
+    """Experts of a grouped product, one (tokens / experts) x k by k x n each, where `tokens` counts every token for each expert it goes to;
+    experts are divided by ep, and "column" and "row" by etp in place of tp. 0: a plain product."""
     routing: Routing | None = None
-    """Of experts: how unevenly tokens come to them."""
+    """How unevenly tokens come to the experts of a grouped product; None: evenly."""
     frozen: bool = False
-    """Its weight is not trained: backward has the gradient of the input alone."""
+    """Whether the weight is not trained: backward then has the gradient of the input alone."""
 
     def of_piece(self, pieces: int) -> Self:
-        """The same for one of so many equal pieces of the sequence."""
+        """The operation for one of `pieces` equal pieces of the sequence."""
         return replace(self, tokens=self.tokens // pieces)
 
 
@@ -179,12 +179,12 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
     causal: bool
     saves: tuple[Saved, ...] = ()
     window: int = 0
-    """Above 0: a query sees that many keys at most, its own and those before it (sliding window); only with `causal`."""
+    """Keys that a query sees at most, its own and those before it (sliding window), only with `causal`; 0: all."""
     whole: bool = False
     """Every tensor-parallel rank computes all heads: what comes before and after it is not divided."""
     attended: float = 0.0
-    """Above 0: the sequence is packed with samples that don't see each other, of so many tokens in the mean over tokens, or made of chunks
-    of so many; only with `causal`."""
+    """Tokens that a token's sample has, in the mean over tokens, where the sequence is packed with samples that don't see each other, or
+    tokens of a chunk where it is made of chunks; only with `causal`. 0: neither."""
 
     @property
     def visible(self) -> float:
@@ -203,7 +203,7 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
 
     @property
     def elements(self) -> int:
-        """Of queries, keys and values together, per sample."""
+        """Elements of queries, keys and values together, per sample."""
         return (self.query_len * self.heads + 2 * self.key_len * self.kv_heads) * self.head_dim
 
 
@@ -259,8 +259,8 @@ class Scan(Value, frozen=True, kw_only=True, tag="scan", omit_defaults=True):
 
     @property
     def model_flops(self) -> int:
-        """Of the recurrence itself, token by token, as Megatron-LM counts it (megatron/training/training.py:291, core_v0.16.1): 7 for each
-        number of the state.
+        """FLOPs of the recurrence itself, token by token, as Megatron-LM counts them (megatron/training/training.py:291, core_v0.16.1): 7
+        for each number of the state.
 
         >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).model_flops
         840
@@ -278,7 +278,7 @@ class DeltaRule(Value, frozen=True, kw_only=True, tag="delta_rule", omit_default
     name: str
     tokens: int
     heads: int
-    """Of values."""
+    """Heads of the values."""
     key_dim: int
     value_dim: int
     chunk: int
@@ -326,8 +326,8 @@ class DeltaRule(Value, frozen=True, kw_only=True, tag="delta_rule", omit_default
 
     @property
     def model_flops(self) -> int:
-        """Of the recurrence itself, token by token, as Megatron-LM counts it (megatron/training/training.py:494, core_v0.16.1): 8 for each
-        number of the state.
+        """FLOPs of the recurrence itself, token by token, as Megatron-LM counts them (megatron/training/training.py:494, core_v0.16.1): 8
+        for each number of the state.
 
         >>> DeltaRule(name="d", tokens=6, heads=2, key_dim=4, value_dim=5, chunk=3).model_flops
         1920
@@ -345,12 +345,12 @@ class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise", omit_defaults
     shard: Shard = "sequence"
     saves: tuple[Saved, ...] = ()
     moved_backward: float | None = None
-    """The same in backward where it is known; None: the cost model's usual share of the forward's."""
+    """Bytes moved per element in backward where they are known; None: the cost model's usual share of the forward's."""
     routing: Routing | None = None
-    """Of what experts take: how unevenly tokens come to them."""
+    """How unevenly tokens come to the experts whose tensors these are; None: evenly, or they are no experts'."""
 
     def of_piece(self, pieces: int) -> Self:
-        """The same for one of so many equal pieces of the sequence."""
+        """The operation for one of `pieces` equal pieces of the sequence."""
         return replace(self, elements=self.elements // pieces)
 
 

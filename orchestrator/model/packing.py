@@ -9,8 +9,8 @@ from orchestrator.model.training import Lengths
 
 
 def packed(model: ModelSpec, attended: float, *, kernels: bool) -> ModelSpec:
-    """The same layers over packed sequences. `attended`: tokens of the sample that a token is in, in the mean over tokens. `kernels`: flash
-    attention computes each sample alone; otherwise a mask of one byte a pair is made once, and all pairs are computed
+    """The model with its layers over packed sequences. `attended`: tokens of the sample that a token is in, in the mean over tokens.
+    `kernels`: flash attention computes each sample alone; otherwise a mask of one byte a pair is made once, and all pairs are computed
     (transformers/masking_utils.py, find_packed_sequence_indices)."""
 
     def changed(op: Op) -> Op:

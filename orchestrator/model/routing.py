@@ -25,16 +25,17 @@ Times = tuple[tuple[int, float], ...]
 
 
 class Routing(Value, frozen=True, kw_only=True):
-    """Of the experts of a model's layers; multiples of what even routing gives a part. Nothing about even routing need be said."""
+    """How unevenly tokens are sent to a model's experts, in multiples of what even routing gives each part that experts are divided
+    into."""
 
     source: str
     """The trace's path, or the stated skew."""
     busiest: Times
-    """The busiest part's tokens, the mean over layers and micro-batches."""
+    """The busiest part's tokens, the mean over layers and micro-batches, as a multiple of a part's even share."""
     fullest: Times
-    """The most tokens of one part over all layers of a micro-batch."""
+    """The most tokens that one part has over all layers of a micro-batch, as a multiple of its even share."""
     copied: Times
-    """As `busiest`, if each part held a copy of one more expert, those of the hottest."""
+    """The busiest part's tokens if each part held a copy of one more expert, those of the hottest, as a multiple of a part's even share."""
     dropped: float = 0.0
     """Share of what is sent to experts that a capacity cuts off."""
 
@@ -44,7 +45,7 @@ class Unevenness(Value, frozen=True, kw_only=True):
 
     routing: Routing
     parts: int
-    """Into which the plan divides the experts."""
+    """Parts that the plan divides the experts into."""
     step_s: float
     even_s: float
     copied_s: float
@@ -99,8 +100,8 @@ def trace(text: str, source: str, num_experts: int, capacity: float | None = Non
 
 
 def measured(source: str, rows: Sequence[tuple[object, Sequence[float]]], capacity: float | None) -> Routing:
-    """From rows of (what makes rows those of one micro-batch, each expert's load in multiples of its even share). `capacity`: the most
-    of a load that an expert takes."""
+    """How uneven the routing of `rows` is: each is (what is equal in the rows of one micro-batch, each expert's load in multiples of its
+    even share). `capacity`: the most of a load that an expert takes."""
     taken = rows if capacity is None else [(key, [min(load, capacity) for load in loads]) for key, loads in rows]
     num_experts = len(rows[0][1])
     kept = sum(sum(loads) for _, loads in taken) / (len(taken) * num_experts)

@@ -11,10 +11,11 @@ Stack = Literal["decoder", "encoder", "encoder_decoder"]
 Activation = Literal["gelu", "swiglu", "geglu", "relu", "relu2", "clamped_swiglu"]
 """relu2 is the square of ReLU (Primer, arXiv 2109.08668, section 4.2)."""
 MOST_LAYERS: Final = 1_000
-"""As many as DeepNet's (2203.00555), the deepest that was published: a search over 10,000 takes minutes and gigabytes."""
+"""The most layers that a model may have: as many as DeepNet's (2203.00555), the deepest that was published; a search over 10,000 takes
+minutes and gigabytes."""
 GATED: Final = ("swiglu", "geglu", "clamped_swiglu")
 STACKS: Final[dict[str, Stack]] = {"bert": "encoder", "t5": "encoder_decoder"}
-"""By family; one that is not here is a decoder."""
+"""Stack of layers by family; a family that is not listed is a decoder."""
 
 
 class Shared(Value, frozen=True, kw_only=True):
@@ -41,7 +42,7 @@ class Shared(Value, frozen=True, kw_only=True):
         Literal["pre", "post", "both"],
         Key("model.norm_placement", "of a layer's norms: before attention and feed-forward, after each, or both"),
     ] = "pre"
-    """Of a layer's norms: before attention and MLP, after each (OLMo 2), or both (Gemma)."""
+    """Where a layer's norms stand: before attention and MLP ("pre"), after each ("post", OLMo 2), or both (Gemma)."""
     zero_centered_norm: Annotated[bool, Key("model.zero_centered_norm", "norms multiply by 1 + weight")] = False
     """Norms multiply by 1 + weight (Gemma)."""
     position_embedding: Annotated[

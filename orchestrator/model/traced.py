@@ -11,7 +11,7 @@ from orchestrator.model.layer import Edge, LayerRun
 from orchestrator.values import Value
 
 FAMILY = "traced"
-"""Of architectures that no reader made."""
+"""Family of the architectures whose layers were recorded from the model's own code instead of made by a reader."""
 Reads = Literal["text", "interactions", "images", "labelled_texts"]
 """What `data=` is: text or token files, a CSV of what users took, images with a label each, texts with labels."""
 LANGUAGE_MODELS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
@@ -23,7 +23,7 @@ class Feed(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str
     shape: tuple[int, ...]
-    """Without the batch; () is one number a sample."""
+    """Size of the argument for one sample, without the batch; () is one number a sample."""
     dtype: Literal["float", "int64", "bool"] = "float"
     low: int = 0
     high: int = 1
@@ -32,9 +32,9 @@ class Feed(Value, frozen=True, kw_only=True, omit_defaults=True):
     copies: str = ""
     """The feed whose numbers it has: labels of a language model are its tokens."""
     every: int = 0
-    """Above 0: of what it copies it has only every so-manieth, the others are -100, which losses leave out."""
+    """Above 0: of the feed that it copies, it has only one number in so many; the others are -100, which losses leave out."""
     ahead: int = 0
-    """1: of what it copies it has the next one at each place, and -100 at the last."""
+    """Set to 1: it has at each place the next number of the feed that it copies, and -100 at the last."""
     joined: bool = False
     """The samples' first dimensions follow each other in place of a batch dimension (patches of Qwen-VL)."""
 
@@ -46,7 +46,8 @@ class Divided(Value, frozen=True, kw_only=True, omit_defaults=True):
     pattern: str
     """Regular expression of a whole name: of a linear ("column", "row") or of a parameter ("summed"). Numbers are any numbers."""
     by: Literal["column", "row", "summed"]
-    """"summed": whole on every rank, but each has only its share of the gradient (the norm of each head)."""
+    """How the parameters are divided: by columns, by rows, or "summed": whole on every rank, but each has only its share of the gradient
+    (the norm of each head)."""
     parts: tuple[int, ...] = ()
     """Widths of what a fused output is taken apart into, each of which is divided."""
 
@@ -66,7 +67,7 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens of a sample; of a model whose input has a fixed size, those that enter its first block."""
     decoder_seq_length: int | None = None
     fixed_length: bool = False
-    """Its input has the same size whatever train.seq_length (images)."""
+    """Whether the input has the same size whatever train.seq_length (images)."""
     itemsize: int
     """Bytes of an activation's element in the precision it was recorded in: 2 or 4."""
     hidden_size: int
@@ -116,7 +117,7 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def text_stack(self) -> Literal["decoder", "encoder", "encoder_decoder"] | None:
-        """As which stack of layers it learns from text: each token from those before it, masked ones, or spans that its encoder lacks.
+        """The stack of layers that it learns from text as: each token from those before it, masked ones, or spans that its encoder lacks.
         None where its arguments aren't those of a language model."""
         fed = {feed.name: feed for feed in self.feeds}
         labels = fed.get("labels")
@@ -136,7 +137,7 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.model_class} takes {fed}, which no data here have together; leave data out, and its batches are drawn"
 
     def features(self) -> tuple[str, ...]:
-        """Words of capabilities."""
+        """The features that an engine's capabilities must name to train a recorded model."""
         return (FAMILY, "attention_bias") if self.biased_attention else (FAMILY,)
 
     def check_lengths(self, seq_length: int, decoder_seq_length: int | None) -> None:

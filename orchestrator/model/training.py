@@ -23,14 +23,14 @@ Task = Literal["pretrain", "sft"]
 
 
 class Lengths(Value, frozen=True, kw_only=True):
-    """Of supervised samples, in tokens, before anything is trained: estimates (recipe/supervised.py). `mean` and `mean_square` of what
-    is left of each sample at the training's sequence length."""
+    """Lengths of supervised samples, in tokens, before anything is trained: estimates (recipe/supervised.py). `mean` and `mean_square` are
+    of what is left of each sample at the training's sequence length."""
 
     samples: int
     mean: float
     mean_square: float
     longest: int
-    """Before any is cut."""
+    """Tokens of the longest sample before any is cut."""
     cut: int
     """Samples longer than the training's sequences."""
     lost: float
@@ -83,9 +83,9 @@ class Training(Value, frozen=True, kw_only=True):
     """Transformer Engine's Adam that keeps of its fp32 weights only the 16 bits which the bf16 ones lack, reads gradients in their own
     type, and may keep moments in fewer bits (Megatron's --use-precision-aware-optimizer)."""
     exp_avg_dtype: Annotated[MomentDtype, Key("train.exp_avg_dtype", "of Adam's first moment, with precision_aware_optimizer")] = "fp32"
-    """Of Adam's first moment; other than fp32 only with `precision_aware_optimizer`."""
+    """Data type of Adam's first moment; other than fp32 only with `precision_aware_optimizer`."""
     exp_avg_sq_dtype: Annotated[MomentDtype, Key("train.exp_avg_sq_dtype", "of its second moment")] = "fp32"
-    """Of Adam's second moment."""
+    """Data type of Adam's second moment; other than fp32 only with `precision_aware_optimizer`."""
     task: Annotated[
         Task, Key("task", "pretrain: text; sft: data= is a jsonl of chats or prompts and completions, and answers alone have a loss")
     ] = "pretrain"
@@ -95,7 +95,7 @@ class Training(Value, frozen=True, kw_only=True):
     ] = None
     """Whether supervised samples share sequences; None: there are none. `global_batch_size` counts sequences."""
     lengths: Lengths | None = None
-    """Of the supervised samples."""
+    """Lengths of the supervised samples in tokens; None: there are no such samples, or they were not read."""
     lora: Lora | None = None
     """Adapters that are trained in place of the weights; None: all weights are."""
     steps: Annotated[int, Key("train.steps", "to train", unit="steps", low=1, high=10**12)] = 20

@@ -227,7 +227,7 @@ def chosen(candidate: Candidate) -> dict[str, Any]:
 
 
 _KEYS = tuple(dict.fromkeys(("version", "engine", "world_size", *(choice.name for choice in OUTER_CHOICES), *Plan.__struct_fields__)))
-"""In the order in which plan.json has them."""
+"""Keys of plan.json in the order in which it has them."""
 
 
 def to_json(plan: Plan) -> str:

@@ -27,7 +27,7 @@ def _found() -> dict[str, Family]:
 
 
 FAMILIES: Final = Extensible("orchestrator.families", Family, _found())
-"""By name. A new one is a file in this folder, and nothing else; or another package's entry point."""
+"""Families of models by name. A new one is a file in this folder, and nothing else; or another package's entry point."""
 
 
 def describe(architecture: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:
@@ -51,7 +51,7 @@ def _recorded(a: Architecture, traced: Traced, seq_length: int, decoder_seq_leng
 
 
 def _with_loss(ops: Iterable[Op]) -> Iterator[Op]:
-    """Recorded operations; those that are memory-bound behind the product that makes the logits are the loss."""
+    """The recorded operations, of which the memory-bound ones behind the product that makes the logits get the role "loss"."""
     behind = False
     for op in ops:
         behind = behind or (isinstance(op, Gemm) and bool(op.pad_to))

@@ -27,7 +27,7 @@ ABOVE_ZERO = (
 )
 NOT_NEGATIVE = ("decoder_num_layers", "num_token_types", "mtp_num_layers")
 MAY_BE_ZERO = ("shared_ffn_hidden_size", "aux_loss_coeff")
-"""Of parts: 0 is none."""
+"""Fields of a layer's parts in which 0 is allowed and means that there is none."""
 PROBABILITIES = ("hidden_dropout", "attention_dropout")
 
 

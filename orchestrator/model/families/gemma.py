@@ -10,7 +10,7 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.mlp import Mlp
 
 LOCAL_ROTARY_BASE = 10000
-"""Of Gemma 3's layers with a window (section 2 of its report)."""
+"""Base of the rotary frequencies in Gemma 3's layers with a window (section 2 of its report)."""
 UNIT = 6
 """Five layers with a window, one without."""
 

@@ -11,7 +11,8 @@ from orchestrator.model.shared import MOST_LAYERS
 KEY = "model.hf_config"
 MISSING = object()
 MOST = 10**9
-"""Of whole numbers but those of layers; of others (rope_theta) a thousand times as much."""
+"""Largest whole number that a config.json's field may have, but for numbers of layers; a number with decimals (rope_theta) may be a
+thousand times as large."""
 
 
 class HfConfig:

@@ -17,7 +17,7 @@ from orchestrator.model.parts.mlp import Mlp
 
 NO_ROPE_INTERVAL = 4
 CHUNK = 8192
-"""Tokens; transformers' default, as all the others here."""
+"""Tokens of a chunk of attention; transformers' default, as all the other defaults here."""
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:

@@ -24,7 +24,8 @@ TIME_STEP_MIN = 1e-3
 
 
 def kinds(config: HfConfig) -> Sequence[str]:
-    """Of each layer, from `hybrid_override_pattern` or from transformers 5's list. Raises InputError."""
+    """The kind of each layer, in order, from `hybrid_override_pattern` or from transformers 5's list. Raises InputError for a kind that is
+    not known, or where the length is not `num_hidden_layers`."""
     listed = config.fields.get("layers_block_type", config.fields.get("layer_types"))
     pattern = config.fields.get("hybrid_override_pattern")
     key, given = ("layers_block_type", listed) if listed is not None else ("hybrid_override_pattern", pattern)

@@ -63,7 +63,8 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
 
 
 def _kinds(text: HfConfig) -> list[str]:
-    """Of each layer, from `layer_types` or by its number. Raises InputError."""
+    """The kind of each layer, in order: as `layer_types` lists them, else by the layer's number. Raises InputError for an unknown kind or a
+    wrong length."""
     count, listed = text.integer("num_hidden_layers"), text.fields.get("layer_types")
     if listed is None:
         interval = text.integer("full_attention_interval", INTERVAL)

@@ -30,13 +30,13 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
     softcap: float | None = None
     """Scores become softcap * tanh(scores / softcap) (Gemma 2)."""
     score_width: float | None = None
-    """Scores are divided by its square root; None: by that of the head's width."""
+    """Scores are divided by the square root of this width; None: of the head's width."""
     temperature: tuple[float, float] | None = None
     """(scale, tokens): queries are multiplied by 1 + scale * log(1 + floor((position + 1) / tokens)) (Llama 4; arXiv 2501.19399)."""
     rotary: bool = True
-    """False: this layer has no positions, though the model's are rotary (Llama 4)."""
+    """Whether this layer turns queries and keys by their positions; False: it has no positions, though the model's are rotary (Llama 4)."""
     rotary_base: int | None = None
-    """None: the model's."""
+    """Base of this layer's rotary frequencies; None: the model's `rotary_base`."""
     rotary_scaled: bool = True
     """Whether the model's scaling of rotary frequencies holds here."""
     output_gate: bool = False
@@ -48,7 +48,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
         return f"window{self.window}" if self.window else f"chunk{self.chunk}" if self.chunk else ""
 
     def features(self, a: Shared) -> Iterator[str]:
-        """Words of capabilities."""
+        """The features that an engine's capabilities must name to train this attention."""
         yield "attention"
         scaled_otherwise = a.rope_scaling_factor is not None and not self.rotary_scaled
         base = self.rotary_base not in (None, a.rotary_base)
@@ -94,7 +94,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
         )
 
     def _norms(self, name: str, a: Shared, tokens: int, q: int, kv: int) -> Part:
-        """Of queries and of keys; each keeps its input."""
+        """The norms of queries and of keys; each keeps its input for backward."""
         if self.qk_norm is None:
             return Part()
         weights: list[Weight] = []

@@ -11,13 +11,15 @@ from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE, Part, linear_
 from orchestrator.model.shared import Shared
 
 CROSS_ENTROPY_MOVED_BACKWARD: Final = 14.0
-"""Its backward (cross_entropy.py:108-150): scale by the loss's gradient in place 4+4, cast to the logits' dtype 4+2."""
+"""Bytes moved per logit by the backward of mcore's unfused loss (cross_entropy.py:108-150): scale by the loss's gradient in place 4+4, cast
+to the logits' dtype 4+2."""
 CROSS_ENTROPY_MOVED: Final = 38.0
 """Bytes per logit of mcore's unfused loss (tensor_parallel/cross_entropy.py:21-93): to fp32 2+4, max 4, subtract 4+4, exp 4+4, sum 4,
 divide 4+4."""
 RELATIVE_BUCKETS: Final = 32
 RELATIVE_MAX_DISTANCE: Final = 128
-"""Of the relative attention bias: Raffel et al. (arXiv 1910.10683), section 2.1, and the defaults of mcore's T5Model."""
+"""Buckets and largest distance in tokens of T5's relative attention bias: Raffel et al. (arXiv 1910.10683), section 2.1, and the defaults
+of mcore's T5Model."""
 
 
 def embedding(a: Shared, tokens: int) -> Part:

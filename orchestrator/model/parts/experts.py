@@ -25,17 +25,17 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     topk: int
     """Experts that a token goes to."""
     ffn_hidden_size: int
-    """Of one expert."""
+    """Width of one expert's MLP."""
     shared_ffn_hidden_size: int = 0
-    """Of all shared experts together; 0: none."""
+    """Width of all shared experts together; 0: there are none."""
     shared_gate: bool = False
     """The shared experts' output is multiplied by a gate of its own (Qwen1.5-MoE, Qwen2-MoE)."""
     score: Literal["softmax", "sigmoid"] = "softmax"
-    """Of the router."""
+    """Function that makes the router's scores of its logits."""
     normalized: bool = True
     """The chosen experts' scores are made to sum to one."""
     scaling: float = 1.0
-    """They are multiplied by this."""
+    """Factor of the chosen experts' scores."""
     groups: int | None = None
     """Experts stand in groups of which a token chooses `group_topk` first (DeepSeek-V2 and V3); None: all in one."""
     group_topk: int | None = None
@@ -43,10 +43,10 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     """Scores are corrected by a bias for each expert that balances their load; it is chosen with, not trained (DeepSeek-V3), and no
     parameter here: checkpoints store it beside."""
     bias_update_rate: float = 1e-3
-    """By what that bias moves in a step (DeepSeek-V3, section 4.2)."""
+    """Change of `expert_bias` in a step (DeepSeek-V3, section 4.2)."""
     aux_loss_coeff: float = 0.0
-    """Of the loss that balances the experts' load (Switch Transformers, section 2.2): over a micro-batch where scores are a softmax, over a
-    sequence where they are sigmoids (DeepSeek-V3, section 2.1.2)."""
+    """Coefficient of the loss that balances the experts' load (Switch Transformers, section 2.2): over a micro-batch where scores are a
+    softmax, over a sequence where they are sigmoids (DeepSeek-V3, section 2.1.2)."""
     capacity_factor: float | None = None
     """The most tokens that an expert takes of a rank's micro-batch, as a multiple of its even share; the others pass it by (GShard,
     arXiv 2006.16668, section 2.2). None: all that are sent to it, which is called dropless."""
@@ -64,7 +64,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
         return "experts"
 
     def features(self, a: Shared) -> Iterator[str]:
-        """Words of capabilities."""
+        """The features that an engine's capabilities must name to train these experts."""
         yield "experts"
         words = (
             ("shared_experts", bool(self.shared_ffn_hidden_size)),

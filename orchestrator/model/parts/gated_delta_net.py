@@ -20,7 +20,7 @@ class GatedDeltaNet(Value, frozen=True, kw_only=True, tag="gated_delta_net", tag
     """Heads and widths are its own; `num_attention_heads`, `num_query_groups` and positions don't matter here."""
 
     num_key_heads: int
-    """Of queries and of keys."""
+    """Heads of the queries and of the keys."""
     num_value_heads: int
     """A multiple of them: several heads of values share a query and a key."""
     key_head_dim: int = 128
@@ -47,15 +47,15 @@ class GatedDeltaNet(Value, frozen=True, kw_only=True, tag="gated_delta_net", tag
         return 2 * self.key_size + 2 * self.value_size + 2 * self.num_value_heads
 
     def features(self, a: Shared) -> Iterator[str]:
-        """Words of capabilities."""
+        """The features that an engine's capabilities must name to train this mixer."""
         yield "gated_delta_net"
 
     def part(self, a: Shared, tokens: int, *, causal: bool) -> Part:
-        """As mcore's ssm/gated_delta_net.py: one projection (heads divided by tp), convolution of queries, keys and values, norms of
-        queries and keys without weights, which are then repeated where values have more heads, the rule, a norm of each head's width,
-        its gate, projection back. The convolution, the norms and the gate keep what they are given; the rule queries, keys, values and
-        the inverse of each chunk's triangle (flash-linear-attention, ChunkGatedDeltaRuleFunction). Steps and decays, a number a head and
-        token, are counted in the projection alone."""
+        """Weights and operations of mcore's ssm/gated_delta_net.py: one projection (heads divided by tp), convolution of queries, keys and
+        values, norms of queries and keys without weights, which are then repeated where values have more heads, the rule, a norm of each
+        head's width, its gate, projection back. The convolution, the norms and the gate keep what they are given; the rule queries, keys,
+        values and the inverse of each chunk's triangle (flash-linear-attention, ChunkGatedDeltaRuleFunction). Steps and decays, a number a
+        head and token, are counted in the projection alone."""
         name, h, keys, values = "self_attention", a.hidden_size, self.key_size, self.value_size
         convolved, repeated = 2 * keys + values, 2 * self.num_value_heads * self.key_head_dim
         weights = [

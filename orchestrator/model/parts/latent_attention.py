@@ -26,17 +26,18 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
     """Width of the rotary part, which all heads' keys share."""
     v_head_dim: int
     yarn_mscale: float | None = None
-    """Of YaRN (arXiv 2309.00071) as DeepSeek has it, made for 4,096 positions with betas of 32 and 1: by how much cosine and sine grow
-    with the logarithm of `rope_scaling_factor`, as a ratio to what `yarn_mscale_all_dim` gives. None: not that YaRN."""
+    """Growth of cosine and sine with the logarithm of `rope_scaling_factor` in DeepSeek's YaRN (arXiv 2309.00071; 4,096 positions,
+    betas of 32 and 1), as a ratio to what `yarn_mscale_all_dim` gives. None: positions are not stretched by that YaRN."""
     yarn_mscale_all_dim: float | None = None
-    """The same of the scores' scale; None: it stays."""
+    """Growth of the scores' scale with the logarithm of `rope_scaling_factor` in DeepSeek's YaRN; None: the scale stays as it
+    is."""
 
     @property
     def label(self) -> str:
         return "latent"
 
     def features(self, a: Shared) -> Iterator[str]:
-        """Words of capabilities."""
+        """The features that an engine's capabilities must name to train this attention."""
         yield "latent_attention"
         if self.q_lora_rank is None:
             yield "full_rank_queries"
@@ -44,8 +45,8 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
             yield "latent_yarn"
 
     def part(self, a: Shared, tokens: int, *, causal: bool) -> Part:
-        """As mcore's transformer/multi_latent_attention.py; heads are divided by tp. The norms of the latent vectors are part of the
-        linears that follow them (Transformer Engine's layers): weights, no operations of their own."""
+        """Weights and operations of mcore's transformer/multi_latent_attention.py; heads are divided by tp. The norms of the latent vectors
+        are part of the linears that follow them (Transformer Engine's layers): weights, no operations of their own."""
         name, h, heads = "self_attention", a.hidden_size, a.num_attention_heads
         width = self.qk_head_dim + self.qk_rope_head_dim
         q, values = heads * width, heads * self.v_head_dim

@@ -20,7 +20,7 @@ class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", o
     state_size: int
     """Numbers that a channel remembers."""
     num_groups: int = 1
-    """Of heads that share B and C."""
+    """Groups of heads; the heads of a group share B and C."""
     conv_kernel: int = 4
     """Tokens that the convolution sees."""
     conv_bias: bool = True
@@ -37,13 +37,14 @@ class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", o
         return self.num_heads * self.head_dim
 
     def features(self, a: Shared) -> Iterator[str]:
-        """Words of capabilities."""
+        """The features that an engine's capabilities must name to train this mixer."""
         yield "mamba2"
 
     def part(self, a: Shared, tokens: int, *, causal: bool) -> Part:
-        """As mcore's ssm/mamba_mixer.py: one projection to gate, inputs, B, C and steps (heads divided by tp), convolution, scan, gated
-        norm, projection back. For backward the scan keeps what it was given before the convolution, which it computes again, and its output
-        before the gate (mamba-ssm, ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn); the norm its input."""
+        """Weights and operations of mcore's ssm/mamba_mixer.py: one projection to gate, inputs, B, C and steps (heads divided by tp),
+        convolution, scan, gated norm, projection back. For backward the scan keeps what it was given before the convolution, which it
+        computes again, and its output before the gate (mamba-ssm, ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn); the norm its
+        input."""
         name, h, inner, heads = "mixer", a.hidden_size, self.inner_size, self.num_heads
         convolved = inner + 2 * self.num_groups * self.state_size
         projected = inner + convolved + heads

@@ -14,14 +14,14 @@ class Mlp(Value, frozen=True, kw_only=True, tag="mlp", tag_field="kind", omit_de
     """Activation and biases are the architecture's."""
 
     ffn_hidden_size: int | None = None
-    """None: the architecture's."""
+    """Width between the two linears; None: the architecture's `ffn_hidden_size`."""
 
     @property
     def label(self) -> str:
         return ""
 
     def features(self, a: Shared) -> Iterator[str]:
-        """Words of capabilities."""
+        """The features that an engine's capabilities must name to train this MLP."""
         yield "mlp"
 
     def part(self, a: Shared, tokens: int) -> Part:

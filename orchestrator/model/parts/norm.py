@@ -14,7 +14,7 @@ def norm_weights(name: str, a: Shared, width: int) -> tuple[Weight, ...]:
 
 
 def norm(name: str, a: Shared, tokens: int, role: Role = "norm") -> Part:
-    """Over the hidden size. Saves its input; the output is saved by the GEMM that takes it."""
+    """A norm over the hidden size: its weights and its operation. It saves its input; the output is saved by the GEMM that takes it."""
     elements = tokens * a.hidden_size
     saved = Saved(name=f"{name}.input", elements=elements, group="residual")
     return Part(

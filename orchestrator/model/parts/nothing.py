@@ -16,5 +16,5 @@ class Nothing(Value, frozen=True, kw_only=True, tag="none", tag_field="kind", om
         return ""
 
     def features(self, a: Shared) -> Iterator[str]:
-        """Words of capabilities."""
+        """The features that an engine's capabilities must name to train layers of one part."""
         yield "single_part_layers"
