@@ -24,6 +24,11 @@ from orchestrator.values import Value
 DS_CONFIG, FOR_TRAINER = "ds_config.json", "ds_config.auto.json"
 
 
+def ninety(figure: str) -> property:
+    """The 90% interval of this figure of the budget, as Budget.interval."""
+    return property(lambda answer: answer.budget.interval(figure), doc="The 90% interval, (low, high); None: nothing like it was measured.")
+
+
 class Answer(Value, frozen=True, kw_only=True):
     """The fastest plan for the settings (or the saved one that they name), priced."""
 
@@ -48,7 +53,7 @@ class Answer(Value, frozen=True, kw_only=True):
     @property
     def tokens_per_s(self) -> float:
         """Of all GPUs together."""
-        return self.predicted.tokens_per_s_per_gpu * self.plan.world_size
+        return self.budget.tokens_per_s
 
     @property
     def peak_memory_bytes(self) -> float:
@@ -82,8 +87,7 @@ class Answer(Value, frozen=True, kw_only=True):
     @property
     def mfu(self) -> float | None:
         """Model FLOP/s of a GPU over its peak in this precision."""
-        peak = self.plan.cluster.peak_flops(self.plan.training.precision)
-        return self.predicted.model_flops_per_gpu / peak if peak else None
+        return self.budget.mfu
 
     @property
     def budget(self) -> Budget:
@@ -107,6 +111,14 @@ class Answer(Value, frozen=True, kw_only=True):
     def cost(self) -> float | None:
         """None without cluster.price_per_gpu_hour."""
         return self.budget.cost
+
+    step_time_s_90 = ninety("step_s")
+    tokens_per_s_90 = ninety("tokens_per_s")
+    mfu_90 = ninety("mfu")
+    days_90 = ninety("days")
+    gpu_hours_90 = ninety("gpu_hours")
+    energy_kwh_90 = ninety("energy_kwh")
+    cost_90 = ninety("cost")
 
     def job(self) -> Job:
         """The files, arguments and environment that training would start with. Raises InputError."""
@@ -159,8 +171,6 @@ class Answer(Value, frozen=True, kw_only=True):
             "choice": choice(self.plan),
             "step_time_s": self.step_time_s,
             "interval_s": self.predicted.interval,
-            "tokens_per_s": self.tokens_per_s,
-            "mfu": self.mfu,
             "peak_memory_bytes": self.peak_memory_bytes,
             "usable_memory_bytes": self.found.limit.usable,
             "headroom": self.headroom,
@@ -168,10 +178,7 @@ class Answer(Value, frozen=True, kw_only=True):
             "chance_of_not_fitting": self.chance_of_not_fitting,
             "steps": of.steps,
             "tokens": of.tokens,
-            "days": of.days,
-            "gpu_hours": of.gpu_hours,
-            "energy_kwh": of.energy_kwh,
-            "cost": of.cost,
+            **of.figures(),
         }
 
     def __repr__(self) -> str:

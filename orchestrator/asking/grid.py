@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, Final
 
 from orchestrator.asking.answer import Answer
+from orchestrator.cost.uncertainty import pairs_of
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.key import count, is_structured, options_of, parse, share, shown
@@ -51,9 +52,10 @@ class Sweep(Value, frozen=True, kw_only=True):
 
     @property
     def front(self) -> tuple[Point, ...]:
-        """The points that no other one beats in training time, GPU-hours, cost and free memory together."""
+        """The points that no other one beats in training time, GPU-hours, cost and free memory together by more than prices can tell."""
         planned = [(point, figures(point.answer)) for point in self.points if point.answer is not None]
-        return tuple(point for point, own in planned if not any(beats(other, own) for _, other in planned))
+        told = max((pairs_of(point.answer.plan.model).half for point in self.points if point.answer is not None), default=0.0)
+        return tuple(point for point, own in planned if not any(beats(other, own, told) for _, other in planned))
 
     def rows(self) -> list[Row]:
         """As a table has them."""
@@ -66,8 +68,7 @@ class Sweep(Value, frozen=True, kw_only=True):
                 continue
             said = f"{answer.plan.engine} {choice(answer.plan)}"
             rows.append(
-                Row(keys=point.keys, plan=said, budget=answer.budget, step_time_s=answer.step_time_s, tokens_per_s=answer.tokens_per_s,
-                    memory_free=answer.memory_free, on_front=id(point) in front)
+                Row(keys=point.keys, plan=said, budget=answer.budget, memory_free=answer.memory_free, on_front=id(point) in front)
             )  # fmt: skip
         return rows
 
@@ -102,13 +103,14 @@ def figures(answer: Answer) -> tuple[float, ...]:
     return (of.seconds, of.gpu_hours, of.cost or 0.0, 1 - answer.memory_free)
 
 
-def beats(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the first is nowhere worse, and better in something.
+def beats(one: Sequence[float], other: Sequence[float], told: float = 0.0) -> bool:
+    """Whether the first is nowhere worse, and better in something by more than the share `told`.
 
-    >>> beats((1, 2), (1, 3)), beats((1, 2), (1, 2)), beats((0, 3), (1, 2))
-    (True, False, False)
+    >>> beats((1, 2), (1, 3)), beats((1, 2), (1, 2)), beats((0, 3), (1, 2)), beats((1, 2), (1, 2.05), 0.03)
+    (True, False, False, False)
     """
-    return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
+    pairs = list(zip(one, other, strict=True))
+    return all(a <= b for a, b in pairs) and any(a < b * (1 - told) for a, b in pairs)
 
 
 def takes_a_list(name: str) -> bool:

@@ -59,11 +59,11 @@ def lacking(answer: Answer, share: float = 1.0) -> str:
     """Which target the plan misses, with figures; "" where it reaches all. `share`: of its step time, that a step takes."""
     targets, missed = answer.settings.targets, []
     if targets.days is not None and answer.days * share > targets.days:
-        missed.append(f"{format_amount(answer.days * share)} days")
+        missed.append(answer.budget.said("days", format_amount, " days", share))
     if targets.tokens_per_s is not None and answer.tokens_per_s / share < targets.tokens_per_s:
-        missed.append(f"{answer.tokens_per_s / share:,.0f} tokens/s")
+        missed.append(answer.budget.said("tokens_per_s", "{:,.0f}".format, " tokens/s", 1 / share))
     if targets.cost is not None and answer.cost is not None and answer.cost * share > targets.cost:
-        missed.append(f"cost {answer.cost * share:,.0f}")
+        missed.append(f"cost {answer.budget.said('cost', '{:,.0f}'.format, times=share)}")
     return ", ".join(missed)
 
 

@@ -24,6 +24,7 @@ from orchestrator.planning import Planner, without_gc
 from orchestrator.recipe import Settings
 from orchestrator.recipe.read import Tree
 from orchestrator.recipe.sources import read_text
+from orchestrator.report.budget import budget
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import CHOICES
 
@@ -194,7 +195,9 @@ class Audit:
             "fits": self.fits,
             "lacking_bytes": None if self.judged is None else self.judged.lacking_bytes,
             "step_time_s": self.step_time_s,
+            "interval_s": plan.predicted.interval if plan and plan.predicted else None,
             "tokens_per_s_per_gpu": plan.predicted.tokens_per_s_per_gpu if plan and plan.predicted else None,
+            "tokens_per_s_per_gpu_90": budget(plan).interval("tokens_per_s_per_gpu") if plan and plan.predicted else None,
             "peak_memory_bytes": None if self.judged is None else self.judged.peak_memory_bytes,
             "tightest_stage": self.tightest_stage,
             "unknown": list(self.reading.unknown),

@@ -45,7 +45,7 @@ def show(console: Console, audit: Audit) -> None:
     say(f"legal      {'yes' if audit.legal else f'NO: {audit.problem}'}")
     if judged is not None:
         say(f"memory     {fits_text(audit, judged)}")
-        say(f"time       {time_text(judged)}")
+        say(f"time       {text.speed_text(judged.plan)}")
         console.print(text.plan_table(judged.plan, audit.judge.model, judged.limit))
         console.print(text.price_table(judged.plan, judged.limit))
     for line in change_lines(audit):
@@ -65,15 +65,6 @@ def fits_text(audit: Audit, judged: Judged) -> str:
     first, *others = (one.split()[0] for one in audit.not_priced)
     settings = f"{first} and {len(others)} more settings" if others else first
     return f"can't be told: by a price that knows nothing of {settings} it {lacks}"
-
-
-def time_text(judged: Judged) -> str:
-    """Seconds a step, with its interval."""
-    predicted = judged.plan.predicted
-    assert predicted is not None  # judged
-    interval = f" (90%: {' to '.join(map(format_seconds, predicted.interval))})" if predicted.interval else ""
-    speed = f"{predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{text.rank_name(judged.plan)}"
-    return f"{format_seconds(predicted.step_time_s)} a step{interval}, {speed}"
 
 
 def left_lines(audit: Audit) -> Iterator[str]:

@@ -127,8 +127,9 @@ def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:
     for point in sorted(tried, key=lambda one: int(one.keys[key])):
         what = point.why.partition("; nearest")[0]
         if point.answer is not None and key == "gpus":
-            seconds = f"{format_amount(point.answer.step_time_s, 4)} s a step, {format_amount(point.answer.tokens_per_s)} tokens/s"
-            what = f"{seconds}, {100 * point.answer.memory_free:.1f}% of memory free" + (f": misses with {point.why}" if point.why else "")
+            of = point.answer.budget
+            rates = f"{of.said('step_s', format_seconds, ' a step')}, {of.said('tokens_per_s', format_amount, ' tokens/s')}"
+            what = f"{rates}, {100 * point.answer.memory_free:.1f}% of memory free" + (f": misses with {point.why}" if point.why else "")
         lines.append(f"  {point.keys[key]}: {what}")
     return lines
 
@@ -154,7 +155,10 @@ def _sweep(words: Sequence[str]) -> int:
         return status
     screen().print(sweep_table(list(lists), found.rows()))
     planned = sum(point.answer is not None for point in found.points)
-    print(f"{planned} of {len(found.points)} have a plan; *: no other is better in training time, GPU-hours, cost and free memory together")
+    print(
+        f"{planned} of {len(found.points)} have a plan; *: no other is better in training time, GPU-hours, cost and free memory together "
+        "by more than prices can tell; below each figure its 90% interval"
+    )
     return status
 
 

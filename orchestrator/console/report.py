@@ -70,6 +70,7 @@ def _report(words: Sequence[str]) -> None:
         raise InputError("out", page, f"can't be written: {error.strerror or error}") from None
     if as_json:
         say_json({"page": str(page), "trace": str(trace), "step_time_s": found.plan.predicted.step_time_s if found.plan.predicted else None,
+                  "interval_s": found.plan.predicted.interval if found.plan.predicted else None,
                   "lacking_bytes": lacking(found)})  # fmt: skip
     else:
         print(f"Written: {page} and {trace}")

@@ -55,6 +55,25 @@ STEADY: Final = 20
 """Runs of a cell at which it has half the weight that it would have with very many."""
 
 
+class Pairs(Value, frozen=True, kw_only=True):
+    """How far off the predicted ratio of two steps is, as a logarithm: at most `half` in half of the pairs of published runs, and `most` in
+    nine of ten."""
+
+    half: float
+    most: float
+
+
+DENSE_PAIRS: Final = Pairs(half=0.033, most=0.122)
+"""95 pairs of one training on the same GPUs, divided differently (validate/pairs.py; validate's README)."""
+EXPERT_PAIRS: Final = Pairs(half=0.048, most=0.430)
+"""69 pairs of models with experts."""
+
+
+def pairs_of(architecture: Architecture) -> Pairs:
+    """What is known of differences between plans of a model."""
+    return EXPERT_PAIRS if architecture.experts else DENSE_PAIRS
+
+
 class Situation(Value, frozen=True, kw_only=True):
     """What a prediction's trust depends on."""
 

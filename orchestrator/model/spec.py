@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.layer import Edge, LayerRun, LayerSpec
@@ -78,6 +79,12 @@ class ModelSpec(Value, frozen=True, kw_only=True):
     def parameters(self) -> int:
         """Unpadded parameters of the whole model; tied weights once. Published totals are compared with this."""
         return sum(run.layer.parameters * run.count for run in self.runs)
+
+    @property
+    def prediction_parameters(self) -> int:
+        """Of `parameters`, those of layers of multi-token prediction (model/describe.py names them so)."""
+        weights = (weight for run in self.runs for weight in run.layer.weights if weight.name.startswith("mtp."))
+        return sum(prod(weight.shape) for weight in weights if not weight.tied)
 
     @property
     def tokens_per_sample(self) -> int:

@@ -46,7 +46,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
             for other in seen:
                 if name.startswith(f"{other}."):
                     raise InputError(name, shown(value), f"is below {other}, which is given as a value too")
-                if other.startswith(f"{name}."):
+                if other.startswith(f"{name}.") and other not in beside:
                     raise InputError(name, shown(value), f"is given as a value, and {other} below it too")
             OmegaConf.update(tree, name, value)
     plain = OmegaConf.to_container(tree, resolve=False)

@@ -1,6 +1,9 @@
-"""What the whole training takes: time, GPU-hours, energy and money, from a plan's predicted step."""
+"""What the whole training takes: time, GPU-hours, energy and money, and at what rate, from a plan's predicted step and its interval."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
 
 from orchestrator.hardware.catalog import POWER_W
 from orchestrator.hardware.spec import Cluster
@@ -9,6 +12,10 @@ from orchestrator.units import format_amount, format_count
 from orchestrator.values import Value
 
 HOUR_S, DAY_S = 3600.0, 86400.0
+FIGURES: Final = ("days", "gpu_hours", "energy_kwh", "cost", "tokens_per_s", "mfu")
+"""Of a Budget, those that answers state."""
+RATES: Final = ("tokens_per_s", "tokens_per_s_per_gpu", "flops_per_gpu", "mfu")
+"""The longer the step, the less."""
 
 
 class Budget(Value, frozen=True, kw_only=True):
@@ -22,6 +29,27 @@ class Budget(Value, frozen=True, kw_only=True):
     power_w: float | None
     """Of one GPU by its datasheet."""
     price_per_gpu_hour: float | None
+    off: tuple[float, float] | None = None
+    """The ends of the step's 90% interval over the predicted step; None: nothing like the plan was measured."""
+    tokens_per_s_per_gpu: float = 0.0
+    flops_per_gpu: float = 0.0
+    """Model FLOP/s."""
+    peak_flops: float | None = None
+    """FLOP/s of a GPU in this precision."""
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / self.steps
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all GPUs together."""
+        return self.tokens_per_s_per_gpu * self.num_gpus
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOP/s of a GPU over its peak."""
+        return self.flops_per_gpu / self.peak_flops if self.peak_flops else None
 
     @property
     def days(self) -> float:
@@ -40,20 +68,54 @@ class Budget(Value, frozen=True, kw_only=True):
     def cost(self) -> float | None:
         return None if self.price_per_gpu_hour is None else self.price_per_gpu_hour * self.gpu_hours
 
+    def interval(self, figure: str, times: float = 1.0) -> tuple[float, float] | None:
+        """The 90% interval (low, high) of the figure with this name, `times` as much; None where the step has none, or it is not known.
+
+        >>> Budget(steps=1, tokens=1, seconds=DAY_S, num_gpus=1, power_w=None, price_per_gpu_hour=None, off=(0.5, 2.0)).interval("days")
+        (0.5, 2.0)
+        """
+        value = getattr(self, figure)
+        if value is None or self.off is None:
+            return None
+        low, high = self.off
+        return (value * times / high, value * times / low) if figure in RATES else (value * times * low, value * times * high)
+
+    def words(self, figure: str, write: Callable[[float], str], times: float = 1.0) -> tuple[str, str]:
+        """The figure, `times` as much, and its interval by three digits, without the unit where that is the same: ("60 s", "53 to 99"); or
+        ("60 s", "")."""
+        rounded = (float(f"{end:.3g}") for end in self.interval(figure, times) or ())
+        value, *ends = (write(each) for each in (getattr(self, figure) * times, *rounded))
+        alike = len({word.partition(" ")[2] for word in (value, *ends)}) == 1
+        return value, " to ".join(end.partition(" ")[0] if alike else end for end in ends)
+
+    def said(self, figure: str, write: Callable[[float], str], unit: str = "", times: float = 1.0) -> str:
+        """The same as "60 s a step (90%: 53 to 99)", with `unit` " a step"."""
+        value, ends = self.words(figure, write, times)
+        return f"{value}{unit} (90%: {ends})" if ends else f"{value}{unit}"
+
+    def figures(self) -> dict[str, Any]:
+        """As JSON has them: each figure by name, and its 90% interval as NAME_90."""
+        return {name + end: get(name) for name in FIGURES for end, get in (("", self.__getattribute__), ("_90", self.interval))}
+
 
 def budget(plan: Plan, price_per_gpu_hour: float | None = None) -> Budget:
     """Raises ValueError for a plan without prediction."""
-    if plan.predicted is None:
+    predicted, training = plan.predicted, plan.training
+    if predicted is None:
         raise ValueError("the plan has no prediction")
-    training = plan.training
     tokens = training.steps * training.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
+    ends = predicted.interval
     return Budget(
         steps=training.steps,
         tokens=tokens,
-        seconds=training.steps * plan.predicted.step_time_s,
+        seconds=training.steps * predicted.step_time_s,
         num_gpus=plan.world_size,
         power_w=_power_w(plan.cluster),
         price_per_gpu_hour=price_per_gpu_hour,
+        off=(ends[0] / predicted.step_time_s, ends[1] / predicted.step_time_s) if ends else None,
+        tokens_per_s_per_gpu=predicted.tokens_per_s_per_gpu,
+        flops_per_gpu=predicted.model_flops_per_gpu,
+        peak_flops=plan.cluster.peak_flops(training.precision),
     )
 
 
@@ -81,11 +143,17 @@ def budget_text(of: Budget, rank: str = "GPU") -> str:
     >>> budget_text(Budget(steps=1000, tokens=10**9, seconds=86400.0 * 3, num_gpus=8, power_w=700.0, price_per_gpu_hour=2.0))
     '1,000 steps, 1B tokens: 3 days, 576 GPU-hours, 403 kWh (at the 700 W a GPU of its datasheet), cost 1,152 (at 2 a GPU-hour)'
     """
-    parts = [format_time(of.seconds), f"{format_amount(of.gpu_hours)} {rank}-hours"]
-    energy, cost = of.energy_kwh, of.cost
-    if energy is not None:
-        amount = f"{format_amount(energy / 1000)} MWh" if energy >= 1000 else f"{format_amount(energy)} kWh"
-        parts.append(f"{amount} (at the {of.power_w:.0f} W a GPU of its datasheet)")
-    if cost is not None:
-        parts.append(f"cost {format_amount(cost)} (at {of.price_per_gpu_hour:g} a GPU-hour)")
+    parts = [of.said("seconds", format_time), of.said("gpu_hours", format_amount, f" {rank}-hours")]
+    if of.energy_kwh is not None:
+        parts.append(f"{of.said('energy_kwh', format_energy)} (at the {of.power_w:.0f} W a GPU of its datasheet)")
+    if of.cost is not None:
+        parts.append(f"cost {of.said('cost', format_amount)} (at {of.price_per_gpu_hour:g} a GPU-hour)")
     return f"{of.steps:,} steps, {format_count(of.tokens)} tokens: {', '.join(parts)}"
+
+
+def format_energy(kwh: float) -> str:
+    """
+    >>> format_energy(403.2), format_energy(2000)
+    ('403 kWh', '2 MWh')
+    """
+    return f"{format_amount(kwh / 1000)} MWh" if kwh >= 1000 else f"{format_amount(kwh)} kWh"

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import html
-from typing import Any
+from math import exp, log1p
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cost.uncertainty import BEYOND, Pairs, pairs_of
 from orchestrator.plan import Plan
 from orchestrator.report.budget import budget
 from orchestrator.report.text import NOISE, PIPE_WIDTH, _table, as_text, cause_name, choice
 from orchestrator.units import format_amount, format_bytes, format_seconds
 from orchestrator.values import Value
+
+WRITTEN: Final = (("step", "step_s", format_seconds), ("tokens/s", "tokens_per_s", "{:,.0f}".format), ("days", "days", format_amount),
+                  ("GPU-hours", "gpu_hours", "{:,.0f}".format))  # fmt: skip
+"""Rows of the comparison: heading, figure of the budget, how it is written."""
 
 
 class Comparison(Value, frozen=True, kw_only=True):
@@ -25,6 +31,39 @@ class Comparison(Value, frozen=True, kw_only=True):
     """Of the step, the largest difference first."""
     memory_bytes: dict[str, tuple[float, float]]
     """Of the fullest stage of each."""
+
+    @property
+    def difference(self) -> float:
+        """How much longer the other's step takes, as a share; below 0: it is the faster one."""
+        return step_s(self.other) / step_s(self.one) - 1
+
+    @property
+    def pairs(self) -> Pairs | None:
+        """What is known of such a difference by pairs of published runs: of one training on the same GPUs under an engine whose runs were fitted; else
+        None."""
+        alike = all(getattr(self.one, name) == getattr(self.other, name) for name in ("engine", "model", "training", "cluster"))
+        fitted = self.one.predicted is not None and self.one.predicted.interval and BEYOND["engine"] not in self.one.predicted.beyond
+        return pairs_of(self.one.model) if alike and fitted else None
+
+    @property
+    def difference_90(self) -> tuple[float, float] | None:
+        """The 90% interval of `difference`: by `pairs` or, without, as far as the two steps' own go, and then as wide as both."""
+        if self.pairs is not None:
+            return ((1 + self.difference) / exp(self.pairs.most) - 1, (1 + self.difference) * exp(self.pairs.most) - 1)
+        one, other = (plan.predicted.interval if plan.predicted else None for plan in (self.one, self.other))
+        return (other[0] / one[1] - 1, other[1] / one[0] - 1) if one and other else None
+
+    def difference_text(self) -> str:
+        """How much longer the other's step takes, how sure that is, and by what."""
+        interval, pairs = self.difference_90, self.pairs
+        said = f"{100 * self.difference:+.1f}%"
+        if interval is None:
+            return f"{said}; no interval: no run like one of these was measured"
+        said += f" (90%: {100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}%"
+        if pairs is None:
+            return f"{said}; by both steps' own intervals: no pair of published runs differs so)"
+        apart = "further apart" if abs(log1p(self.difference)) > pairs.half else "nearer"
+        return f"{said}, by pairs of published runs), {apart} than the {100 * pairs.half:.1f}% by which half of these pairs are off"
 
     def __str__(self) -> str:
         """The tables that the command prints."""
@@ -38,9 +77,16 @@ class Comparison(Value, frozen=True, kw_only=True):
         return {
             "one": facts(self.one),
             "other": facts(self.other),
+            "difference": self.difference,
+            "difference_90": self.difference_90,
             "step_time_s_by_cause": self.seconds,
             "memory_bytes_by_cause": self.memory_bytes,
         }
+
+
+def step_s(plan: Plan) -> float:
+    assert plan.predicted is not None  # compared() has looked
+    return plan.predicted.step_time_s
 
 
 def facts(plan: Plan) -> dict[str, Any]:
@@ -50,8 +96,7 @@ def facts(plan: Plan) -> dict[str, Any]:
     return {
         "model": plan.model.name, "cluster": plan.cluster.name, "gpus": plan.world_size, "engine": plan.engine, "choice": choice(plan),
         "calibration": plan.calibration, "step_time_s": predicted.step_time_s, "interval_s": predicted.interval,
-        "tokens_per_s": predicted.tokens_per_s_per_gpu * plan.world_size, "peak_memory_bytes": predicted.peak_memory_bytes,
-        "days": of.days, "gpu_hours": of.gpu_hours,
+        "peak_memory_bytes": predicted.peak_memory_bytes, **of.figures(),
     }  # fmt: skip
 
 
@@ -74,15 +119,13 @@ def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other"))
     head = _table(("", False), (names[0], False), (names[1], False))
     for name in ("model", "cluster", "gpus", "engine", "choice", "calibration"):
         head.add_row(name, Text(str(first[name])), Text(str(second[name])))
-    for name, write in (("step", format_seconds),):
-        head.add_row(name, write(first["step_time_s"]), write(second["step_time_s"]))
-    head.add_row("tokens/s", f"{first['tokens_per_s']:,.0f}", f"{second['tokens_per_s']:,.0f}")
+    for name, figure, write in WRITTEN:
+        head.add_row(name, *(budget(plan).said(figure, write) for plan in (of.one, of.other)))
     head.add_row("memory", format_bytes(first["peak_memory_bytes"]), format_bytes(second["peak_memory_bytes"]))
-    head.add_row("days", format_amount(first["days"]), format_amount(second["days"]))
-    head.add_row("GPU-hours", f"{first['gpu_hours']:,.0f}", f"{second['gpu_hours']:,.0f}")
+    longer = Text(f"{names[1]} takes {of.difference_text()}")
     step = _causes("step time", of.seconds, names, seconds=True)
     memory = _causes("memory of the fullest stage", of.memory_bytes, names, seconds=False)
-    return Group(head, step, memory)
+    return Group(head, longer, step, memory)
 
 
 def _causes(heading: str, pairs: dict[str, tuple[float, float]], names: tuple[str, str], *, seconds: bool) -> Table:

@@ -59,7 +59,7 @@ def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:
 
     def said(steps: int) -> str:
         share = goodput(steps * step_s, save_s, restart_s, mtbf_s)
-        return f"{100 * share:.1f}% of the time trains, the training takes {format_time(budget(plan).seconds / share)}"
+        return f"{100 * share:.1f}% of the time trains, the training takes {budget(plan).said('seconds', format_time, times=1 / share)}"
 
     if plan.run.save_every:
         parts.append(f"with train.save_every={plan.run.save_every}, {said(plan.run.save_every)}")
@@ -77,7 +77,7 @@ def elsewhere_text(plan: Plan, gpus: int, other: Plan | None, why: str, refused:
     seconds = format_seconds(other.predicted.step_time_s)
     alone = 100 * (plan.world_size / other.world_size - 1)
     idle = "" if other.world_size == gpus else f" {other.world_size} of them are best used"
-    took, takes = format_time(budget(plan).seconds), format_time(budget(other).seconds)
+    took, takes = (budget(one).said("seconds", format_time) for one in (plan, other))
     route = "checkpoints of this plan go there whole" if refused is None else f"no checkpoint of this plan goes there: it {refused}"
     costs = f"{seconds} a step, {difference(plan.predicted, other.predicted)} ({alone:+.1f}% by the number of GPUs alone)"
     return f"With gpus={gpus}{idle}: {other.engine} {choice(other)}, {costs}; the training takes {takes}, here {took}; {route}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.plan import Plan
+from orchestrator.report.budget import budget
 from orchestrator.report.text import _table, rank_name
 from orchestrator.units import format_bytes, format_seconds
 
@@ -55,20 +56,21 @@ def comparison_table(plan: Plan, rows: Iterable[Row]) -> RenderableType:
     step_time = measured_step_time(kept)
     if step_time is None:
         return Text("No step was measured.")
-    predicted = plan.predicted
+    predicted, of = plan.predicted, budget(plan) if plan.predicted else None
     speeds = steady(_numbers(kept, "tokens_per_s"))
     speed = median(speeds) / plan.world_size if speeds else None
     memory = measured_peak_memory(kept)
     table = _table(("", False), ("predicted", True), ("measured", True), ("measured / predicted", True))
-    entries = [
-        ("step time", predicted and predicted.step_time_s, step_time, format_seconds),
-        (f"tokens/s/{rank_name(plan)}", predicted and predicted.tokens_per_s_per_gpu, speed, "{:,.0f}".format),
-        ("peak memory", predicted and predicted.peak_memory_bytes, memory, format_bytes),
+    entries: list[tuple[str, str, float | None, Callable[[float], str]]] = [
+        ("step time", "step_s", step_time, format_seconds),
+        (f"tokens/s/{rank_name(plan)}", "tokens_per_s_per_gpu", speed, "{:,.0f}".format),
     ]
-    for name, expected, found, write in entries:
+    for name, figure, found, write in entries:
         if found is not None:
-            ratio = f"{found / expected:.2f}" if expected else "-"
-            table.add_row(name, write(expected) if expected else "-", write(found), ratio)
+            table.add_row(name, of.said(figure, write) if of else "-", write(found), f"{found / getattr(of, figure):.2f}" if of else "-")
+    if memory is not None:
+        peak = predicted.peak_memory_bytes if predicted else None
+        table.add_row("peak memory", format_bytes(peak) if peak else "-", format_bytes(memory), f"{memory / peak:.2f}" if peak else "-")
     count = len(steady_steps(kept))
     table.caption = f"median of {count} step{'s' if count != 1 else ''} after warm-up"
     table.caption_justify = "left"

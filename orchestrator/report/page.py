@@ -18,12 +18,22 @@ from orchestrator.report.budget import budget, budget_text
 from orchestrator.report.candidates import Outcome
 from orchestrator.report.kept import Drawn, Point, digest, element
 from orchestrator.report.measured import Row, measured_peak_memory, measured_step_time
-from orchestrator.report.text import cause_name, choice, placement, rank_name, ranks_of, stage_layers, stage_recompute
+from orchestrator.report.text import (
+    cause_name,
+    choice,
+    placement,
+    rank_name,
+    ranks_of,
+    size_text,
+    speed_text,
+    stage_layers,
+    stage_recompute,
+)
 from orchestrator.report.trace import Bar, bars
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import LEVELS
-from orchestrator.units import GIB, format_bytes, format_count, format_seconds
+from orchestrator.units import GIB, format_bytes, format_seconds
 from orchestrator.values import Value
 
 if TYPE_CHECKING:
@@ -160,13 +170,11 @@ def head(shown: Shown, title: str) -> str:
     room = f"{100 * (1 - predicted.peak_memory_bytes / usable):.1f}% of it free" if fits else (
         f"lacks {format_bytes(predicted.peak_memory_bytes - usable)}")  # fmt: skip
     verdict = '<strong class="good">fits</strong>' if fits else '<strong class="bad">does not fit</strong>'
-    interval = f" (90%: {' to '.join(map(format_seconds, predicted.interval))})" if predicted.interval else ""
-    speed = f"{predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{rank_name(plan)}"
     need = f"{format_bytes(predicted.peak_memory_bytes)} of {format_bytes(usable)} usable"
     return (
-        f"<h1>{escape(title)}</h1><p>{format_count(shown.model.parameters)} parameters; {escape(plan.engine)}: {escape(choice(plan))}</p>"
-        f"<p><strong>{format_seconds(predicted.step_time_s)}</strong> a step{escape(interval)}, {speed}; {verdict}: {need}, {room}</p>"
-        f'<p class="soft">{escape(budget_text(budget(plan, shown.price_per_gpu_hour), rank_name(plan)))}. '
+        f"<h1>{escape(title)}</h1><p><strong>{escape(budget_text(budget(plan, shown.price_per_gpu_hour), rank_name(plan)))}</strong></p>"
+        f"<p>{escape(speed_text(plan))}; {verdict}: {need}, {room}</p>"
+        f'<p class="soft">{escape(size_text(shown.model))}; {escape(plan.engine)}: {escape(choice(plan))}. '
         f"Prices: {escape(plan.calibration)}.</p>"
     )
 

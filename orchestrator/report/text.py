@@ -17,6 +17,7 @@ from orchestrator.cost.uncertainty import USUAL_RISK
 from orchestrator.model.routing import Unevenness, times
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prediction, Stage
+from orchestrator.report.budget import budget
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import line
 from orchestrator.strategy.pins import MemoryLimit
@@ -163,6 +164,13 @@ def choice(plan: Plan) -> str:
     return " ".join(parts)
 
 
+def size_text(model: ModelSpec) -> str:
+    """Parameters, and how many of them predict later tokens, which a model's name mostly leaves out (DeepSeek-V3's 671B)."""
+    predicting = model.prediction_parameters
+    named = f" ({format_count(model.parameters - predicting)} and {format_count(predicting)} of multi-token prediction)"
+    return f"{format_count(model.parameters)} parameters{named if predicting else ''}"
+
+
 def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
     training, cluster = plan.training, plan.cluster
     lengths = f"{training.seq_length}" + (f" + {training.decoder_seq_length}" if training.decoder_seq_length else "")
@@ -193,7 +201,7 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
     moments = f" (precision-aware, moments in {training.exp_avg_dtype} and {training.exp_avg_sq_dtype})"
     optimizer = training.optimizer + (moments if training.precision_aware_optimizer else "")
     return [
-        ("model", f"{plan.model.name}, {format_count(model.parameters)} parameters, sequences of {lengths} tokens"),
+        ("model", f"{plan.model.name}, {size_text(model)}, sequences of {lengths} tokens"),
         ("cluster", f"{cluster.name}: {where}"),
         ("engine", plan.engine),
         ("parallel", f"{mesh}   ({'; '.join(features)})"),
@@ -293,25 +301,26 @@ def _source(plan: Plan) -> str:
     return "" if plan.prices is None else f", {plan.prices.source} (fitted on {plan.prices.fitted_on})"
 
 
+def speed_text(plan: Plan) -> str:
+    """The step and its rates, each with its interval, and why that may be wide. Raises ValueError for a plan without prediction."""
+    of, rank = budget(plan), rank_name(plan)
+    assert plan.predicted is not None  # budget() has looked
+    parts = [of.said("step_s", format_seconds, " a step"), of.said("tokens_per_s_per_gpu", "{:,.0f}".format, f" tokens/s/{rank}")]
+    if of.flops_per_gpu:
+        parts.append(of.said("flops_per_gpu", format_flops, f"/{rank}"))
+        if of.mfu is not None:
+            parts.append(f"MFU {of.said('mfu', _percent)}")
+    why = "" if of.off else "no interval: no run like this was measured"
+    return ", ".join(parts) + "".join(f"; {each}" for each in (*plan.predicted.beyond, why) if each)
+
+
 def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     """Predicted step time and the peak memory of the fullest stage, each by cause. Raises ValueError for a plan without prediction."""
     predicted = plan.predicted
     if predicted is None:
         raise ValueError("the plan has no prediction")
-    speed = f"{format_seconds(predicted.step_time_s)} a step"
-    if predicted.interval:
-        low, high = predicted.interval
-        why = f"; {', '.join(predicted.beyond)}" if predicted.beyond else ""
-        speed += f" (90%: {format_seconds(low)} to {format_seconds(high)}{why})"
-    rank = rank_name(plan)
-    speed += f", {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{rank}"
-    peak = plan.cluster.peak_flops(plan.training.precision)
-    if predicted.model_flops_per_gpu:
-        speed += f", {format_flops(predicted.model_flops_per_gpu)}/{rank}"
-        if peak:
-            speed += f" (MFU {_percent(predicted.model_flops_per_gpu / peak)})"
     lines = Table.grid(padding=(0, 2))
-    lines.add_row(Text("predicted", style="bold"), speed)
+    lines.add_row(Text("predicted", style="bold"), speed_text(plan))
     if predicted.interval and (shape := lopsided(*predicted.interval, predicted.step_time_s)):
         lines.add_row(Text("interval", style="bold"), shape)
     time = _causes("step time", predicted.by_cause, "s", predicted.step_time_s)

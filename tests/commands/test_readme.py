@@ -15,7 +15,7 @@ from orchestrator.__main__ import main
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ANSWERS = {
-    "days and dollars?": (r"training: .* days, .* GPU-hours, .* cost \d",),
+    "days and dollars?": (r"training: .* days \(90%: .* GPU-hours \(90%: .* cost \d",),
     "16 or 32 GPUs? which cluster?": ("6 of 6 have a plan",),
     "the least GPUs for ten days?": (r"gpus=\d+: the least that reaches the target",),
     "the longest sequence that fits?": (r"train\.seq_length=\d+: the most that fits",),

@@ -425,6 +425,11 @@ def test_a_key_is_a_value_or_has_keys_below_it(words: list[str]) -> None:
         read_arguments(words)
 
 
+def test_a_field_of_the_cluster_stands_before_or_behind_its_name() -> None:
+    words = ["cluster=dgx_h100", "cluster.gpu.memory=90e9"]
+    assert read_arguments(words) == read_arguments(words[::-1])
+
+
 @pytest.mark.parametrize(("path", "name"), [("qwen2-72b/config.json", "qwen2-72b"), ("folder/q72.json", "q72")])
 def test_a_run_is_named_after_its_models_file(path: str, name: str, tmp_path: Path) -> None:
     config = tmp_path / path

@@ -213,7 +213,8 @@ def test_the_price_names_its_utilisation_risk_and_reserve() -> None:
     assert "reserve: 95% of measured peaks are at most 10.0% above their prediction)" in margin
     beyond = replace(PLAN, predicted=replace(PREDICTED, interval=(9.0, 20.0), beyond=("scale", "gpu")))
     wide = " ".join(as_text(price_table(beyond), 200).split())
-    assert "12 s a step (90%: 9 s to 20 s; scale, gpu)" in wide
+    assert "12 s a step (90%: 9 to 20), 5,461 tokens/s/GPU (90%: 3,280 to 7,280)" in wide
+    assert "MFU 43.7% (90%: 26.2% to 58.3%); scale; gpu" in wide
     assert "0.75 to 1.67 times their prediction: far off means slower" in wide
     assert PLAN.model == LLAMA
 

@@ -11,6 +11,9 @@ from msgspec.structs import replace
 from report_plans import CLUSTER, PLAN, PREDICTED, SLOWER, TRAINING, llama
 from rich.console import Group
 
+from orchestrator import recipe
+from orchestrator.detect import Machine
+from orchestrator.model.families import describe
 from orchestrator.plan import LayerSpan, Stage
 from orchestrator.report.measured import comparison_table
 from orchestrator.report.text import (
@@ -22,6 +25,7 @@ from orchestrator.report.text import (
     placement,
     plan_table,
     price_table,
+    size_text,
     stage_layers,
     stage_recompute,
 )
@@ -111,7 +115,7 @@ def test_axes_lie_on_the_level_that_holds_their_group() -> None:
 
 def test_time_and_memory_are_sorted_by_cause_with_their_shares() -> None:
     text = lines(as_text(price_table(PLAN, LIMIT)))
-    assert "predicted 12 s a step, 5,461 tokens/s/GPU, 432 TFLOP/s/GPU (MFU 43.7%)" in text
+    assert "predicted 12 s a step, 5,461 tokens/s/GPU, 432 TFLOP/s/GPU, MFU 43.7%; no interval: no run like" in text
     assert "memory 70.0 GiB at the peak of stage 0 (backward), 89.7% of 78.0 GiB usable (80.0 GiB less 2.0" in text
     time = [line.split(" s ")[0] if " s " in line else line for line in text]
     order = [index for cause in ("compute 9", "tp traffic 1.5", "bubble 1") for index, line in enumerate(time) if line.startswith(cause)]
@@ -128,8 +132,8 @@ def test_a_plan_without_prediction_has_no_price() -> None:
 
 
 def test_the_interval_is_shown_once_there_is_one() -> None:
-    assert "90%" not in as_text(price_table(PLAN))
-    assert "12 s a step (90%: 11.2 s to 13 s)" in as_text(price_table(replace(PLAN, predicted=replace(PREDICTED, interval=(11.2, 13.0)))))
+    assert "no interval: no run like" in as_text(price_table(PLAN))
+    assert "12 s a step (90%: 11.2 to 13)" in as_text(price_table(replace(PLAN, predicted=replace(PREDICTED, interval=(11.2, 13.0)))))
 
 
 def test_another_engine_inside_the_interval_is_named_once() -> None:
@@ -190,3 +194,10 @@ def test_groups_of_seven_on_one_node_stay_on_its_link() -> None:
     assert inner.size == 8
     assert placement(seven) == f"pp on {inner.name}"
     assert placement(replace(seven, world_size=14, dp=2)) == f"dp on {inner.name}, pp on {outer.name}"
+
+
+def test_a_size_says_what_of_it_predicts_later_tokens() -> None:
+    """DeepSeek-V3 is known by its 671B, without its layer of multi-token prediction."""
+    settings = recipe.load(["recipe=deepseek_v3", "gpus=512"], Machine(), [])
+    assert size_text(describe(settings.architecture, 4096)) == "683B parameters (671B and 11.6B of multi-token prediction)"
+    assert size_text(llama()) == "70.6B parameters"
