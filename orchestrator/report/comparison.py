@@ -39,8 +39,8 @@ class Comparison(Value, frozen=True, kw_only=True):
 
     @property
     def pairs(self) -> Pairs | None:
-        """What is known of such a difference by pairs of published runs: of one training on the same GPUs under an engine whose runs were fitted; else
-        None."""
+        """What is known of such a difference by pairs of published runs: those of one training on the same GPUs, under an engine of
+        which runs were fitted; None elsewhere."""
         alike = all(getattr(self.one, name) == getattr(self.other, name) for name in ("engine", "model", "training", "cluster"))
         fitted = self.one.predicted is not None and self.one.predicted.interval and BEYOND["engine"] not in self.one.predicted.beyond
         return pairs_of(self.one.model) if alike and fitted else None
