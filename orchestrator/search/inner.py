@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
 
 TIE = 1e-9
-"""Relative: what is not faster by more than this is not worth larger groups."""
+"""Relative difference in step time below which larger groups of micro-batches are not worth it."""
 
 Chunks = tuple[tuple[tuple[str, int], ...], ...]
 """What each chunk of a stage holds: runs of (kind of layer, count)."""
@@ -93,15 +93,16 @@ class Inner:
         self, costs: CostModel, model: ModelSpec, capabilities: Capabilities, leaf: Leaf, limit: MemoryLimit, layout: str | None = None,
         floor: Callable[[Candidate], float] = lambda _: 0.0,
     ) -> None:  # fmt: skip
-        """`floor`: seconds that no plan of a candidate undercuts, for groups of micro-batches that the leaf offers beside its own."""
+        """The search for the best plan of one leaf. `floor`: seconds that no plan of a candidate undercuts, for groups of micro-batches
+        that the leaf offers beside its own."""
         self.costs, self.model, self.capabilities = costs, model, capabilities
         self.candidate, self.modes, groups = candidate, modes, _ = leaf
         self._floor = floor
         self._alike = partial(Inner, costs, model, capabilities, limit=limit, layout=layout)
         self._sizes = {candidate: self} | dict.fromkeys(replace(candidate, microbatch_group_size_per_vp_stage=size) for size in groups)
-        """By size of the groups of micro-batches: the search with it, where it was looked at."""
+        """The search by size of the groups of micro-batches, where it was looked at."""
         self.usable = limit.usable
-        """Bytes; of a cluster of several types of GPU the largest's."""
+        """Bytes that a stage may use; in a cluster of several types of GPU, those of the largest."""
         self.pp, self.vpp = candidate.mesh.pp, candidate.vpp
         self.layers = transformer_layers(model)
         self._slow = False
@@ -134,13 +135,13 @@ class Inner:
 
     @cached_property
     def _alone(self) -> list[Inner]:
-        """Of an engine that computes all layers in the same mode: a search for each."""
+        """A search for each recompute mode, where the engine computes all layers in the same one; else none."""
         together = self._together
         return [self._alike(leaf=Leaf(self.candidate, modes)) for modes in together] if len(together) > 1 else []
 
     @cached_property
     def _places(self) -> list[int]:
-        """Of each stage the first one in the same place: in all by which that changes what it costs."""
+        """For each stage, the first stage that is like it in all that changes what it costs."""
         first: dict[tuple[object, ...], int] = {}
         every = enumerate(zip(self._memories, self._parts, strict=True))
         return [first.setdefault((p == 0, p == self.pp - 1, memory.flights, part), p) for p, (memory, part) in every]
@@ -331,7 +332,8 @@ class Inner:
         return through(steps, self.pp)
 
     def _steps(self, upper: float) -> Steps | None:
-        """From each number of layers before a stage to those before the next, in splits of `upper` seconds at most; None: there is none."""
+        """The ways on from each number of layers before a stage to each number behind it, in splits of `upper` seconds at most; None: there
+        is no such split."""
         ranges = self.capacity.ranges(upper) if self.capacity is not None else None
         if ranges is None:
             return None
@@ -476,7 +478,7 @@ class Inner:
         return found
 
     def _solve_alone(self, threshold: float, effort: Effort) -> Answer:
-        """The same mode everywhere: one search for each."""
+        """The best answer where all layers have the same recompute mode: one search for each mode."""
         answers = []
         for inner in self._alone:
             answers.append(inner.solve(threshold, effort))

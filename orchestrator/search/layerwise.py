@@ -30,13 +30,13 @@ __all__ = ["AnalyticPrices", "LayerwiseResult", "Outer", "Prices", "ProfilePrice
 
 MOST_BATCHES = 32
 CLOSE = 1e-3
-"""Relative: a stage is solved again only where so much less is asked for."""
+"""Relative: a stage is solved again only where at least this share less is asked for."""
 MOST_ROUNDS = 6
 """Times that the stages of the split with the least bound are solved and the bound is looked for anew."""
 MOST_SOLVED = 150
 """Stages that are solved for one outer choice; of more, only splits of those that were met are compared."""
 MOST_STEPS = 100_000
-"""That solving those may take: an eighth of a second."""
+"""Steps that solving the stages of one outer choice may take: an eighth of a second."""
 MOST_PASSES = 40_000
 """Simulated for the splits of one outer choice, or what takes as long."""
 LATER, LAST_TURN = 1.02, 2
@@ -68,7 +68,7 @@ Split = list[tuple[int, int, int]]
 
 
 def sums(runs: Sequence[tuple[str, int]], each: dict[str, float]) -> list[float]:
-    """Of one number for each kind of layer, over the first so many layers.
+    """The sums of one number for each kind of layer over the first 0, 1, 2, ... layers.
 
     >>> sums([("a", 2), ("b", 1)], {"a": 1.0, "b": 5.0})
     [0.0, 1.0, 2.0, 7.0]
@@ -110,12 +110,12 @@ class Splits:
         self._held = [(n, prices.fixed_bytes(outer, p, n)) for p in range(self.pp) for n in (in_flight("1f1b", self.pp, p, self.m),)]
         """Micro-batches in flight by stage, and bytes that are there whatever the layers."""
         self._way = sums(self.inner, self.fastest)
-        """Of one micro-batch, at the fastest."""
+        """Seconds of one micro-batch forward and backward through the first so many layers, each at its fastest."""
         self._places: list[_Place] = []
         self._fronts: dict[tuple[object, ...], tuple[float, Front]] = {}
-        """Of stages that were solved: the seconds that were asked for, and the ways."""
+        """For each stage that was solved: the seconds that were asked for, and the front of its ways."""
         self.steps = 0
-        """Of the stages that were solved."""
+        """Steps that solving stages has taken."""
 
     # ---- a stage
 

@@ -27,7 +27,8 @@ ROUNDING = 1e-9
 MOST_LIMITS = 8
 """Values of the transient bytes that are solved; where more may be faster, the front is no longer complete."""
 MOST_POINTS, MOST_OF_SEVERAL = 120, 20
-"""Of a stage that is alone, and of one among others: of more, those with the least bounds are kept, and the front is no longer complete."""
+"""Points that are kept of a stage that is alone, and of one among others; of more, those with the least bounds are kept, and the front is
+no longer complete."""
 MOST_SHARES = 6
 """Means of the two sums that are looked at."""
 
@@ -65,7 +66,7 @@ says which ways and changes of tp they are, in any order."""
 
 
 def mean(sums: tuple[float, float], share: float) -> float:
-    """Of the two, the second with this share."""
+    """The weighted mean of two sums, where the second has this share."""
     return sums[0] + share * (sums[1] - sums[0])
 
 
@@ -100,9 +101,9 @@ class StageSolver:
         )
         self.cap = room - self.slack * self.least_transient
         self.steps = 0
-        """That were taken from a point to one behind the next layer."""
+        """Steps taken from a point to one behind the next layer."""
         self.price, self.share, self.least = 0.0, 0.0, INFINITE
-        """Of a byte, and of the second sum, where the bound is largest; and that bound."""
+        """The price of a byte in seconds and the share of the second sum at which the bound is largest; and that bound in seconds."""
 
     def sums(self, forward: float, backward: float, sync: float, optimizer: float) -> tuple[float, float]:
         """Seconds if all of the reduction is hidden, and if as much as fits a backward pass."""
@@ -117,7 +118,7 @@ class StageSolver:
         return way.static_bytes + self.slack * self.flight * way.saved_bytes
 
     def _options(self, kind: str) -> dict[int, list[_Option]]:
-        """By tp, those that no other one of the same tp covers."""
+        """The ways to compute a layer of this kind, by tp, without those that another one of the same tp undercuts in everything."""
         by_tp: dict[int, list[tuple[tuple[float, ...], _Option]]] = {}
         for way in self.prices.ways(kind, self.outer):
             nbytes = self.nbytes(way)
@@ -231,7 +232,7 @@ class StageSolver:
         return Front(ways, max(least, min([left, upper, *map(self.seconds, ways)])), left == INFINITE)
 
     def _limited(self, transient: float) -> StageSolver:
-        """With options that need at most so many transient bytes, in what those leave."""
+        """The solver with only the options that need at most `transient` transient bytes, in the room that those leave."""
         part = copy(self)
         part.options = {
             kind: {tp: kept for tp, some in by_tp.items() if (kept := [o for o in some if o.way.transient_bytes <= transient])}
@@ -241,11 +242,12 @@ class StageSolver:
         return part
 
     def seconds(self, cost: LayerwiseStage) -> float:
-        """Of a priced stage, what this solver asks for."""
+        """Seconds that a priced stage takes, as this solver adds them up: of all micro-batches, and for the whole step also the update and
+        what is not hidden of the reduction."""
         return self.m * (cost.forward_s + cost.backward_s) + (cost.exposed_s + cost.optimizer_s if self.whole else 0.0)
 
     def _compared(self, forward: float, backward: float, sync: float, optimizer: float) -> tuple[float, ...]:
-        """Of seconds, what a way must not be beaten in: of a stage that is alone the two sums."""
+        """The seconds in which a way must not be beaten; where the stage is alone, the two sums."""
         return self.sums(forward, backward, sync, optimizer) if self.alone else (forward, backward, sync, optimizer)
 
     def fastest(self, upper: float) -> tuple[list[LayerwiseStage], bool]:
@@ -342,7 +344,8 @@ def _kept(points: list[_Point], most: int, *, dominance: bool) -> tuple[list[_Po
 
 
 def uncovered(costs: Sequence[LayerwiseStage]) -> list[LayerwiseStage]:
-    """Those that no other one covers: what is not hidden of the reduction counts together with the backward pass that it follows."""
+    """The stages that no other one undercuts in everything: what is not hidden of the reduction counts together with the backward pass that
+    it follows."""
     found: dict[tuple[float, ...], LayerwiseStage] = {}
     numbers = [(cost.forward_s, cost.backward_s, cost.backward_s + cost.exposed_s, cost.optimizer_s) for cost in costs]
     for seconds, cost in sorted(zip(numbers, costs, strict=True), key=itemgetter(0)):  # what covers another one comes before it

@@ -24,17 +24,17 @@ from orchestrator.cost.schedule.names import of_chunks
 PASSES_FOR_STEP = 10
 """Passes simulated in the time that one step of a partition is bounded."""
 MOST_ROUNDS = 30
-"""Of the game that sharpens a bound; it is mostly over after ten."""
+"""Rounds of the game that sharpens a bound, at most; it is mostly over after ten."""
 NODES_WALKED = 600_000
 """Passes in all rounds together: a quarter of a second."""
 MOST_CLIMBS = 6
-"""Of the partitions that come up in the game, the best, from which better ones are looked for near by."""
+"""Partitions that come up in the game of which, the best first, better ones are looked for near by."""
 ROUNDING = 1e-12
 """Relative slack of a bound against a simulated time: the same terms, added in another order."""
 CLOSE = 1e-9
-"""Relative: how close the game's bound comes to the best one, where that one leaves nothing to look at."""
+"""Relative distance at which the game's bound is close enough to the best one, where that one leaves nothing to look at."""
 LEFT_OPEN = 1e-3
-"""And where it does."""
+"""Relative distance at which the game's bound is close enough to the best one, where that one leaves something to look at."""
 INFINITE = float("inf")
 
 
@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
     @property
     def work_s(self) -> float:
-        """Of a micro-batch."""
+        """Seconds of a micro-batch in all chunks, forward and backward."""
         return sum(self.forward_s) + sum(self.backward_s)
 
 
@@ -76,7 +76,7 @@ class Pipeline(NamedTuple):
 
     @property
     def passes(self) -> int:
-        """That simulating a partition takes: after a few rounds a schedule has become periodic."""
+        """Passes that simulating a partition takes: after a few rounds a schedule has become periodic."""
         return 2 * self.pp * self.vpp * min(self.m, 4 * (self.group or self.pp))
 
 
@@ -88,7 +88,7 @@ class Best(NamedTuple):
 
 
 class _Above(NamedTuple):
-    """Of the stages above in a partition, seconds: a micro-batch's way `down` through their first chunks; their way down and up again with
+    """Seconds of the stages above in a partition: a micro-batch's way `down` through their first chunks; their way down and up again with
     the exposed time of the one that this delays most (`lead`); the `largest` end so far; the largest `update` by the optimizer; what the
     critical paths have `spent`."""
 
@@ -239,7 +239,7 @@ class Partitions:
         return seconds
 
     def _climb(self, start: Best) -> None:
-        """From a partition to a better one that differs by a layer which is in another stage, as long as there is one."""
+        """Goes on from a partition to a better one that differs by a layer which is in another stage, as long as there is one."""
         pairs = [(giving, taking) for giving in range(self.pp) for taking in range(self.pp) if giving != taking]
         here, since, turn = start, 0, 0
         while since < len(pairs) and self.spent < self.most:
@@ -339,7 +339,7 @@ class Partitions:
 
 
 def through(steps: Steps, end: int) -> Steps | None:
-    """Only the states that can be reached and lead on to the end; None where no partition is left."""
+    """The steps between states that can be reached and lead on to the end; None where no partition is left."""
     known = {end}
     kept: Steps = []
     for row in reversed(steps):

@@ -87,8 +87,8 @@ class SearchResult(Value, frozen=True, kw_only=True):
     too_slow: Plan | None = None
     """The fastest that leaves the engines' `cautious_margin` free, where it takes DEAR times as long as the plan."""
     fuller: Plan | None = None
-    """Where that was asked for and the plan leaves the `cautious_margin` free, the fastest by what the calibrations say: of that nothing is
-    proven at the end."""
+    """The fastest plan by the calibrations alone, where that was asked for and `plan` leaves the `cautious_margin` free; nothing is proven
+    of it."""
 
 
 SHAPE, GROUP, FLOOR, SOLVE, AGAIN = -2, -1, 0, 1, 2
@@ -180,7 +180,7 @@ class _Space:
             for i in sorted({mesh.engine for mesh in meshes})  # an engine without a choice may have no such precision
         }
         self.meshes = [(self.floors[mesh.engine].shape_bytes(mesh.leaf.candidate), mesh) for mesh in meshes]
-        """In declared order, each with the bytes of its states."""
+        """The meshes in declared order, each with the bytes of its states."""
         self.bound, self.below, self.groups = cache(self._bound), cache(self._below), cache(self._groups)
 
     def _meshes(self) -> list[Choice]:
@@ -236,7 +236,7 @@ class _Search:
         top_k: int | None = None,
         below_s: float = float("inf"),
     ) -> None:
-        """`top_k`: of so many plans, if not of as many as the settings say."""
+        """Starts a search. `top_k`: plans that are wanted, in place of the settings' number."""
         self.space, self.known, self.stop = space, known, stop
         self.workload, self.engines, self.settings = space.workload, space.engines, space.settings
         self.limits = [self.settings.limits_for(engine, self.workload)[0 if cautious else -1] for engine in self.engines]
@@ -246,7 +246,7 @@ class _Search:
         self.cut = list(space.cut)
         """Branches that the trees cut, each with the place of the mesh before it."""
         self.outcomes: dict[int, Outcome] = {}
-        """By place in declared order: of choices that were priced, don't fit or were not looked at."""
+        """What became of choices that were priced, don't fit or were not looked at, by place in declared order."""
         self.slower: list[tuple[Choice, float]] = []
         """Choices that can't be among the k best, each with its bound in seconds."""
         self.crowded: list[tuple[float | Inner, Choice]] = []
@@ -473,7 +473,7 @@ class _Best:
         return bound > self.threshold or (bound >= worst.step_time_s and order > last.order)
 
     def add(self, solution: Solution, choice: Choice) -> None:
-        """With this solution in place of another one of the same choice."""
+        """Ranks this solution, in place of another one of the same choice, and keeps the best `k`."""
         others = [item for item in self.ranked if item[1].order != choice.order]
         rest = sorted([*others, (solution, choice)], key=lambda item: (item[0].step_time_s, item[1].order))
         self.ranked = []
@@ -506,6 +506,6 @@ def _rejected(plans: list[Plan], top: float, cut: list[tuple[int, Outcome]]) -> 
 
 
 def reprice(plan: Plan, traits: Traits, calibration: Calibration) -> Plan:
-    """The same plan with a fresh prediction."""
+    """The plan with a fresh prediction."""
     costs = cost_model(workload_of(plan), traits, calibration)
     return replace(plan, predicted=costs.price(plan.candidate, plan.stages), calibration=calibration.name)

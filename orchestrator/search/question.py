@@ -36,11 +36,11 @@ class PlannedEngine:
         return self.capabilities.engine
 
     def able_to(self, capabilities: Capabilities) -> PlannedEngine:
-        """The same engine where it can do something else, as its own program does."""
+        """The engine with other capabilities and the same prices, as its own program has them."""
         return self._costing_the_same(capabilities, self.calibration, self.cautious_margin)
 
     def keeping_free(self, margin: float | None = None) -> PlannedEngine:
-        """The same engine and prices where this share of memory is kept free whether any plan does or not; None: the calibration's."""
+        """The engine with the same prices where this share of memory is kept free whether any plan does or not; None: the calibration's."""
         constants = self.calibration if margin is None else replace(self.calibration, memory_margin=margin)
         return self._costing_the_same(self.capabilities, constants, None)
 
@@ -50,7 +50,7 @@ class PlannedEngine:
         return other
 
     def costs(self, workload: Workload, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER) -> CostModel:
-        """Its prices. `modes`: the recompute modes that bounds reckon with."""
+        """The engine's prices for this workload. `modes`: the recompute modes that bounds reckon with."""
         if not self._latest or self._latest[0][0] is not workload:
             self._latest[:] = [(workload, cost_model(workload, self.traits, self.calibration))]
         return self._latest[0][1].reckoning_with(modes)
@@ -65,7 +65,7 @@ class SearchSettings(Value, frozen=True, kw_only=True):
 
     pins: Pins = Pins()
     limit: MemoryLimit | None = None
-    """None: all that the GPU has, less what each engine keeps free."""
+    """The bytes that a plan may use; None: all that the GPU has, less what each engine keeps free."""
     top_k: int = 5
     prunings: tuple[Rule, ...] = ()
     most_further: int = 1_500_000

@@ -1,4 +1,4 @@
-"""When nothing fits: what was missing, the nearest plan, and what to relax. All of it computed, none of it guessed."""
+"""When nothing fits: what was missing, the nearest plan, and what to relax, all of it computed."""
 
 from __future__ import annotations
 

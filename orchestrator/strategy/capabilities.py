@@ -33,9 +33,9 @@ class Capabilities(Value, frozen=True, kw_only=True):
     beyond_parts: str = ""
     """How a model with other parts may be trained all the same, in the words that follow the refusal."""
     planned_parts: Mapping[str, str] = {}
-    """Further ones that are planned and priced though our worker can't train them, each with what is lacking."""
+    """Parts beside `parts` that are planned and priced though our worker can't train them, each with what is lacking."""
     axes: tuple[str, ...]
-    """Of tp, pp, vpp, cp, ep, dp: an axis that is not here has degree 1."""
+    """The axes that it has, of tp, pp, vpp, cp, ep, dp; another axis has degree 1."""
     least_sequence_part: int = 1
     """Tokens of a sequence that a rank must hold for cp to be searched; a pin takes any part."""
     zero_stages: tuple[ZeroStage, ...]
@@ -43,10 +43,11 @@ class Capabilities(Value, frozen=True, kw_only=True):
     sequence_parallel: bool
     recompute: tuple[Recompute, ...]
     pinned_recompute: tuple[Recompute, ...] = ()
-    """Those of them that only a pin takes: what they drop is less than any prediction of memory is good for."""
+    """The modes of `recompute` that only a pin takes: what they drop is less than any prediction of memory is good for."""
     recompute_varies: Literal["never", "job", "stage", "layer"]
-    """Where modes may differ: nowhere; in one way for the whole job (the same first so many layers of every chunk in full, the others not:
-    Megatron's --recompute-num-layers); from stage to stage, in full also within one; from layer to layer."""
+    """How recompute modes may differ. never: not at all; job: in one way for the whole job (the same first so many layers of every chunk in
+    full, the others not: Megatron's --recompute-num-layers); stage: from stage to stage, in full also within one; layer: from layer to
+    layer."""
     recompute_by_layer: tuple[str, ...] = ()
     """Schedules under which each layer has a mode of its own, where otherwise a stage has one."""
     uneven_stages: bool
@@ -57,7 +58,7 @@ class Capabilities(Value, frozen=True, kw_only=True):
     options: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
     """The values that it has of further searched options, by name, in the order in which ties are kept; without an entry: the default."""
     pinned_values: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
-    """Further ones of these that only a pin takes: they need what nobody said is on the nodes."""
+    """Further values of `options` that only a pin takes: they need what nobody said is on the nodes."""
     zero_shard_groups: bool = False
     """ZeRO-3 with a second copy of the weights inside each inner network level (DeepSpeed's hpZ, arXiv 2306.10209)."""
     zero_shard_stages: tuple[ZeroStage, ...] = ()
@@ -65,7 +66,7 @@ class Capabilities(Value, frozen=True, kw_only=True):
     fsdp_zero_stages: tuple[ZeroStage, ...] = ()
     """The stages that `Strategy.megatron_fsdp` has."""
     pinned_options: tuple[str, ...] = ()
-    """Those of `spec.PINNED_ONLY` that it has; the others stay at their defaults."""
+    """The options of `spec.PINNED_ONLY` that it has; the others stay at their defaults."""
     precision_aware_optimizer: bool = False
     """Whether `Training.precision_aware_optimizer` means something to it."""
     tasks: tuple[str, ...] = ("pretrain",)
@@ -115,15 +116,17 @@ class Traits(Value, frozen=True, kw_only=True):
 
     engine: str
     states: dict[str, StateBytes]
-    """By "<precision class>/<zero stage>", precision class "mixed" (bf16, fp16, fp8) or "fp32"; stage "0".."3"."""
+    """Bytes of a weight and its states, by "<precision class>/<zero stage>": precision class "mixed" (bf16, fp16, fp8) or "fp32", stage
+    "0".."3"."""
     gradient_bytes_on_wire: Literal["grad_reduce_dtype", "grad_accum_dtype", "weight"]
     gradient_buffer: Literal["fixed", "grad_reduce_dtype", "grad_accum_dtype"] = "fixed"
-    """Whose type the kept gradients have where that is one of 16 bits (`cost.states.state_bytes`); fixed: as `states` say."""
+    """The setting whose data type the kept gradients have where that is one of 16 bits (`cost.states.state_bytes`); fixed: they take what
+    `states` say."""
     reduce_scatter_from_stage: int
-    """Below it (and at stage 0) gradients are all-reduced."""
+    """The first ZeRO stage that reduce-scatters gradients; below it, and at stage 0, they are all-reduced."""
     reduces_every_microbatch_from_stage: int = 2
     weight_gathers_per_microbatch: int = 2
-    """At stage 3: once in forward, once in backward."""
+    """How often each micro-batch gathers the weights at stage 3: once in forward, once in backward."""
     tp_overlap: float = 0.0
     """Share of tensor-parallel traffic hidden behind GEMMs."""
     overlaps_input_gradient: bool = False
@@ -132,7 +135,7 @@ class Traits(Value, frozen=True, kw_only=True):
     bucket_elements: int = 0
     bucket_copies: int = 0
     live_parameter_elements: int = 0
-    """ZeRO-3: full-precision-gathered parameters kept live beside the current layer (prefetch)."""
+    """Elements of gathered parameters, in full precision, that ZeRO-3 keeps live beside the current layer (prefetch)."""
     overlaps_grad_reduce: bool = True
     """Whether gradient reduction can run beside the backward pass (the strategy's `overlap_grad_reduce` asks for it)."""
     overlaps_param_gather: bool = True

@@ -25,7 +25,7 @@ class Choice(Value, frozen=True, kw_only=True):
     doc: str
     """What it is, for --help and the JSON schema."""
     unit: str = ""
-    """Of a number: ranks, samples."""
+    """The unit of a number: ranks, samples."""
     searched: bool = False
     """Whether the decision tree tries its values; otherwise it is the default unless a pin says more."""
     in_layer_price: bool = True
@@ -36,7 +36,7 @@ class Choice(Value, frozen=True, kw_only=True):
     always_said: bool = False
     """Whether a plan's one-line name says it at its default too."""
     short: str = ""
-    """Its name there: mbs."""
+    """The choice's name in a plan's one-line name, where that is shorter: mbs."""
     words: tuple[tuple[Any, str], ...] = ()
     """What that name says of a value, where it isn't short=value."""
     pin: str = ""
@@ -50,7 +50,7 @@ class Choice(Value, frozen=True, kw_only=True):
 
     name: str = ""
     path: str = ""
-    """Where a candidate holds it: strategy.mesh.tp."""
+    """Where a candidate holds the value: strategy.mesh.tp."""
     type: Any = None
     default: Any = None
 

@@ -30,7 +30,8 @@ class LayerChoice(Value, frozen=True, kw_only=True):
     recompute: bool = False
 
     def label(self) -> str:
-        """
+        """The choice in one line; what it does not have is left out.
+
         >>> LayerChoice(tp=2, zero3=True).label()
         'tp=2 zero3'
         """

@@ -43,9 +43,9 @@ class FittedOn(Value, frozen=True, kw_only=True):
     """"dense 16-bit", "dense 8-bit", "experts 16-bit", "experts 8-bit": those of them with a run; and "linear attention", if one had
     such layers."""
     num_gpus: int
-    """Of the largest."""
+    """GPUs of the largest run."""
     seq_length: int
-    """Tokens of the longest."""
+    """Tokens of a sample in the run with the longest samples."""
 
 
 class Prediction(Value, frozen=True, kw_only=True):

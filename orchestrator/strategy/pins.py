@@ -77,7 +77,8 @@ class MemoryLimit(Value, frozen=True, kw_only=True):
         return self.limit - self.reserve
 
     def usable_of(self, part: int) -> int:
-        """Of a GPU of this type (`Cluster.part_of`); of a cluster of one type `usable`.
+        """Bytes that a plan may use on a GPU of the type `part` (`Cluster.part_of`); `usable` where the cluster has one type. Raises
+        AssertionError before an engine has decided the reserve (`of`).
 
         >>> MemoryLimit(limit=80, reserve=None, parts=(80, 40)).of(0.1).usable_of(1)
         36

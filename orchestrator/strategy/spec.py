@@ -16,7 +16,7 @@ Recompute = Literal[
 ZeroStage = Literal[0, 1, 2, 3]
 Schedule = Literal["1f1b", "interleaved", "deepspeed_1f1b"]
 RECOMPUTE_ORDER: tuple[Recompute, ...] = get_args(Recompute)
-"""Weakest first; ties go to the weaker."""
+"""Modes of recompute, weakest first; ties go to the weaker."""
 RECOMPUTE_MODULES: dict[Recompute, tuple[str, ...]] = {
     mode: ("core_attn",) if mode == "selective" else tuple(mode.split("+")) for mode in RECOMPUTE_ORDER if mode not in ("none", "full")
 }
@@ -34,9 +34,9 @@ Dispatcher = Literal["alltoall", "allgather", "flex"]
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 """A mesh's `order` in one word, as megatron-core's initialize_model_parallel takes it."""
 RANK_ORDER = ("tp", "cp", "ep", "dp", "pp")
-"""Megatron's default: the first axis has adjacent ranks."""
+"""The axes of a mesh in Megatron's default order: ranks of the first axis are adjacent."""
 PP_BEFORE_DP = ("tp", "cp", "ep", "pp", "dp")
-"""Megatron's --use-tp-pp-dp-mapping: a pipeline's stages are near each other and its replicas far apart."""
+"""The axes in the order of Megatron's --use-tp-pp-dp-mapping: a pipeline's stages are near each other and its replicas far apart."""
 
 
 class Mesh(Value, frozen=True, kw_only=True):
@@ -237,7 +237,7 @@ class Candidate(Value, frozen=True, kw_only=True):
 CHOICES: Final = declared(("strategy.mesh.", Mesh), ("strategy.", Strategy), ("", Candidate))
 """Everything that can be chosen, but for which layers a stage has."""
 OUTER_CHOICES: Final = tuple(choice for choice in CHOICES if choice.name != "recompute")
-"""Those that are the same for all layers, and so fields of a plan by these names."""
+"""The choices that are the same for all layers, and so fields of a plan by these names."""
 OUTER_VALUES: Final = getter(choice.path for choice in OUTER_CHOICES)
 """A candidate's values of `OUTER_CHOICES`, in their order."""
 PINNED_ONLY: Final = tuple(choice for choice in CHOICES if not choice.searched and not choice.fixed_with)
@@ -278,7 +278,7 @@ def options_of(value: Options) -> dict[str, Any]:
 
 
 def said_options(value: Options) -> list[str]:
-    """Those of `PINNED_ONLY` that are not as the engines are by themselves, as a line names them.
+    """The options of `PINNED_ONLY` that differ from their defaults, each as name=value.
 
     >>> said_options(Strategy(mesh=Mesh(), cuda_graph_impl="local", overlap_param_gather=False))
     ['overlap_param_gather=false', 'cuda_graph_impl=local']

@@ -28,7 +28,8 @@ from orchestrator.values import Value
 
 INNER = "recompute"
 MOST_GROUP_SIZES = 2
-"""Of interleaving's groups, where pp micro-batches don't fill them: the smallest hold least, and the next may end sooner."""
+"""Sizes of interleaving's groups that are tried where pp micro-batches don't fill them: the smallest hold least, and the next may end
+sooner."""
 
 OWN_LEVELS = (
     *("pp", "tp", "cp", "cp_comm_type", "ep", "etp", "moe_token_dispatcher_type", "dp", "rank_order"),
@@ -76,7 +77,7 @@ class Outcome(Value, frozen=True, kw_only=True):
 
     @property
     def choice(self) -> str:
-        """Its name: the candidate's, or what was decided of it."""
+        """The candidate's name, or the name of the branch that was decided of it."""
         return self.candidate.label() if self.decided == LEVELS else branch_name(self.candidate, self.decided)
 
 
@@ -243,7 +244,7 @@ class Tree:
                 yield Leaf(whole, modes, self._larger_groups(whole))
 
     def _larger_groups(self, candidate: Candidate) -> tuple[int, ...]:
-        """Those that no rule forbids, where the engine has them and nobody pins one."""
+        """Sizes of interleaving's groups that no rule forbids, where the engine has them and nobody pins one; else none."""
         if candidate.vpp == 1 or not self.capabilities.microbatch_groups or self.pins.microbatch_group_size_per_vp_stage is not None:
             return ()
         sizes = larger_groups(candidate.mesh.pp, candidate.num_microbatches, candidate.microbatch_group_size_per_vp_stage)
@@ -254,11 +255,11 @@ class Tree:
         return any(rule.check(candidate, self.workload) is not None for rule in self._of_groups)
 
     def micro_batch_sizes(self, shape: Candidate) -> list[int]:
-        """Those that a mesh may have, but for what rules forbid; ascending."""
+        """The micro-batch sizes in samples that a mesh may have, but for what rules forbid; ascending."""
         return sorted(candidate.micro_batch_size for candidate in self._micro_batch_size(shape))
 
     def decided(self, candidate: Candidate, depth: int = SHAPE) -> tuple[str, ...]:
-        """Of the first so many levels those that say something of the candidate: an axis of one rank says nothing."""
+        """The names of those of the first `depth` levels that say something of the candidate: an axis of one rank says nothing."""
         return tuple(name for name in LEVELS[:depth] if BY_NAME[name].always_said or BY_NAME[name].of(candidate) != BY_NAME[name].default)
 
     def _walk(self, candidate: Candidate, level: int, end: int, cut: Cut) -> Iterator[Candidate]:
@@ -304,7 +305,7 @@ class Tree:
         return tuple(allowed)
 
     def _allowed_modes(self, root: Candidate, cut: Cut) -> tuple[Recompute, ...]:
-        """`modes`; a cut where a pinned one is forbidden, or all are."""
+        """The recompute modes that no rule forbids, weakest first. Where a pinned one is forbidden, or all are, `cut` gets the reason."""
         allowed: list[Recompute] = []
         blocked: list[Outcome] = []
         offered = [mode for mode in self.capabilities.recompute if mode not in self.capabilities.pinned_recompute]
@@ -342,7 +343,8 @@ class Tree:
                 yield _with_mesh(candidate, "cp", degree)
 
     def _cp_comm_type(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Where nothing is exchanged the default, so that a choice is not tried twice."""
+        """The candidate with each kind of cp exchange that is offered or pinned; with the default alone where nothing is exchanged, so that
+        a choice is not tried twice."""
         offered = self.capabilities.options.get("cp_comm_type", ("p2p",)) if candidate.mesh.cp > 1 else ("p2p",)
         for kind in self.pins.among("cp_comm_type", offered):
             yield _with_strategy(candidate, cp_comm_type=kind)
@@ -353,8 +355,8 @@ class Tree:
                 yield _with_mesh(candidate, "ep", degree)
 
     def _etp(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Whole experts; each divided as attention is where every rank has some of all of them (ep=1), and elsewhere only where ep can't
-        be so much larger: that divides the same bytes and sends less. A pin takes any."""
+        """The candidate with whole experts; with each divided as attention is where every rank has some of all of them (ep=1), and
+        elsewhere only where ep can't be so much larger: that divides the same bytes and sends less. A pin takes any."""
         if self.pins.etp is None and not (self.experts and "etp" in self.capabilities.axes):
             yield candidate
             return
@@ -382,8 +384,8 @@ class Tree:
             yield _with_mesh(candidate, "dp", dp)
 
     def _rank_order(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Those that differ, for axes above 1; an order that puts PP nearer only where that takes a transfer off a slower network level,
-        or else it only puts DP farther. A pinned one is the only one."""
+        """The candidate with each order of ranks that differs for axes above 1; an order that puts PP nearer only where that takes a
+        transfer off a slower network level, or else it only puts DP farther. A pinned one is the only one."""
         if self.pins.rank_order is not None:
             yield _with_mesh(candidate, "order", tuple(self.pins.rank_order.split("-")))
             return
@@ -404,7 +406,8 @@ class Tree:
             yield _with_strategy(candidate, zero_stage=stage)
 
     def _zero_shard_size(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Without a second copy of ZeRO-3's weights; where the engine can keep one, also with one inside each inner network level."""
+        """The candidate without a second copy of ZeRO-3's weights; where the engine can keep one, also with one inside each inner network
+        level."""
         levels = self.workload.cluster.levels if self.capabilities.zero_shard_groups and candidate.strategy.zero_stage == 3 else ()
         inside = [size for size in dict.fromkeys(level.size for level in levels) if 1 < size < candidate.mesh.dp and self.world % size == 0]
         for size in self.pins.among("zero_shard_size", (None, *inside)):
@@ -416,8 +419,8 @@ class Tree:
             yield _with_strategy(candidate, sequence_parallel=choice)
 
     def _micro_batch_size(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Under context parallelism that nobody asked for one sample: ranks that share two samples would better take one each, with as many
-        tokens and less to exchange."""
+        """The candidate with each micro-batch size. Under context parallelism that nobody asked for, one sample: ranks that share two
+        samples would better take one each, with as many tokens and less to exchange."""
         per_rank = self.workload.training.global_batch_size // candidate.mesh.dp
         free = self.pins.cp is None and self.pins.dp is None
         for size in self.pins.among("micro_batch_size", (1,) if candidate.mesh.cp > 1 and free else divisors(per_rank)):

@@ -12,6 +12,6 @@ class Workload(Value, frozen=True, kw_only=True):
     """Rules judge a candidate for it, prices are of it, and a search looks for its fastest plan."""
 
     model: ModelSpec
-    """At the training's sequence lengths."""
+    """The model at the training's sequence lengths."""
     training: Training
     cluster: Cluster

@@ -95,8 +95,8 @@ def traffic(
     kind: Literal["ring", "all_to_all"] = "ring",
     domain: int = 1,
 ) -> Iterator[Traffic]:
-    """Per micro-batch, by the kind of the engine: DeepSpeed's Ulysses, or Megatron's by `Strategy.cp_comm_type`. `domain`: GPUs of the
-    innermost network level."""
+    """The exchange of one micro-batch, by the kind of the engine: DeepSpeed's Ulysses, or Megatron's by `Strategy.cp_comm_type`. `domain`:
+    GPUs of the innermost network level."""
     mesh = strategy.mesh
     if mesh.cp == 1:
         return

@@ -22,7 +22,7 @@ def group(strategy: Strategy) -> tuple[int, int]:
 
 
 def share(state: str, strategy: Strategy) -> int:
-    """By what ZeRO divides a state: "optimizer", "gradient" or "weight".
+    """Ranks over which ZeRO divides a state: "optimizer", "gradient" or "weight"; 1: each has it whole.
 
     >>> from orchestrator.strategy.spec import Mesh
     >>> share("gradient", Strategy(mesh=Mesh(dp=8), zero_stage=2)), share("weight", Strategy(mesh=Mesh(dp=8), zero_stage=2))
@@ -41,7 +41,8 @@ def shard_size(strategy: Strategy) -> int:
 
 
 def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, traits: Traits) -> Iterator[Traffic]:
-    """For weights of `weight_bytes` on this rank before sharding, whose gradients take `gradient_bytes` on the wire.
+    """The exchange of gradients and weights: `weight_bytes` on this rank before sharding, whose gradients take `gradient_bytes` on the
+    wire.
 
     Gradients: an all-reduce, or from `reduce_scatter_from_stage` on a reduce-scatter; once a step or, from
     `reduces_every_microbatch_from_stage` on, in every micro-batch. Weights: at stages 1 and 2 gathered once a step after the update,

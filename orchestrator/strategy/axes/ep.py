@@ -15,7 +15,7 @@ AXIS = "ep"
 
 
 def visited(domains: int, topk: int, groups: int = 1, group_topk: int = 1) -> float:
-    """Of `domains` equal parts of the experts, how many a token's `topk` experts lie in, where routing is even and all of them are in
+    """How many of `domains` equal parts of the experts a token's `topk` experts lie in, where routing is even and all of them are in
     `group_topk` of `groups` equal parts (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: so a token goes to few nodes).
 
     A domain has several groups, of which j are chosen with the chance of so many hits in `group_topk` draws without replacement; or it is a
@@ -47,8 +47,8 @@ def traffic(
     busiest: float = 1.0,
     limit: tuple[int, int] = (1, 1),
 ) -> Iterator[Traffic]:
-    """Per micro-batch, for one expert layer: `elements` (tokens x hidden_size per sample) go to `topk` experts each: an all-to-all out
-    and one back in forward, the same in backward (token_dispatcher.py:666). A rank holds its tokens' share of tp and cp.
+    """The exchange of one expert layer in one micro-batch: `elements` (tokens x hidden_size per sample) go to `topk` experts each: an
+    all-to-all out and one back in forward, the same in backward (token_dispatcher.py:666). A rank holds its tokens' share of tp and cp.
 
     "allgather": every rank gets all tokens of the group, and the sums are scattered back (token_dispatcher.py:196). "flex" (DeepEP,
     HybridEP): a token travels once to each network domain that has any of its experts, and there once to each rank that does (`visited`

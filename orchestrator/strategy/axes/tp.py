@@ -10,11 +10,11 @@ from orchestrator.strategy.spec import Strategy
 
 AXIS = "tp"
 BORDERS = (Enter, Exit)
-"""Of a tensor-parallel region."""
+"""Operations at the borders of a tensor-parallel region."""
 
 
 def share(shard: str, strategy: Strategy) -> int:
-    """By what a tensor of this shard is divided on this axis."""
+    """Ranks over which a tensor of this shard is divided on this axis; 1: each has it whole."""
     if shard == "tp" or (shard == "sequence" and strategy.sequence_parallel):
         return strategy.mesh.tp
     return 1
@@ -29,8 +29,8 @@ def traffic(
     *,
     beside_products: bool = False,
 ) -> Iterator[Traffic]:
-    """Per micro-batch. Without sequence parallelism: an all-reduce after a region in forward, before it in backward
-    (tensor_parallel/mappings.py). With it: all-gather in and reduce-scatter out, the other way round in backward, and one more
+    """The exchange of a layer in one micro-batch. Without sequence parallelism: an all-reduce after a region in forward, before it in
+    backward (tensor_parallel/mappings.py). With it: all-gather in and reduce-scatter out, the other way round in backward, and one more
     all-gather of the input for the weight gradient (layers.py:478-549). `gathered`: bytes of an element of a region's input, and of its
     output's gradient, when they are gathered, where products take them in a narrower type; None: `itemsize`. `beside_products`:
     `Traits.overlaps_input_gradient`."""
@@ -57,8 +57,8 @@ def traffic(
 
 
 def query_groups(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
-    """Of engines that gather queries, keys and values where there are fewer query groups than ranks: a group's heads are divided over
-    several, so that each takes its own out of all of them. Nothing runs beside it."""
+    """The exchange in one micro-batch of engines that gather queries, keys and values where there are fewer query groups than ranks: a
+    group's heads are divided over several, so that each takes its own out of all of them. Nothing runs beside it."""
     mesh = strategy.mesh
     for op in layer.ops:
         if isinstance(op, Attention) and op.kv_heads < mesh.tp:

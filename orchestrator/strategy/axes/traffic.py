@@ -9,8 +9,8 @@ from orchestrator.values import Value
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "p2p"]
 When = Literal["forward", "backward", "step"]
 Hidden = Literal["nothing", "gemm", "user_buffers", "product", "attention", "compute", "first_forward", "last_backward"]
-"""gemm: the share `Traits.tp_overlap`; user_buffers: that of Transformer Engine's overlap; product: one of the pass's products;
-attention, compute: that part of the same layer and pass; the others: that pass of the stage."""
+"""What a transfer can hide behind. gemm: the share `Traits.tp_overlap`; user_buffers: that of Transformer Engine's overlap; product: one of
+the pass's products; attention, compute: that part of the same layer and pass; the others: that pass of the stage."""
 
 
 class Traffic(Value, frozen=True, kw_only=True):
