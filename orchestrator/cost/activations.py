@@ -58,8 +58,8 @@ def _uneven(layer: LayerSpec, strategy: Strategy, itemsize: int, without: tuple[
 
 
 class LayerActivations:
-    """Of one layer on one rank. Saved tensors as the layer names them, divided by tp, sequence parallelism and cp; a full recompute keeps
-    the input. `domain`: GPUs of the innermost network level."""
+    """What one layer on one rank keeps for its backward pass: saved tensors as the layer names them, divided by tp, sequence parallelism
+    and cp; a full recompute keeps the input. `domain`: GPUs of the innermost network level."""
 
     def __init__(
         self,

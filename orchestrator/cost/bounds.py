@@ -99,18 +99,18 @@ class Floors:
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
         states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
-        """Of all the engine's ZeRO stages the fewest bytes that a layer's backward pass moves."""
+        """The fewest bytes of each state that a layer's backward pass moves, over all ZeRO stages that the engine has."""
 
     def under(self, usable: float) -> Floors:
-        """The same bounds under another limit; what either knows of states the other knows."""
+        """These bounds under another limit of `usable` bytes; both share what they know of states."""
         other = copy(self)
         other.usable = usable
         return other
 
     def shape(self, candidate: Candidate, most: int) -> float:
-        """For all choices with the candidate's mesh, of up to `most` samples a micro-batch: one of more samples takes no longer a sample
-        (products fill up, latencies and launches are shared). Of many samples all of a step's are looked at together, which meshes that
-        differ in dp or pp share."""
+        """Seconds that no choice with the candidate's mesh undercuts, of up to `most` samples a micro-batch: one of more samples takes no
+        longer a sample (products fill up, latencies and launches are shared). Of many samples all of a step's are looked at together, which
+        meshes that differ in dp or pp share."""
         most = most if most < MANY else self.costs.training.global_batch_size
         micro_batches = self.costs.training.global_batch_size / (candidate.mesh.dp * most)
         found = []
@@ -138,8 +138,8 @@ class Floors:
         return found
 
     def group(self, candidate: Candidate, most_vpp: int) -> float:
-        """For all choices that share mesh, sequence parallelism and micro-batch size with the candidate, whatever their ZeRO stage, offload
-        and (up to `most_vpp`) virtual stages: compute and traffic of tp and cp alone."""
+        """Seconds that no choice undercuts which shares mesh, sequence parallelism and micro-batch size with the candidate, whatever its
+        ZeRO stage, offload and (up to `most_vpp`) virtual stages: compute and traffic of tp and cp alone."""
         pp, m = candidate.mesh.pp, candidate.num_microbatches
         slowest, work, largest = self._working(candidate)
         bound = m * slowest
@@ -161,7 +161,8 @@ class Floors:
         return max(work / pp, slowest + overhead), work, largest
 
     def leaf(self, candidate: Candidate, group: int | None = None) -> float:
-        """For one choice, whatever its split and recompute, and whatever its groups of micro-batches up to `group` (None: its own).
+        """Seconds that one choice does not undercut, whatever its split and recompute, and whatever its groups of micro-batches up to
+        `group` (None: its own).
 
         The first chunk of stage 0 may be a layer short of its share: a stage's layers are spread over its chunks as evenly as they go.
         """

@@ -43,7 +43,7 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Whether `memory_margin` is by measured peaks of the user's own runs."""
 
     parts: tuple[Calibration, ...] = ()
-    """Of a cluster of several types of GPU those of each (`joined`)."""
+    """The calibration of each GPU type, where the cluster has several (`joined`)."""
 
     # Matrix products
     gemm_efficiency: float = 0.77
@@ -52,20 +52,22 @@ class Calibration(Value, frozen=True, kw_only=True):
     gemm_half_tokens: float = 80.0
     """Rows of a GEMM at which it reaches half of `gemm_efficiency`: tiles of 128 to 256 rows quantise, and 108 SMs fill in waves."""
     gemm_half_features: float = 80.0
-    """The same for its columns, and for the inner dimension (prologue and epilogue of the main loop)."""
+    """Columns of a GEMM, and elements of its inner dimension, at which it reaches half of `gemm_efficiency` (prologue and epilogue of the
+    main loop)."""
     misaligned_gemm: float = 2.0
     """Times as long for a 16-bit GEMM one of whose feature dimensions is no multiple of 8 elements, the 16 bytes that tensor cores load
     at once (NVIDIA, "Matrix Multiplication Background", section 3.1; nanoGPT's vocabulary of 50257 against 50304)."""
     attention_efficiency: float = 0.60
     """Share of peak that flash attention's forward reaches on long sequences. A100: FlashAttention-2 190 of 312 (2307.08691, fig. 5)."""
     attention_backward_efficiency: float = 0.52
-    """The same for its backward (170 of 312, fig. 6)."""
+    """Share of peak that flash attention's backward reaches on long sequences. A100: FlashAttention-2 170 of 312 (2307.08691, fig. 6)."""
     attention_half_length: float = 256.0
     """Length of the shorter sequence at which attention reaches half of its efficiency: fewer tiles of 128 rows than SMs."""
     unfused_forward_bytes: float = 11.0
     """Bytes moved per score by unfused attention beside its two batched GEMMs: write 2, scaled masked softmax 2+2, dropout 2+2+1 (mask)."""
     unfused_backward_bytes: float = 15.0
-    """Its backward: dropout 2+1+2, softmax 2+2+2 (reads output and gradient), and a copy of the scores' gradient 2+2."""
+    """Bytes moved per score by the backward of unfused attention: dropout 2+1+2, softmax 2+2+2 (reads output and gradient), and a copy of
+    the scores' gradient 2+2."""
 
     # Memory-bound operations
     memory_efficiency: float = 0.80
@@ -92,7 +94,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Share of tensor-parallel traffic behind GEMMs, inside the innermost network level; below 0: the engine's `Traits.tp_overlap`."""
 
     user_buffers_overlap: float = 0.85
-    """The same where the user asks for Transformer Engine's overlap (tp_comm_overlap): as for NeMo's recipes, which use it."""
+    """Share of tensor-parallel traffic behind GEMMs where the user asks for Transformer Engine's overlap (tp_comm_overlap): as for NeMo's
+    recipes, which use it."""
 
     # Overheads
     op_overhead_s: float = 12 * US
@@ -104,7 +107,7 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Host seconds to replay one layer's pass as a CUDA graph: cudaGraphLaunch takes about 10 us, megatron-core's replay node, which copies
     the inputs into the graph's, the rest (an estimate: nothing that was published tells it apart)."""
     microbatch_overhead_s: float = 300 * US
-    """Per micro-batch and stage: the schedule's Python, the data, the loss."""
+    """Host seconds per micro-batch and stage: the schedule's Python, the data, the loss."""
     layer_floor_s: float = 0.0
     """Forward and backward of one transformer layer are never faster together: an engine whose Python is slower than its launches."""
     grouped_launch_s: float = 9 * US
@@ -117,9 +120,10 @@ class Calibration(Value, frozen=True, kw_only=True):
     where a whole iteration is one CUDA graph or experts take a fixed number of tokens. On H100 the device idles for .62 ms a layer behind
     1.4 ms of experts and exchange (Nsight, 24.7 s less 22.8 active in Megatron-Bridge's skills/nemo-mbridge-perf-moe-comm-overlap)."""
     expert_quantise_s: float = 1.6e-3
-    """The same, more, where experts compute in FP8: Transformer Engine's grouped linear splits its input by experts, and quantises and
-    launches one after the other from the host (pytorch/module/grouped_linear.py, tex.split_quantize). By layer and not by expert: so
-    26.02's run on H100 with 16 experts a rank, which wasn't fitted, is priced 8% too long; by expert it was 48%."""
+    """Host seconds, per layer of experts and pass, that are added where experts compute in FP8: Transformer Engine's grouped linear splits
+    its input by experts, and quantises and launches one after the other from the host (pytorch/module/grouped_linear.py,
+    tex.split_quantize). By layer and not by expert: so 26.02's run on H100 with 16 experts a rank, which wasn't fitted, is priced 8% too
+    long; by expert it was 48%."""
     delayed_wgrad_s: float = 7e-3
     """Host seconds, per layer of experts, beside those two, of weight gradients that are computed later than the rest of backward, in FP8
     (delay_wgrad_compute): Bridge 25.11's Qwen3-30B on 16 H100 takes 51.3 s with it, 16.5 ms for each layer and micro-batch, of which this
@@ -132,7 +136,7 @@ class Calibration(Value, frozen=True, kw_only=True):
     expert_efficiency: float = 1.0
     """Share of what one product of the same shape reaches, for the experts' grouped ones."""
     step_overhead_s: float = 5e-3
-    """Per step: clipping's global norm, learning rate, logging, timers."""
+    """Seconds of a step beside its passes and its update: clipping's global norm, learning rate, logging, timers."""
 
     core_share: float = 1.0
     """Share of what a rank would have alone that is left where all ranks compute at once: 1 on devices of their own. Ranks that share
@@ -150,10 +154,11 @@ class Calibration(Value, frozen=True, kw_only=True):
     latency_factor: float = 2.0
     """A hop in practice against the hop of NCCL's tables: launch, synchronisation and the slowest rank."""
     collective_overhead_s: float = 10 * US
-    """Per collective, whatever its size: launch and rendezvous of the ranks."""
+    """Seconds per collective, whatever its size: launch and rendezvous of the ranks."""
     handed_on_s: float = 200 * US
-    """Per exchange of tokens between nodes whose ranks hand them on inside (DeepEP, HybridEP), besides: routing maps, staged copies and
-    barriers. Nsight's 8.25 s of 12,288 exchanges in a step on two nodes of H100 are .67 ms each, their bytes .43 (as `expert_sync_s`)."""
+    """Seconds that an exchange of tokens takes more between nodes whose ranks hand them on inside (DeepEP, HybridEP): routing maps, staged
+    copies and barriers. Nsight's 8.25 s of 12,288 exchanges in a step on two nodes of H100 are .67 ms each, their bytes .43 (as
+    `expert_sync_s`)."""
     layers_per_message: float = 1.0
     """Layers whose gradients or weights travel in one message of the once-a-step traffic (buckets), so that latency counts once."""
     overlap_efficiency: float = 0.80
@@ -296,7 +301,7 @@ DIVISORS: Final = frozenset(
 """Constants that times are divided by."""
 LEAST_DIVISOR: Final = 1e-6
 MOST_OF_ANY: Final = 1e15
-"""Of any constant: the largest there is, a host's bandwidth, is 10^11 bytes/s."""
+"""The largest value that any constant may have: the largest there is, a host's bandwidth, is 10^11 bytes/s."""
 
 
 class CalibrationFile(Value, frozen=True, kw_only=True):
@@ -306,7 +311,7 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
     """
 
     engine: str
-    """`ANY_ENGINE`: of whichever engine has no file of its own."""
+    """The engine whose constants these are; `ANY_ENGINE`: whichever engine has no file of its own."""
     gpu: str
     traits: str
     """Digest of the traits that the constants were fitted for (`digest`)."""
@@ -320,7 +325,8 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
     held_out_runs: int
     held_out_median_error: float | None
     interval: tuple[float, float] | None
-    """Of the user's own runs (`Calibration.interval`); None in the package's files."""
+    """The 90% interval of measured over predicted step time in the user's own runs (`Calibration.interval`); None in the package's
+    files."""
     measured: FittedOn | None = None
 
     def __post_init__(self) -> None:
@@ -486,7 +492,7 @@ def found(choice: str | None, cluster: Cluster, all_traits: Sequence[Traits], fo
 
 
 def _same_products(files: list[Calibrated | None]) -> list[Calibrated | None]:
-    """With the matrix products of the user's first file in every engine's that is not the user's (`PRODUCTS` says why)."""
+    """The files with the matrix products of the user's first file in every engine's that is not the user's (`PRODUCTS` says why)."""
     mine = next((known for known in files if known is not None and known.source), None)
     if mine is None:
         return files

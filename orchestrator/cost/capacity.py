@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 PASSES = 3
 """Times that the ranges are narrowed by each other; further ones change little."""
 CLOSE = 0.004
-"""Relative: how close `least` comes to what it could say."""
+"""Relative distance from the exact answer at which narrowing `least` stops."""
 LONGEST = 1e300
 """Seconds that no micro-batch takes."""
 INFINITE = float("inf")
@@ -73,7 +73,8 @@ class Layers:
         ]
         counts = [here.workload.counts[kind] for kind in kinds]
         self.lines: list[tuple[float, float, float]] = []
-        """Of each number the least of a kind, the most, and what all layers together lack of that."""
+        """For each number of `_Held`: the least that a kind of layer has, the most, and how much all layers together have less than the
+        most each."""
         for values in zip(*each, strict=True):
             most = max(values)
             self.lines.append((min(values), most, sum([n * (most - value) for n, value in zip(counts, values, strict=True)])))
@@ -110,8 +111,9 @@ def kinds_by_stage(model: ModelSpec, pp: int) -> list[tuple[str, ...]]:
 
 
 class Capacity:
-    """For one outer choice with a pipeline. `partial`: modes that a stage may have on some of its layers alone; `usable`, `memories`: of
-    each stage. Stages on several types of GPU have each their own."""
+    """How many layers each stage of a pipeline can hold and compute in a given time, for one outer choice. `partial`: modes that a stage
+    may have on some of its layers alone; `usable`, `memories`: bytes and memory of each stage. Stages on several types of GPU have each
+    their own."""
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class Capacity:
         return memory.peak_of(stiff, kept, forward, backward, end.backward_bytes + held.in_backward, end.step_bytes + held.in_step)
 
     def seconds(self, p: int, n: int) -> float:
-        """At least this long does a micro-batch take in stage p with n layers; infinite where they don't fit."""
+        """Seconds that a micro-batch takes at least in stage p with n layers; infinite where they don't fit."""
         if n <= self._fits[p]:
             return self.empty_s[p] + self.kinds[p].of(n).seconds
         found = self._known[p].get(n)
@@ -228,7 +230,8 @@ class Capacity:
         return self._ranges[upper]
 
     def _narrowed(self, upper: float, most: list[int]) -> tuple[list[int], list[int]] | None:
-        """`most`: layers of each stage that more time does not exceed."""
+        """The fewest and the most layers of each stage in splits of `upper` seconds at most; None: there is no such split. `most`: layers
+        of each stage that more time does not exceed."""
         pp, vpp, layers = self.pp, self.vpp, self.layers
         for _ in range(PASSES if upper < INFINITE else 1):
             before = sum(most)

@@ -60,7 +60,8 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
 
 
 OPERAND_BYTES: Final = {"fp8": 1.0, "nvfp4": 4.5 / 8}
-"""Of an element that a product reads, by precision, scales included; what it writes is 16 bits wide. Not here: as wide as activations."""
+"""Bytes of an element that a product reads, by precision, scales included; what it writes is 16 bits wide. A precision that is not listed
+is read as wide as activations."""
 
 
 class Rates(NamedTuple):
@@ -148,8 +149,8 @@ QUANTISED_BYTES: Final = 2.0 + 1.0
 """Moved for each element that an FP8 product takes: read in 16 bits and written along its rows (Transformer Engine, common/cast). Forward
 takes the input, backward the output's gradient."""
 TURNED_BYTES: Final = 1.0
-"""More where the product has a weight's gradient, which sums over the other dimension: the same kernel writes the tensor along its columns
-too (common/transpose/cast_transpose.h)."""
+"""Bytes moved more for each element of an FP8 product that has a weight's gradient, which sums over the other dimension: the same kernel
+writes the tensor along its columns too (common/transpose/cast_transpose.h)."""
 TRANSPOSED_BYTES: Final = 1.0 + 1.0
 """Instead of that where the tensor is gathered over tensor-parallel ranks after the cast: Hopper's FP8 products want both operands along
 the dimension that they sum over, so that a kernel of its own transposes the whole (pytorch/module/base.py, grad_output_preprocess)."""
@@ -158,7 +159,7 @@ NVFP4_BYTES: Final = 2.0 + 2.0 + 2 * 4.5 / 8
 rows and columns, 4 bits and a scale of 8 for each 16 elements (Transformer Engine, pytorch/csrc/quantizer.cpp, NVFP4Quantizer:
 nvte_hadamard_transform_amax, then the cast)."""
 GATHERED_FP8_BYTES: Final = 1.0
-"""Of an element that tensor-parallel ranks gather for an FP8 product: it is cast before (Transformer Engine, pytorch/distributed.py,
+"""Bytes of an element that tensor-parallel ranks gather for an FP8 product: it is cast before (Transformer Engine, pytorch/distributed.py,
 _all_gather_fp8, _all_gather_mxfp8). Sums travel in 16 bits."""
 
 
@@ -178,10 +179,10 @@ def quantised_bytes(op: Gemm, strategy: Strategy, precision: str, gpu: Gpu, *, g
 
 
 def gathered_bytes(layer: LayerSpec, precision: str, gpu: Gpu) -> tuple[float, float] | None:
-    """Of an element that tensor-parallel ranks gather for one product, and of an output's gradient, which two products take: with scales
-    of blocks (Blackwell) it comes along rows and along columns. None: as wide as activations, for the vocabulary's projection, and for
-    products with adapters, which take the same input in 16 bits (pytorch/module/layernorm_linear.py, return_layernorm_output_gathered).
-    So for NVFP4: its gathers are narrow too, but wait for a maximum over all ranks and turn the columns afterwards, which nothing that
+    """Bytes of an element that tensor-parallel ranks gather for one product, and of an output's gradient, which two products take: with
+    scales of blocks (Blackwell) it comes along rows and along columns. None: as wide as activations, for the vocabulary's projection, and
+    for products with adapters, which take the same input in 16 bits (pytorch/module/layernorm_linear.py, return_layernorm_output_gathered).
+    None for NVFP4, too: its gathers are narrow, but wait for a maximum over all ranks and turn the columns afterwards, which nothing that
     was measured tells apart."""
     if precision != "fp8" or any(isinstance(op, Gemm) and (op.pad_to or op.frozen) for op in layer.ops):
         return None

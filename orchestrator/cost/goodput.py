@@ -45,7 +45,8 @@ def young(save_s: float, mtbf_s: float) -> float:
 
 
 def daly(save_s: float, mtbf_s: float) -> float:
-    """The same in a higher order (Daly 2006); the mean time between failures itself where a save takes twice that or longer.
+    """Seconds of training between saves that are best in a higher order (Daly 2006); the mean time between failures itself where a save
+    takes twice that or longer.
 
     >>> round(daly(50, 10_000)), daly(50, 20)
     (967, 20)

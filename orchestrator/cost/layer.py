@@ -19,10 +19,10 @@ from orchestrator.strategy.spec import RECOMPUTE_MODULES, WITHOUT_MLP, Mesh, Rec
 from orchestrator.values import Value
 
 FORWARD_SHARE = 1 / 3
-"""Of the launches of a layer: its backward has twice as many."""
+"""Share of a layer's launches that its forward pass has: its backward has twice as many."""
 CHECKPOINTS_ON_GPU = 3
-"""Of those that go to host memory, how many are not there: the last one, which never leaves, and two whose copies may go on
-(keep_last_count and max_fwd_stash_count of DeepSpeed 0.19.8's runtime/activation_checkpointing/offload_activations.py)."""
+"""Checkpoints of a stage that stay on the GPU where the others go to host memory: the last one, which never leaves, and two whose copies
+may go on (keep_last_count and max_fwd_stash_count of DeepSpeed 0.19.8's runtime/activation_checkpointing/offload_activations.py)."""
 
 
 class LayerCost(Value, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class LayerCost(Value, frozen=True, kw_only=True):
     backward_s: float
     """Recompute, exposed traffic of tp, cp and ZeRO and launches inside."""
     saved_bytes: float
-    """Per micro-batch in flight."""
+    """Bytes kept for backward by each micro-batch in flight."""
     transient_forward_bytes: float
     transient_backward_bytes: float
     """While the pass is in this layer: a stage needs the largest of its layers'."""
@@ -44,13 +44,13 @@ class LayerCost(Value, frozen=True, kw_only=True):
     step_bytes: float
     """Added to the static bytes in the optimizer's step."""
     sync_s: float
-    """Once a step: the gradient reduction, before overlap."""
+    """Seconds of a step for the gradient reduction, before overlap."""
     gather_s: float
-    """Once a step: the weights' all-gather after the update (ZeRO-1 and 2), before overlap."""
+    """Seconds of a step for the weights' all-gather after the update (ZeRO-1 and 2), before overlap."""
     optimizer_s: float
-    """Once a step."""
+    """Seconds of a step for the optimizer's update."""
     parameters: int
-    """On this rank, before ZeRO."""
+    """Parameters on this rank, before ZeRO."""
     by_cause: dict[str, float]
     """Splits forward_s + backward_s."""
 
@@ -73,7 +73,7 @@ class LayerPrices:
         self.passes = PassPrices(workload, network)
         self.replicas = ReplicaPrices(workload, network)
         self._copies: dict[tuple[str, Strategy], Replica] = {}
-        """By kind of layer and strategy: whatever the recompute and the micro-batch."""
+        """A rank's copy of a layer's weights by kind of layer and strategy: it is the same for every recompute and micro-batch."""
         self._experts: dict[str, int] = {}
         """Parameters of all experts of a layer, by kind of layer."""
         self._recomputable = sum(count for kind, count in workload.counts.items() if workload.kinds[kind].recomputable)
@@ -147,7 +147,7 @@ class LayerPrices:
         return self._workload.fp8_copies if layer.recomputable and not strategy.fp8_param_gather else 0.0
 
     def _expert_parameters(self, layer: LayerSpec, strategy: Strategy) -> int:
-        """Of the experts on one rank, before ZeRO."""
+        """Parameters of the experts on one rank, before ZeRO."""
         experts = self._experts.get(layer.kind)
         if experts is None:
             experts = self._experts[layer.kind] = sum(weight.local_numel(1) for weight in layer.weights if weight.kind == "expert")
@@ -214,7 +214,7 @@ class LayerPrices:
         return passes["forward"], passes["backward"], causes
 
     def _share_beyond(self, first: int) -> float:
-        """Of the layers that can be recomputed those beyond the first so many."""
+        """The share of the layers that can be recomputed which is left without the first so many."""
         return max(0.0, 1 - first / self._recomputable)
 
     def _copy_seconds(self, checkpoint: float) -> float:

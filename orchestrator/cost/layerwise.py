@@ -48,7 +48,7 @@ class Prices(Protocol):
     slack: float
     """Share of activations and transients that fragmentation adds."""
     hidden_share: float
-    """Of a backward pass, beside which gradients can be reduced."""
+    """Share of a backward pass beside which gradients can be reduced."""
     slowdown: float
     sequence_parallel: bool
 
@@ -70,7 +70,8 @@ def choices(group: int) -> list[LayerChoice]:
 
 
 class AnalyticPrices:
-    """By the cost model, with Megatron's sequence parallelism wherever tp > 1: layers hand over tokens that are divided over all ranks."""
+    """Prices of the cost model, with Megatron's sequence parallelism wherever tp > 1: layers hand over tokens that are divided over all
+    ranks."""
 
     def __init__(self, costs: CostModel) -> None:
         self.costs = costs
@@ -103,7 +104,7 @@ class AnalyticPrices:
         return group % tp == 0 and outer.samples % (group // tp) == 0 and divides and all(length % tp == 0 for length in lengths)
 
     def ways(self, kind: str, outer: Outer) -> list[Way]:
-        """Legal ones."""
+        """The legal ways to compute a layer of this kind."""
         key = (kind, outer if kind in ENDS else outer._replace(ends=None))
         if key not in self._ways:
             self._ways[key] = self._make_ways(kind, outer)
@@ -126,7 +127,8 @@ class AnalyticPrices:
         return found
 
     def switch(self, kind: str, before: int, after: int, outer: Outer) -> tuple[float, float]:
-        """(forward, backward): every rank has its part of the tokens, and changes it for another within the larger group."""
+        """Seconds (forward, backward) to change the degree of tp between two layers: every rank has its part of the tokens, and changes it
+        for another within the larger group."""
         if before == after:
             return 0.0, 0.0
         elements = self.costs.kinds[kind].input_elements if kind != "embedding" else 0
@@ -169,7 +171,7 @@ class ProfilePrices:
         self._ways: dict[tuple[str, Outer], list[Way]] = {}
 
     def ways(self, kind: str, outer: Outer) -> list[Way]:
-        """Those whose degree was measured."""
+        """The ways to compute a layer of this kind whose degree was measured."""
         if (kind, outer) not in self._ways:
             self._ways[kind, outer] = self._make_ways(kind, outer)
         return self._ways[kind, outer]
@@ -204,8 +206,8 @@ class ProfilePrices:
         return found
 
     def switch(self, kind: str, before: int, after: int, outer: Outer) -> tuple[float, float]:
-        """(forward, backward): a larger tp has more samples on each rank, which are gathered on the way in, a smaller one's gradients on
-        the way back; the other way is a slice."""
+        """Seconds (forward, backward) to change the degree of tp between two layers: a larger tp has more samples on each rank, which are
+        gathered on the way in, a smaller one's gradients on the way back; the other way is a slice."""
         if before == after:
             return 0.0, 0.0
         large, small = max(before, after), min(before, after)
@@ -232,7 +234,7 @@ class ProfilePrices:
         return 0.0, 0.0
 
     def end_choices(self, outer: Outer) -> list[LayerChoice | None]:
-        """They are not searched."""
+        """The choices for embedding and head: only None, as a profile doesn't search them."""
         return [None]
 
 

@@ -131,7 +131,8 @@ class StageMemory:
         return most + self.borders
 
     def even_activations(self, saved: float, more: float, *, first: bool) -> float:
-        """The same where each chunk saves `saved`, and the first or the last `more` besides."""
+        """Bytes kept for backward at the worst time, where each chunk saves `saved` for a micro-batch, and the first or the last `more`
+        besides."""
         if not more:
             return self.flight * saved + self.borders
         if self._flown is None:
@@ -144,7 +145,8 @@ class StageMemory:
         return static + self.fixed_bytes + buckets
 
     def phases(self, kept: float, forward: float, backward: float, in_backward: float, in_step: float) -> tuple[Phase, Phase, Phase]:
-        """`kept`: activations; `forward`, `backward`: transient in a layer; `in_backward`, `in_step`: of all layers together."""
+        """The bytes of a stage in the forward passes, in the backward passes and in the optimizer's step. `kept`: activations; `forward`,
+        `backward`: transient in a layer; `in_backward`, `in_step`: of all layers together."""
         if self._single:  # gradients come as the activations go
             in_backward = max(0.0, in_backward - kept)
         besides = backward + in_backward
@@ -212,7 +214,8 @@ class RecomputedPeak:
         self._backward = max((cost.transient_backward_bytes for cost in ends), default=0.0)
 
     def peak_bytes(self, layers: Iterable[tuple[int, int, int, LayerCost, LayerCost]]) -> float:
-        """`layers`: (chunk, how many of a kind, of which so many are recomputed, the price without recompute, and with it)."""
+        """Peak bytes of the stage. `layers`: (chunk, how many of a kind, of which so many are recomputed, the price without recompute, and
+        with it)."""
         saved, forward, backward = self._plain.saved[:], self._forward, self._backward
         for chunk, count, inside, plain, recomputed in layers:
             if inside:

@@ -58,7 +58,8 @@ class MixedCosts(CostModel):
         return self.of_stage(candidate, index).stage_memory(candidate, index)
 
     def hop_seconds(self, candidate: Candidate) -> tuple[float, ...]:
-        """Between stages of one type by its links; between two by what both have."""
+        """Seconds of a transfer behind each chunk: between stages of one GPU type by that type's links, between stages of two types by what
+        both have."""
         pp = candidate.mesh.pp
         between = super().hop_seconds(candidate)[:pp]
         parts = [self.cluster.part_of(stage, pp) for stage in range(pp)]

@@ -11,7 +11,7 @@ from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import Traits
 
 PRODUCT = 0.25
-"""Of the products of a layer's backward pass: two linears have a gathered input, with two products each."""
+"""Share of the compute of a layer's backward pass that one product takes: two linears have a gathered input, with two products each."""
 
 
 class Network:
@@ -29,7 +29,7 @@ class Network:
         return self._kept_link(size, stride, link_for)
 
     def exchange(self, size: int, stride: int) -> Link:
-        """The same of an all-to-all."""
+        """The link that an all-to-all over `size` ranks that are `stride` apart has for each of them."""
         return self._kept_link(size, stride, exchange_link)
 
     def _kept_link(self, size: int, stride: int, found: Callable[..., Link]) -> Link:
@@ -64,9 +64,9 @@ class Network:
         return Link(bandwidth=level.bandwidth * c.p2p_efficiency, latency=level.latency * c.latency_factor)
 
     def seconds(self, item: Traffic, messages: float | None = None) -> float:
-        """Of all its operations. What travels once a step does so in messages of several layers, each with one latency: `messages` of them
-        (a share of one, where layers travel together). gloo scatters sums by an all-reduce (measured with torch 2.13: 2(n-1)/n of the
-        buffer leave a rank)."""
+        """Seconds of all operations of `item`. What travels once a step does so in messages of several layers, each with one latency:
+        `messages` of them (a share of one, where layers travel together). gloo scatters sums by an all-reduce (measured with torch 2.13:
+        2(n-1)/n of the buffer leave a rank)."""
         link = self.exchange(item.size, item.stride) if item.operation == "all_to_all" else self.link(item.size, item.stride)
         c = self.calibration
         if item.when == "step":

@@ -40,10 +40,11 @@ class Passes(NamedTuple):
     alone_backward_s: float
     """What a pass takes longer with no other micro-batch's pass beside it."""
     behind_dispatch_s: float
-    """Of forward: the experts' computing and the exchange back, which the host launches when it knows who got how many tokens."""
+    """Seconds of the forward pass for the experts' computing and the exchange back, which the host launches when it knows who got how many
+    tokens."""
     causes: dict[str, float]
     kept: Callable[[], Activations]
-    """Its bytes, which bounds of time don't ask for."""
+    """Returns the bytes that the passes keep, which bounds of time don't ask for."""
 
 
 class _Plain(NamedTuple):
@@ -178,14 +179,14 @@ class PassPrices:
         )
 
     def _dense_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
-        """Of tensor and context parallelism."""
+        """The traffic of tensor and context parallelism in one micro-batch."""
         size = (layer, strategy, micro_batch_size, self._workload.itemsize)
         narrow = gathered_bytes(layer, self._workload.training.precision, self._workload.cluster.gpu)
         yield from tp.traffic(*size, gathered=narrow, beside_products=self._workload.traits.overlaps_input_gradient)
         yield from cp.traffic(*size, kind=self._workload.traits.context_parallel, domain=self._network.domain)
 
     def _part_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
-        """That, and of experts."""
+        """The traffic of tensor, context and expert parallelism in one micro-batch."""
         yield from self._dense_traffic(layer, strategy, micro_batch_size)
         for op in layer.ops:
             if isinstance(op, Dispatch):
@@ -240,9 +241,9 @@ def exchanged(item: Traffic) -> bool:
 def hidden_shares(
     exchange: dict[str, float], forward: Seconds, backward: Seconds, routed: LayerSeconds, *, delayed: bool
 ) -> dict[str, float]:
-    """Of the seconds of `exchange` ("forward", "backward": there and back, one half each) what a layer's passes hide in Megatron's combined
-    1F1B, which runs a forward pass of one micro-batch beside a backward pass of another (core/models/common/model_chunk_schedule_plan.py,
-    TransformerLayerSchedulePlan.run):
+    """The share of the seconds of `exchange` ("forward", "backward": there and back, one half each) that a layer's passes hide in
+    Megatron's combined 1F1B, which runs a forward pass of one micro-batch beside a backward pass of another
+    (core/models/common/model_chunk_schedule_plan.py, TransformerLayerSchedulePlan.run):
 
         exchange:  combine backward | dispatch forward -> dispatch backward | combine forward
         computing: attention forward | experts backward -> experts forward  | attention backward

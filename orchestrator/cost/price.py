@@ -74,7 +74,7 @@ class CostModel:
         self._memories: dict[int, StageMemory] = {}
 
     def reckoning_with(self, modes: tuple[Recompute, ...]) -> CostModel:
-        """The same prices, whose bounds reckon with these recompute modes: what either prices the other knows."""
+        """These prices, whose bounds reckon with other recompute modes; both share what they have priced."""
         if modes == self.modes:
             return self
         other = copy(self)
@@ -226,11 +226,12 @@ class CostModel:
         return simulated_schedule(self.cluster, candidate)
 
     def once_seconds(self, candidate: Candidate) -> float:
-        """Per step and for all stages: the step's overhead, and the all-reduce of tied embeddings between first and last stage."""
+        """Seconds that a step takes once, whatever its stages: the step's overhead, and the all-reduce of tied embeddings between first and
+        last stage."""
         return once_seconds(self.workload, self.network, self._layers.replicas, candidate)
 
     def score(self, candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[float, float]:
-        """(step_time_s, peak_memory_bytes): what `price` reports, without the itemisation."""
+        """(step_time_s, peak_memory_bytes), as `price` reports them, without the itemisation."""
         costs = [self.stage(candidate, stage, index) for index, stage in enumerate(stages)]
         return self.score_stages(candidate, costs)
 
@@ -325,5 +326,5 @@ class CostModel:
         return found
 
     def _strategy_of(self, candidate: Candidate, kind: str) -> Strategy:
-        """All of the candidate's strategy that a layer of this kind knows of."""
+        """The part of the candidate's strategy that a layer of this kind depends on."""
         return candidate.strategy if kind in self._with_experts else self._setting_of(candidate).without_experts

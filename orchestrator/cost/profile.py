@@ -35,7 +35,7 @@ class Profile(Value, frozen=True, kw_only=True):
     layers: tuple[LayerProfile, ...]
     other_state_bytes: float = 0.0
     other_saved_bytes: float = 0.0
-    """Per sample."""
+    """Bytes that embedding and head keep for backward, per sample."""
     backward_of_forward: float = 2.0
     """Seconds of a backward pass against the forward's."""
     states_per_weight: float = 4.0

@@ -20,7 +20,7 @@ from orchestrator.units import ITEMSIZE
 
 
 class Replica(NamedTuple):
-    """Of one rank's copy of some weights. Seconds are once a step, before anything hides them."""
+    """One rank's copy of some weights: bytes held, and seconds once a step, before anything hides them."""
 
     held: States
     sync_s: float
@@ -32,7 +32,7 @@ class Replica(NamedTuple):
     """What travels in every micro-batch, with its seconds (ZeRO-2's reductions, ZeRO-3's gathers)."""
 
     def beside(self, other: Replica) -> Replica:
-        """These weights and those of another group of the same rank."""
+        """The sum of this copy and another of the same rank."""
         held = States(*(mine + its for mine, its in zip(self.held, other.held, strict=True)))
         return Replica(
             held,
@@ -44,7 +44,7 @@ class Replica(NamedTuple):
 
 
 class ReplicaPrices:
-    """For one workload and network."""
+    """Prices of a rank's copy of weights, for one workload and network."""
 
     def __init__(self, workload: EngineWorkload, network: Network) -> None:
         self._workload, self._network = workload, network
@@ -74,7 +74,8 @@ class ReplicaPrices:
         return replace(per_parameter, weight=held), gathered
 
     def dense_parameters(self, layer: LayerSpec, tensor_parallel: int, *, with_tied: bool) -> int:
-        """Of the layer on one rank before ZeRO, without its experts'. `with_tied`: weights that are shared with another stage too."""
+        """Parameters of the layer on one rank before ZeRO, without its experts'. `with_tied`: weights that are shared with another stage
+        too."""
         key = (layer.kind, tensor_parallel, with_tied)
         count = self._counted.get(key)
         if count is None:
@@ -83,7 +84,7 @@ class ReplicaPrices:
         return count
 
     def frozen_parameters(self, layer: LayerSpec, tensor_parallel: int, *, with_tied: bool) -> int:
-        """Of `dense_parameters` those that are not trained."""
+        """Parameters among `dense_parameters` that are not trained."""
         if self._workload.training.lora is None:
             return 0
         key = (layer.kind, tensor_parallel, with_tied)
@@ -94,10 +95,10 @@ class ReplicaPrices:
         return count
 
     def of(self, parameters: int, strategy: Strategy, frozen: int = 0, ranks: int | None = None, *, linears: bool = False) -> Replica:
-        """`parameters`: of the rank before ZeRO, replicated over the strategy's dp x cp; `frozen` of them are not trained: stage 3 divides
-        and gathers them like the others, else they are there and nothing happens to them. `ranks`: those that share weights which are no
-        experts' (None: the strategy's dp x cp), by whose number a bucket is as large as it is, one of experts too.
-        `linears`: as in `weights_of`."""
+        """The copy of so many weights on a rank. `parameters`: of the rank before ZeRO, replicated over the strategy's dp x cp; `frozen` of
+        them are not trained: stage 3 divides and gathers them like the others, else they are there and nothing happens to them. `ranks`:
+        those that share weights which are no experts' (None: the strategy's dp x cp), by whose number a bucket is as large as it is, one of
+        experts too. `linears`: as in `weights_of`."""
         w = self._workload
         per_parameter, itemsize = self.weights_of(strategy, linears=linears)
         trained = parameters - frozen
@@ -118,9 +119,9 @@ class ReplicaPrices:
         return Replica(held, sync, gather, self._optimizer_seconds(trained, per_parameter, strategy), tuple(in_passes))
 
     def _messages(self, parameters: int, ranks: int) -> float | None:
-        """In how many messages so many parameters travel once a step: Megatron-core's buckets (core/distributed/
-        distributed_data_parallel.py:64) grow with the group, so that the hops of its ring take no longer than the bytes. On later stages of
-        a pipeline, and in its later chunks, a chunk is one bucket (:100), which is left out."""
+        """Messages in which so many parameters travel once a step; None: `Calibration.layers_per_message` says how many. Megatron-core's
+        buckets (core/distributed/distributed_data_parallel.py:64) grow with the group, so that the hops of its ring take no longer than
+        the bytes. On later stages of a pipeline, and in its later chunks, a chunk is one bucket (:100), which is left out."""
         least, each = self._workload.traits.message_parameters
         return parameters / max(least, each * ranks) if least and self._workload.trainable == inf else None
 

@@ -14,7 +14,7 @@ class StageCost(Value, frozen=True, kw_only=True):
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     exposed_s: float
-    """Once a step: what of gradient reduction and weight gathering is not hidden, and what hiding costs."""
+    """Seconds of a step for what is not hidden of gradient reduction and weight gathering, and for what hiding costs."""
     optimizer_s: float
     peak_bytes: float
 

@@ -1,4 +1,5 @@
-"""The step: the simulated schedule of its stages, what of the gradient reduction nothing hides, then the optimizer; and that itemised."""
+"""The seconds of a step: the simulated schedule of its stages, what of the gradient reduction nothing hides, then the optimizer; and those
+seconds itemised."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def simulated_schedule(cluster: Cluster, candidate: Candidate) -> str:
 
 
 class Transfers(NamedTuple):
-    """Between the stages. `schedule`: its name in `schedule.names`; `hops`: seconds of a transfer from a chunk of layers to the next, one
-    number or one a border; `busy_s`: seconds of a step for which the busiest link carries them."""
+    """The transfers between stages. `schedule`: its name in `schedule.names`; `hops`: seconds of a transfer from a chunk of layers to the
+    next, one number or one a border; `busy_s`: seconds of a step for which the busiest link carries them."""
 
     schedule: str
     hops: float | Sequence[float]
@@ -56,7 +57,8 @@ def step_seconds(candidate: Candidate, costs: Sequence[StageCost], moving: Trans
 
 
 def once_seconds(workload: EngineWorkload, network: Network, replicas: ReplicaPrices, candidate: Candidate) -> float:
-    """Per step and for all stages: the step's overhead, and the all-reduce of tied embeddings between first and last stage."""
+    """Seconds that a step takes once, whatever its stages: the step's overhead, and the all-reduce of tied embeddings between first and
+    last stage."""
     seconds = workload.calibration.step_overhead_s
     mesh = candidate.mesh
     if mesh.pp > 1 and workload.has_tied:

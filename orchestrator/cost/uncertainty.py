@@ -45,8 +45,9 @@ BEYOND: Final[dict[Beyond, str]] = {
 FAR: Final = 2
 """Times the largest number of GPUs, or length of sequences, that constants were fitted on: above this it is extrapolation."""
 TAIL: Final = 0.0275
-"""Of the ratios, left out at either end of a 90% interval. Not .05: sources differ more from each other than runs of one source do. With
-this 87% of all runs are held when their source is left out, and 75% of those of each table with more than ten; with .03 one has 74.8%."""
+"""Share of the ratios that is left out at either end of a 90% interval. Not .05: sources differ more from each other than runs of one
+source do. With this 87% of all runs are held when their source is left out, and 75% of those of each table with more than ten; with .03 one
+has 74.8%."""
 POOR: Final = 0.15
 """Median error of a generation's published runs above which a plan says so."""
 USUAL_RISK: Final = 0.05
@@ -93,9 +94,9 @@ class Cell(Value, frozen=True, kw_only=True):
 
     situation: Situation
     seconds: tuple[float, ...] = ()
-    """Of step times."""
+    """Ratios of measured to predicted step time, sorted."""
     bytes: tuple[float, ...] = ()
-    """Of the peaks of memory."""
+    """Ratios of measured to predicted peak memory, sorted."""
 
 
 class Errors(Value, frozen=True, kw_only=True):
@@ -107,16 +108,16 @@ class Errors(Value, frozen=True, kw_only=True):
 
 @cache
 def known() -> Errors:
-    """Those of the published runs."""
+    """The errors of the published runs."""
     return msgspec.json.decode(files("orchestrator.cost").joinpath("errors.json").read_bytes(), type=Errors)
 
 
 BITS: Final = {"fp8": 8, "nvfp4": 4}
-"""Of the products' inputs, by precision; 16 where it is not here (fp32 on GPUs is TF32 or slower, which no published run is)."""
+"""Bits of the products' inputs, by precision; 16 where it is not listed (fp32 on GPUs is TF32 or slower, which no published run is)."""
 
 
 LINEAR: Final = "linear attention"
-"""In `FittedOn.kinds`: a run had such layers."""
+"""The word in `FittedOn.kinds` that says that a run had layers of linear attention."""
 
 
 def is_linear(architecture: Architecture) -> bool:
@@ -162,8 +163,8 @@ def situation(
     *,
     transformers: bool = False,
 ) -> Situation:
-    """That of this workload under these constants; the same for every plan of an engine. `gpus`: those that were measured (`known`);
-    `transformers`: whether the engine's layers are transformers' own (Traits.layers)."""
+    """The situation of this workload under these constants; the same for every plan of an engine. `gpus`: those that were measured
+    (`known`); `transformers`: whether the engine's layers are transformers' own (Traits.layers)."""
     experts = bool(model.architecture.experts)
     return Situation(
         generation="" if cluster.is_cpu else cluster.gpu.compute_capability.split(".")[0],
@@ -215,7 +216,7 @@ class Ratios:
         return self.values[after - 1] + (target - low) / (high - low) * (self.values[after] - self.values[after - 1])
 
     def share_above(self, value: float) -> float:
-        """Of the weight, that of values of at least this; never below one run of all, which the next may be."""
+        """Share of the weight that values of at least `value` have; never below one run of all, which the next may be."""
         below = bisect_left(self.values, value)
         share = 1 - (self._reached[below - 1] if below else 0.0) / self._reached[-1]
         return min(1.0, max(share, 1 / (len(self.values) + 1)))

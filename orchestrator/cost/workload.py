@@ -27,7 +27,7 @@ DDP_BUCKET: Final = 40_000_000
 
 
 class EngineWorkload(Value, frozen=True, kw_only=True):
-    """The same for every candidate of an engine."""
+    """A workload with what prices of one engine need beside it; the same for every candidate of that engine."""
 
     model: ModelSpec
     training: Training

@@ -25,7 +25,7 @@ MOST_PIVOTS = 400
 
 
 def mean(columns: Sequence[Sequence[float]], shares: Sequence[float]) -> list[float]:
-    """Of vectors, in these shares.
+    """The weighted mean of vectors, in these shares.
 
     >>> mean([[1.0, 3.0], [3.0, 5.0]], [0.5, 0.5])
     [2.0, 4.0]
@@ -101,7 +101,7 @@ class Times(NamedTuple):
 
     @staticmethod
     def mean(times: Sequence[Times], shares: Sequence[float]) -> Times:
-        """Of partitions, in these shares."""
+        """The weighted mean of partitions' seconds, in these shares."""
         return Times(*(mean(columns, shares) for columns in zip(*times, strict=True)))
 
 
@@ -114,13 +114,13 @@ class CriticalPath(NamedTuple):
     ends: Sequence[float]
 
     def seconds(self, times: Times) -> float:
-        """That this path takes in a partition."""
+        """Seconds that this path takes in a partition."""
         pairs = ((self.forward, times.forward), (self.backward, times.backward), (self.ends, times.exposed))
         return self.transfers_s + float(sum(sum(map(mul, counts, seconds)) for counts, seconds in pairs))
 
     @staticmethod
     def mean(paths: Sequence[CriticalPath], shares: Sequence[float]) -> CriticalPath:
-        """Of paths, in these shares."""
+        """The weighted mean of paths, in these shares."""
         forward, backward, transfers, ends = zip(*paths, strict=True)
         return CriticalPath(mean(forward, shares), mean(backward, shares), sum(map(mul, shares, transfers)), mean(ends, shares))
 
@@ -148,7 +148,8 @@ def graph_of(schedule: str, pp: int, m: int, vpp: int, group: int | None = None)
 
 
 def _unblocked(schedule: str, pp: int, m: int, vpp: int, group: int | None) -> Graph:
-    """Of a schedule whose transfers block nobody: a pass waits for the one before on its stage, and for the neighbour's and a transfer."""
+    """The graph of a schedule whose transfers block nobody: a pass waits for the one before on its stage, and for the neighbour's and a
+    transfer."""
     n, total = pp * vpp, m * vpp
     made = _Making()
     orders = (of_chunks(schedule, vpp, group).order(pp, stage, m, vpp) for stage in range(pp))

@@ -15,7 +15,7 @@ from orchestrator.cost.schedule.periods import shift
 
 
 class DeepSpeed1F1B(Schedule):
-    """DeepSpeed's TrainSchedule."""
+    """DeepSpeed's TrainSchedule as a schedule: orders, transfers and times of its passes."""
 
     name = "deepspeed_1f1b"
     blocks = True
@@ -23,7 +23,7 @@ class DeepSpeed1F1B(Schedule):
     keeps_borders = True
 
     def order(self, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> Iterator[Pass]:
-        """As TrainSchedule.steps: before each pass the transfers of the step.
+        """The passes of TrainSchedule.steps: before each pass the transfers of the step.
 
         >>> ", ".join(f"{action} {n}" for action, n, _ in DeepSpeed1F1B().order(2, 1, 1))
         'receive_activation 0, forward 0, backward 0, send_gradient 0'
@@ -64,8 +64,9 @@ class DeepSpeed1F1B(Schedule):
     def finish_times(
         self, forward: Sequence[float], backward: Sequence[float], hops: Sequence[float], num_microbatches: int, pp: int, *, jump: bool
     ) -> list[float]:
-        """Step k: stages of its parity run forward (micro-batch k//2 - s//2), the others backward (k//2 - (pp-1) + s//2). Before it, each
-        of the others meets the stage behind it: that one's last gradient goes up, its own last activation down."""
+        """When the last pass of each stage ends, in seconds. Step k: stages of its parity run forward (micro-batch k//2 - s//2), the others
+        backward (k//2 - (pp-1) + s//2). Before it, each of the others meets the stage behind it: that one's last gradient goes up, its own
+        last activation down."""
         clock = [0.0] * pp
         history: list[list[float]] = []
         step, end, skipped = 0, num_microbatches, 0.0

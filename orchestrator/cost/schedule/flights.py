@@ -66,11 +66,11 @@ def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1,
 
 @lru_cache(maxsize=4096)
 def _fewest_in_flight(pp: int, count: int, vpp: int, group: int) -> tuple[int, ...]:
-    """Of each stage, where it interleaves so many micro-batches."""
+    """The fewest micro-batches in flight of each stage, where it interleaves so many micro-batches."""
     total = count * vpp
 
     def done(passes: int, chunk: int) -> int:
-        """Of the last chunk among the first so many passes, where it is this one of a group's."""
+        """Passes of this chunk among the first `passes` of a stage."""
         whole, inside = divmod(passes, group * vpp)
         size = min(group, count - whole * group)
         return whole * group + min(max(inside - chunk * size, 0), size)
@@ -112,7 +112,7 @@ def _interleaved_corners(pp: int, stage: int, num_microbatches: int, vpp: int, g
         return {tuple(counts): None}
 
     def done(passes: int) -> list[int]:
-        """Of each chunk among the first so many."""
+        """Passes of each chunk among the first `passes`."""
         run = min(bisect_right(starts, passes) - 1, len(runs) - 1)
         found = before[run][:]
         found[runs[run][0]] += passes - starts[run]

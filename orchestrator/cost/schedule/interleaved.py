@@ -14,7 +14,7 @@ from orchestrator.cost.schedule.order import Pass, Schedule
 from orchestrator.cost.schedule.periods import drift, shift
 
 FULL_GROUPS = 3
-"""That show all of an order: a warm-up is less than vpp + 1 of the vpp rounds of N passes that each group takes."""
+"""Full groups that show all of an order: a warm-up is less than vpp + 1 of the vpp rounds of N passes that each group takes."""
 
 
 class Interleaved(Schedule):
@@ -75,10 +75,10 @@ class Interleaved(Schedule):
         jump: bool,
         limits: Sequence[float] = (),
     ) -> list[float]:
-        """Slot t: rank r runs chunk forward t - r, then chunk backward t - first(r), first(r) = (pp-1-r) + (pp-1) + (vpp-1)N. With
-        Megatron's warm-up of 2(pp-1-r) + (vpp-1)N every pass then needs only its own rank and the slot before of a neighbour; where a
-        micro-batch comes around to its next chunk, the slot N - pp further back. `limits`: seconds of each rank; once it is clear that one
-        of them ends later, what no rank's end undercuts is the answer."""
+        """When the last pass of each rank ends, in seconds. Slot t: rank r runs chunk forward t - r, then chunk backward t - first(r),
+        first(r) = (pp-1-r) + (pp-1) + (vpp-1)N. With Megatron's warm-up of 2(pp-1-r) + (vpp-1)N every pass then needs only its own rank and
+        the slot before of a neighbour; where a micro-batch comes around to its next chunk, the slot N - pp further back. `limits`: seconds
+        of each rank; once it is clear that one of them ends later, what no rank's end undercuts is the answer."""
         m, vpp, group = num_microbatches, len(forward) // pp, self.group or pp
         period, total = group * vpp, m * vpp
         body = m // group * period  # passes of the groups that are full
@@ -167,7 +167,7 @@ _Row = tuple[float, ...]
 
 
 def _ended(own: list[float], came: list[float], costs: Sequence[float], low: int, high: int) -> list[float]:
-    """When the ranks' passes end, of ranks `low` to `high`, that have one; the others stay where they are."""
+    """The seconds at which the passes of ranks `low` to `high` end; the other ranks' stay as they are."""
     if low == 0 and high == len(own):
         return [(mine if mine > other else other) + cost for mine, other, cost in zip(own, came, costs, strict=True)]
     found = own[:]
@@ -177,7 +177,7 @@ def _ended(own: list[float], came: list[float], costs: Sequence[float], low: int
 
 
 class _Rows:
-    """By slot what a pass of each rank takes, and the transfer that it waits for, in groups of so many micro-batches."""
+    """Seconds of each rank's pass by slot, and of the transfer that it waits for, in groups of so many micro-batches."""
 
     def __init__(self, forward: Sequence[float], backward: Sequence[float], hops: Sequence[float], pp: int, group: int) -> None:
         never = float("-inf")
@@ -219,7 +219,7 @@ class _Rows:
 
 
 _Of = Callable[[Sequence[float]], _Row]
-"""Of something by virtual stage what one slot's ranks have of it."""
+"""Picks from values by virtual stage those of one slot's ranks."""
 
 
 @lru_cache(maxsize=64)

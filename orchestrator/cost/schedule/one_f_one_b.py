@@ -22,7 +22,8 @@ class OneFOneB(Schedule):
     blocks = True
 
     def order(self, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> Iterator[Pass]:
-        """As Megatron's loop: an exchange is send_forward_recv_backward on the one side, send_backward_recv_forward on the other.
+        """The passes of Megatron's loop: an exchange is send_forward_recv_backward on the one side, send_backward_recv_forward on the
+        other.
 
         >>> ", ".join(f"{action} {n}" for action, n, _ in OneFOneB().order(2, 0, 2))
         'forward 0, send_activation 0, forward 1, exchange_next 1, backward 0, receive_gradient 1, backward 1'
@@ -48,7 +49,8 @@ class OneFOneB(Schedule):
                 yield Pass("send_gradient", n)
 
     def transfers(self, pp: int, stage: int, num_microbatches: int) -> tuple[int, int]:
-        """Of m micro-batches each takes an activation and a gradient over a border, and all but those of the upper side's warm-up in one.
+        """Transfers of a stage with the stage above and with the one below. Each of m micro-batches takes an activation and a gradient over
+        a border, and all but those of the upper side's warm-up in one transfer.
 
         >>> OneFOneB().transfers(2, 0, 2), OneFOneB().transfers(4, 1, 8)
         ((0, 3), (11, 10))
@@ -64,9 +66,9 @@ class OneFOneB(Schedule):
     def finish_times(
         self, forward: Sequence[float], backward: Sequence[float], hops: Sequence[float], num_microbatches: int, pp: int, *, jump: bool
     ) -> list[float]:
-        """Round n: forward n on every stage from the first to the last, and on stage i backward n - (pp-1-i). Between the two a stage meets
-        the next one, which is through with its round before: forward n goes down, and that one's backward comes up. The clocks behind a
-        round are the whole state."""
+        """When the last pass of each stage ends, in seconds. Round n: forward n on every stage from the first to the last, and on stage i
+        backward n - (pp-1-i). Between the two a stage meets the next one, which is through with its round before: forward n goes down, and
+        that one's backward comes up. The clocks behind a round are the whole state."""
         m, last = num_microbatches, pp - 1
         clock = [0.0] * pp
         history: list[list[float]] = []
@@ -114,8 +116,8 @@ class OneFOneB(Schedule):
 
 
 class HalfDuplex1F1B(OneFOneB):
-    """The same over gloo. A receiver tells the sender that it is ready (gloo/transport/tcp/pair.cc, sendNotifyRecvReady), and Megatron asks
-    for the send of an exchange first (`_batched_p2p_ops`): the stage that comes later sends at once, as the other one is ready, and its own
+    """1F1B over gloo. A receiver tells the sender that it is ready (gloo/transport/tcp/pair.cc, sendNotifyRecvReady), and Megatron asks for
+    the send of an exchange first (`_batched_p2p_ops`): the stage that comes later sends at once, as the other one is ready, and its own
     message of being ready goes behind those bytes. Measured over 8 Mbit/s and 5 ms (torch 2.13, two pairs of ranks, the second side .3 s
     later): .84 to .95 s where one direction takes .53, and .53 where both sides come at the same time."""
 

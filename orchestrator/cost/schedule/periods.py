@@ -1,5 +1,6 @@
-"""With constant stage times a schedule is a max-plus linear system and turns periodic (Baccelli et al., "Synchronization and Linearity",
-1992, theorem 3.112): from some turn on its state repeats up to a shift of the clock, and whole periods can be jumped over."""
+"""Jumps over the periods of a schedule. With constant stage times it is a max-plus linear system and turns periodic (Baccelli et al.,
+"Synchronization and Linearity", 1992, theorem 3.112): from some turn on its state repeats up to a shift of the clock, and whole periods can
+be jumped over."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from operator import sub
 RELATIVE_TOLERANCE = 1e-12
 """Two shifts are the same period when they differ by less than this share of the time so far (rounding of sums)."""
 MANY = 2**62
-"""More periods than any step has."""
+"""A number of periods above that of any step."""
 
 
 def shift(new: Sequence[float], old: Sequence[float]) -> float | None:

@@ -58,7 +58,7 @@ def timeline(
     ends: dict[tuple[Action, int, int], float] = {}
 
     def arrival(action: Action, microbatch: int, place: int) -> float | None:
-        """When what this pass needs is there; None: it has not been made yet."""
+        """The second when what this pass needs is there; None: it has not been made yet."""
         if action == "forward":
             source, hop = ("forward", place - 1), hops_s[place - 1]
             if place == 0:
