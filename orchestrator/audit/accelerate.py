@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from orchestrator.audit import megatron
 from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
-from orchestrator.audit.reading import Reading, Setup, Source, names
+from orchestrator.audit.reading import Reading, Setup, Source, differing, names
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.errors import InputError
 
@@ -181,7 +181,7 @@ def _whole(name: str, value: Any) -> int:
 
 def _changes(before: Setup, after: Setup, kind: str, content: Content) -> dict[str, Any] | None:
     """Values by path; None: this file can't say the change."""
-    differ = {name for name in Setup.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+    differ = differing(before, after)
     if kind == "MEGATRON_LM":
         return _plugin_changes(before, after)
     found: dict[str, Any] = {}

@@ -16,10 +16,11 @@ import yaml
 
 from orchestrator.errors import InputError
 from orchestrator.key import NO_TEXT, is_text
+from orchestrator.words import terms
+from orchestrator.words.terms import Term
 
 Content = dict[str, Any]
 MOST_DEPTH: Final = 100
-MOST_NUMBER: Final = 1e18
 MOST_VALUES: Final = 100_000
 """Of a document, aliases written out: the longest published one has 1,400."""
 INTERPOLATION: Final = "${"
@@ -133,18 +134,14 @@ class Given:
             return default
         return default if value is None else value
 
+    def read(self, *table: Term) -> dict[str, Any]:
+        """Ours by a table's paths; all of it counts as read. Raises InputError."""
+        said = {term.theirs: self.get(term.theirs) for term in table}
+        return terms.read(table, {path: value for path, value in said.items() if value is not None})
+
     def number(self, path: str, kind: type[Any] = int) -> Any:
         """None where it is not there. Raises InputError."""
-        value = self.get(path)
-        if value is None:
-            return None
-        try:
-            found = kind(value)
-        except (TypeError, ValueError, OverflowError):
-            raise InputError(path, value, "is no number") from None
-        if not abs(found) <= MOST_NUMBER:
-            raise InputError(path, value, f"is beyond {MOST_NUMBER:g}")
-        return found
+        return terms.read([Term(path, "number", back=kind)], {path: self.get(path)}).get("number")
 
     def truth(self, path: str, default: bool = False) -> bool:
         """YAML's and Python's words for it. Raises InputError."""
@@ -185,24 +182,15 @@ def changed(text: str, name: str, changes: Mapping[str, Any]) -> str | None:
     new: str | None = text
     for path, value in changes.items():
         new = None if new is None else _changed_yaml(new, path.split("."), value)
-        _put(meant, path, value)
+        terms.put(meant, path, value)
     return new if new is not None and yaml.safe_load(new) == meant else None
-
-
-def _put(content: Content, path: str, value: Any) -> None:
-    *above, last = path.split(".")
-    for name in above:
-        if not isinstance(content.get(name), dict):
-            content[name] = {}
-        content = content[name]
-    content[last] = value
 
 
 def _changed_json(text: str, changes: Mapping[str, Any]) -> str:
     """In the text's own indentation."""
     new = json.loads(text)
     for path, value in changes.items():
-        _put(new, path, value)
+        terms.put(new, path, value)
     indent = re.search(r"\n([ \t]+)", text)
     return json.dumps(new, indent=indent.group(1) if indent else None, ensure_ascii=False) + ("\n" if text.endswith("\n") else "")
 

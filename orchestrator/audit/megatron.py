@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 from orchestrator.audit.reading import Setup
-from orchestrator.engines.passthrough import FIELD_OF, FLAG_OF, SHORT_TYPES, flags
+from orchestrator.engines.passthrough import FIELD_OF, FLAG_OF, flags
 from orchestrator.errors import InputError
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import NOTHING, Term, differs, names, read
+from orchestrator.words.terms import NOTHING, Term, differs, names, read, short_type
 
 DEFAULTS: Final[dict[str, Any]] = {
     term.theirs: term.default
@@ -417,7 +417,7 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
     keys |= {"weight_decay": float(f.get("weight_decay")), "clip": float(f.get("clip_grad"))}
     if f.get("use_precision_aware_optimizer"):
         keys["precision_aware_optimizer"] = True
-        keys |= {name: _short(f.get(name)) for name in ("exp_avg_dtype", "exp_avg_sq_dtype") if f.get(name) is not None}
+        keys |= {name: short_type(f.get(name)) for name in ("exp_avg_dtype", "exp_avg_sq_dtype") if f.get(name) is not None}
     f.used |= {"main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "lr_decay_iters", "lr_decay_samples"}
     found = {f"train.{name}": value for name, value in keys.items()}
     return found | {"seed": int(f.get("seed"))}
@@ -426,10 +426,6 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
 def _texts(value: Any) -> list[str]:
     """Words of a text, or of a list of texts."""
     return str(value).split() if isinstance(value, str) else " ".join(map(str, value)).split()
-
-
-def _short(dtype: Any) -> str:
-    return SHORT_TYPES.get(str(dtype).removeprefix("torch."), str(dtype))
 
 
 def _precision(f: Fields) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -79,6 +79,21 @@ class Source(msgspec.Struct, frozen=True):
     text: str
     reading: Reading
     edited: Callable[[Setup, Setup, int], str | None]
+
+
+def differing(before: Setup, after: Setup) -> set[str]:
+    """Fields in which two setups differ."""
+    return {name for name in Setup.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+
+
+def recipe_keys(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a recipe, of what a table reads by a plan's attributes.
+
+    >>> recipe_keys({"training.lr": 0.1, "model.num_layers": 4, "training.seed": 7, "tp": 2})
+    {'train.lr': 0.1, 'model.num_layers': 4, 'seed': 7}
+    """
+    keys = {name.replace("training.", "train."): value for name, value in said.items() if "." in name}
+    return {name.replace("train.seed", "seed"): value for name, value in keys.items()}
 
 
 @cache

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from orchestrator.audit import megatron, shell
-from orchestrator.audit.document import MOST_NUMBER, Given, content_of
+from orchestrator.audit.document import Given, content_of
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags
 from orchestrator.errors import InputError
 from orchestrator.key import MAX_DIGITS
+from orchestrator.words.terms import MOST
 
 OLD_FLAGS: Final = {
     "--checkpoint-activations": ("checkpoint_activations", "true"),
@@ -188,7 +189,7 @@ def _value(kind: str, flag: Flag) -> Any:
                 raise ValueError
             return [int(one.replace("_", "")) for one in texts] if len(texts) > 1 else int(text.replace("_", "").replace(",", ""))
         if kind.startswith("float"):
-            if not abs(float(text)) <= MOST_NUMBER:
+            if not abs(float(text)) <= MOST:
                 raise ValueError
             return float(text)
     except ValueError:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
-from orchestrator.audit.reading import Reading, Setup, Source, names
+from orchestrator.audit.reading import Reading, Setup, Source, differing, names
 from orchestrator.errors import InputError
 
 MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -142,7 +142,7 @@ def _keys(given: Given) -> dict[str, Any]:
 
 def _changes(before: Setup, after: Setup, content: Content, where: str) -> dict[str, Any] | None:
     """Values by path; None: this file can't say the change."""
-    differ = {name for name in Setup.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+    differ = differing(before, after)
     if not differ <= {"micro_batch_size", "recompute", "zero_stage", "offload_optimizer"} or after.recompute not in ("none", "full"):
         return None
     found: dict[str, Any] = {}

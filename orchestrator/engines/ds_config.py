@@ -21,6 +21,8 @@ from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import Lora, trainable_parameters, with_lora
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
+from orchestrator.words import deepspeed as words
+from orchestrator.words.terms import nested, say
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -37,14 +39,8 @@ LIVE_LAYERS: Final = 3
 PERSISTENCE_PER_HIDDEN: Final = 10
 """Weights up to 10 * hidden_size elements (norms, biases) stay gathered; the HF Trainer's own choice."""
 
-FP16: Final[dict[str, Any]] = {
-    "enabled": True,
-    "loss_scale": 0,
-    "initial_scale_power": 16,
-    "loss_scale_window": 1000,
-    "hysteresis": 2,
-    "min_loss_scale": 1,
-}
+LOSS_SCALE: Final = {"fp16.loss_scale": 0, "fp16.initial_scale_power": 16, "fp16.loss_scale_window": 1000, "fp16.hysteresis": 2,
+                     "fp16.min_loss_scale": 1}  # fmt: skip
 """Dynamic loss scaling (loss_scale 0) with DeepSpeed's defaults, written out."""
 
 
@@ -84,22 +80,6 @@ def _adapters(spec: ModelSpec, lora: Lora) -> int:
 def sizes(plan: Plan) -> Sizes:
     training = plan.training
     return Sizes(describe(plan.model, training.seq_length, training.decoder_seq_length), plan.tp, training.lora)
-
-
-def optimizer(plan: Plan) -> dict[str, Any]:
-    """AdamW as torch's own on a CPU, where DeepSpeed's kernels would have to be compiled first."""
-    training = plan.training
-    if training.optimizer == "sgd":
-        return {"type": "SGD", "params": {"lr": training.lr, "momentum": 0.0, "weight_decay": training.weight_decay}}
-    params: dict[str, Any] = {
-        "lr": training.lr,
-        "betas": list(training.betas),
-        "eps": training.eps,
-        "weight_decay": training.weight_decay,
-    }
-    if plan.cluster.is_cpu:
-        params["torch_adam"] = True
-    return {"type": "AdamW", "params": params}
 
 
 def scheduler(plan: Plan) -> dict[str, Any] | None:
@@ -167,14 +147,13 @@ def cosine_error(plan: Plan) -> float:
     return pi / 2 / max(1, training.steps - 1) if warmup == 1 else (warmup - 1) / (warmup * (warmup + 1))
 
 
-def zero_optimization(plan: Plan) -> dict[str, Any]:
-    """The section of that name."""
+def buckets(plan: Plan) -> dict[str, Any]:
+    """How ZeRO's groups of tensors are made, which no plan decides: settings by path."""
     stage = plan.zero_stage
     if stage == 0:
-        return {"stage": 0}
+        return {}
     size = sizes(plan)
     section: dict[str, Any] = {
-        "stage": stage,
         # Under a pipeline schedule the reduction waits for the last micro-batch; a CPU has no second stream.
         "overlap_comm": plan.pp == 1 and not plan.cluster.is_cpu,
         "contiguous_gradients": True,
@@ -191,25 +170,9 @@ def zero_optimization(plan: Plan) -> dict[str, Any]:
             "sub_group_size": 1_000_000_000,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
-        if plan.zero_shard_size is not None:
-            section["zero_hpz_partition_size"] = plan.zero_shard_size
     if plan.offload_optimizer:
-        section["offload_optimizer"] = {"device": "cpu", "pin_memory": not plan.cluster.is_cpu}
-    return section
-
-
-def _precision(plan: Plan) -> dict[str, Any]:
-    training = plan.training
-    section: dict[str, Any] = {}
-    if training.precision in ("bf16", "fp8"):
-        section["bf16"] = {"enabled": True}
-    elif training.precision == "fp16":
-        section["fp16"] = dict(FP16)
-    # Stage 0 refuses any type but the model's (runtime/engine.py:2294-2325) and takes that by itself.
-    if section and plan.zero_stage >= 1:
-        section["data_types"] = {"grad_accum_dtype": training.grad_accum_dtype}
-    section["communication_data_type"] = training.grad_reduce_dtype
-    return section
+        section["offload_optimizer.pin_memory"] = not plan.cluster.is_cpu
+    return {f"zero_optimization.{name}": value for name, value in section.items()}
 
 
 ADAPTED: Final = tuple(
@@ -220,9 +183,9 @@ ADAPTED: Final = tuple(
 and so is its gradient. With or without an adapter on the linear. (DeepSpeed's autotp_config.py; the model's own plan names no adapter.)"""
 
 
-def tensor_parallel(plan: Plan) -> dict[str, Any]:
-    """AutoTP. Divided logits need DeepSpeed's own loss, which would take the place of the model's (runtime/engine.py:1100-1120)."""
-    section: dict[str, Any] = {"autotp_size": plan.tp, "vocab_parallel_lm_head": False}
+def auto_tp(plan: Plan) -> dict[str, Any]:
+    """AutoTP beside its size. Divided logits need DeepSpeed's own loss, in place of the model's (runtime/engine.py:1100-1120)."""
+    section: dict[str, Any] = {"vocab_parallel_lm_head": False}
     if plan.model.traced is not None:
         section["partition_config"] = partition_config(plan.model.traced.divided)
     elif plan.training.lora is not None:
@@ -231,26 +194,18 @@ def tensor_parallel(plan: Plan) -> dict[str, Any]:
 
 
 def ds_config(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
-    """What the engine gets. `more`: sections that this engine alone has. With tp=1 all three batch fields; otherwise train_batch_size is
-    left out: without Megatron's groups DeepSpeed would check it against the whole world (README "silently wrong" 5)."""
-    config: dict[str, Any] = {}
-    if plan.tp == 1:
-        config["train_batch_size"] = plan.global_batch_size
-    config |= {
-        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
-        "gradient_accumulation_steps": plan.num_microbatches,
-        "gradient_clipping": plan.training.clip,
-        "steps_per_print": max(1, plan.training.steps),
-        **_precision(plan),
-        "optimizer": optimizer(plan),
-        "zero_optimization": zero_optimization(plan),
-    }
+    """What the engine gets. `more`: settings by path that this engine alone has."""
+    training = plan.training
+    settings: dict[str, Any] = {"steps_per_print": max(1, training.steps), **buckets(plan)}
+    if training.precision == "fp16":
+        settings |= LOSS_SCALE
+    if training.optimizer == "sgd":
+        settings |= {"optimizer.params.momentum": 0.0, **({"zero_allow_untested_optimizer": True} if plan.zero_stage else {})}
+    elif plan.cluster.is_cpu:  # where DeepSpeed's own kernel would have to be compiled first
+        settings["optimizer.params.torch_adam"] = True
     if is_pipeline_module(plan):
-        config["pipeline"] = dict(SECTION)
-    config |= more
-    if plan.training.optimizer == "sgd" and plan.zero_stage >= 1:
-        config["zero_allow_untested_optimizer"] = True
-    return with_ds(config, plan)
+        settings["pipeline"] = SECTION
+    return with_ds(nested(say((*words.SIZES, *words.TRAINING, *words.ZERO), plan) | settings | dict(more)), plan)
 
 
 def by_hand(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
@@ -285,7 +240,7 @@ def for_trainer(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]
     config["zero_optimization"] = zero | {name: "auto" for name in sized if name in zero}
     config.pop("sequence_parallel_size", None)  # the Trainer's ParallelismConfig has it
     if plan.tp > 1:
-        config["tensor_parallel"] = tensor_parallel(plan)
+        config["tensor_parallel"] = {"autotp_size": plan.tp, **auto_tp(plan)}
         # The Trainer would fill it with micro * accumulation * world: tp times the samples that are there.
         del config["train_batch_size"]
     return with_ds(config, plan)

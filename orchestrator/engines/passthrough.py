@@ -33,8 +33,10 @@ from orchestrator.engines.transformer_config import (
 from orchestrator.errors import InputError, nearest
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import MEGATRON_OPTIONS, PP_BEFORE_DP
+from orchestrator.words import deepspeed as ds_words
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import Table, Term
+from orchestrator.words.terms import LONG_TYPES, SHORT_TYPES, Table, Term, put, short_type
+from orchestrator.words.terms import names as all_names
 
 MEGATRON, DS = "megatron", "ds"
 GROUPS: Final = (MEGATRON, DS)
@@ -70,9 +72,7 @@ OPEN_SECTIONS: Final = (
 
 NAME: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
 INTEGER: Final = re.compile(r"[+-]?[0-9]+\Z")
-SHORT_TYPES: Final = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "fp8"}
-"""torch's names and those of Megatron-LM's flags; 8 bits are kept as bytes (optimizer_config.py)."""
-TYPES: Final = {short: name for name, short in SHORT_TYPES.items()} | {name: name for name in SHORT_TYPES}
+TYPES: Final = LONG_TYPES | {name: name for name in SHORT_TYPES}
 
 
 # ------------------------------------------------------------------------------------------------------------ what is known
@@ -348,36 +348,6 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
 }
 """Megatron's names for what the plan decides: the plan's field, and what Megatron would be told."""
 
-DS_DECIDED: Final[dict[str, tuple[str, Says]]] = {
-    "train_batch_size": ("global_batch_size", lambda plan: plan.global_batch_size),
-    "train_micro_batch_size_per_gpu": ("micro_batch_size", lambda plan: plan.micro_batch_size),
-    "gradient_accumulation_steps": ("num_microbatches", lambda plan: plan.num_microbatches),
-    "gradient_clipping": _training("clip"),
-    "communication_data_type": _training("grad_reduce_dtype"),
-    "data_types.grad_accum_dtype": _training("grad_accum_dtype"),
-    "bf16.enabled": ("training.precision", lambda plan: plan.training.precision in ("bf16", "fp8")),
-    "fp16.enabled": ("training.precision", lambda plan: plan.training.precision == "fp16"),
-    "torch_autocast.enabled": ("training.precision", lambda plan: False),
-    "optimizer.type": ("training.optimizer", lambda plan: {"adamw": "AdamW", "sgd": "SGD"}[plan.training.optimizer]),
-    "optimizer.params.lr": _training("lr"),
-    "optimizer.params.betas": ("training.betas", lambda plan: list(plan.training.betas)),
-    "optimizer.params.eps": _training("eps"),
-    "optimizer.params.weight_decay": _training("weight_decay"),
-    "zero_optimization.stage": ("zero_stage", lambda plan: plan.zero_stage),
-    "zero_optimization.zero_hpz_partition_size": ("zero_shard_size", lambda plan: plan.zero_shard_size or 1),
-    "zero_optimization.mics_shard_size": ("zero_shard_size", lambda plan: -1),
-    "zero_optimization.offload_optimizer.device": ("offload_optimizer", lambda plan: "cpu" if plan.offload_optimizer else "none"),
-    "zero_optimization.cpu_offload": ("offload_optimizer", lambda plan: plan.offload_optimizer),
-    "pipeline.stages": ("pp", lambda plan: plan.pp),
-    "pipeline.partition": ("stages", lambda plan: None),
-    "pipeline.activation_checkpoint_interval": ("stages.recompute", lambda plan: 0),
-    "tensor_parallel.autotp_size": ("tp", lambda plan: plan.tp),
-    "sequence_parallel_size": ("cp", lambda plan: plan.cp),
-    "data_parallel_size": ("dp", lambda plan: plan.dp),
-    "expert_parallel.autoep_size": ("ep", lambda plan: plan.ep),
-}
-"""DeepSpeed's names for what the plan decides."""
-
 
 def _distributed_activations(plan: Plan) -> str | None:
     """arguments.py:884, transformer_config.py:1187."""
@@ -393,14 +363,6 @@ NEEDS: Final[dict[str, Callable[[Plan], str | None]]] = {
     "distribute_saved_activations": _distributed_activations,
 }
 """What Megatron takes under certain plans alone: what this plan lacks, or None."""
-
-WHOLE_SECTIONS: Final = {
-    "scheduler": "training.schedule",
-    "elasticity": "global_batch_size",
-    "autotuning": "micro_batch_size",
-    "tensor_parallel.tp": "tp",
-}
-"""Sections that take the place of a plan's choice, whatever they say."""
 
 
 def reaches(passes: Passes, extra: dict[str, dict[str, Any]]) -> bool:
@@ -431,12 +393,10 @@ def check(plan: Plan, passes: Passes) -> None:
         key = f"{DS}.{path}"
         _check_type(key, _ds_kind(key, path), value)
         _refuse_auto(key, value)
-        section = next((section for section in WHOLE_SECTIONS if path.startswith(f"{section}.")), None)
-        if section:
-            field = WHOLE_SECTIONS[section]
-            raise InputError(key, _said(value), f"contradicts the plan: {field} decides it; change that")
-        if path in DS_DECIDED:
-            _agree(key, value, DS_DECIDED[path], plan)
+        for section, field in ds_words.WHOLE_SECTIONS.items():
+            if path.startswith(f"{section}."):
+                raise InputError(key, _said(value), f"contradicts the plan: {field} decides it; change that")
+        _agree(key, value, decided_by(DS, path, plan))
 
 
 def _check_megatron(plan: Plan, name: str, value: Any, sections: Sequence[str]) -> None:
@@ -452,8 +412,7 @@ def _check_megatron(plan: Plan, name: str, value: Any, sections: Sequence[str]) 
         why = f"is no field or flag of {planned}; {', '.join(has)} has it"
         raise InputError(key, _said(value), why)
     _check_type(key, kind, value)
-    if name in DECIDED:
-        _agree(key, value, DECIDED[name], plan)
+    _agree(key, value, decided_by(MEGATRON, name, plan))
     if name in NEEDS and value and (lacking := NEEDS[name](plan)):
         raise InputError(key, _said(value), f"is refused by Megatron: it needs {lacking}")
     known = fields(version)
@@ -476,10 +435,17 @@ def _check_type(key: str, kind: str, value: Any) -> None:
         typed(key, kind, value)
 
 
-def _agree(key: str, value: Any, decided: tuple[str, Says], plan: Plan) -> None:
-    field, says = decided
-    there = says(plan)
-    if value != there:
+def decided_by(group: str, name: str, plan: Plan) -> tuple[str, Any] | None:
+    """The plan's field that decides a setting of this group, and what the engine would be told; None: the plan says nothing of it."""
+    if group == DS:
+        return next(((term.ours, term.value(plan)) for term in ds_words.PLAN if term.theirs == name), None)
+    field, says = DECIDED.get(name, ("", None))
+    return (field, says(plan)) if says else None
+
+
+def _agree(key: str, value: Any, decided: tuple[str, Any] | None) -> None:
+    if decided is not None and value != decided[1]:
+        field, there = decided
         raise InputError(key, _said(value), f"contradicts the plan's {field}, for which it would be {_said(there)}; change that one")
 
 
@@ -565,21 +531,16 @@ def with_flags(found: Sequence[tuple[str, ...]], plan: Plan) -> tuple[tuple[str,
 
 
 def _word(value: Any) -> str:
-    return SHORT_TYPES.get(value, value) if isinstance(value, str) else json.dumps(value)
+    return short_type(value) if isinstance(value, str) else json.dumps(value)
 
 
 def with_ds(config: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """A ds_config with the user's values at their paths. What the plan decides stands there already, or is left out for a reason."""
-    changed = json.loads(json.dumps(config))
+    changed: dict[str, Any] = json.loads(json.dumps(config))
     for path, value in plan.extra.get(DS, {}).items():
-        if path in DS_DECIDED:
-            continue
-        *above, last = path.split(".")
-        section = changed
-        for name in above:
-            section = section.setdefault(name, {})
-        section[last] = value
-    return changed  # type: ignore[no-any-return]
+        if path not in all_names(ds_words.PLAN):
+            put(changed, path, value)
+    return changed
 
 
 def notes(plan: Plan) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
+from orchestrator.errors import InputError
+
 Kind = Literal["harmless", "result", "cost"]
 """What a setting does that no plan says: nothing that counts (logs, paths); it changes what is trained; it changes time or memory."""
 
@@ -26,10 +28,25 @@ def same(value: Any) -> Any:
     return value
 
 
+SHORT_TYPES: Final = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "fp8"}
+"""torch's names of data types, and those of plans and of Megatron-LM's flags; 8 bits are kept as bytes (optimizer_config.py)."""
+LONG_TYPES: Final = {short: name for name, short in SHORT_TYPES.items()}
+
+
+def short_type(name: Any) -> str:
+    """A data type as plans call it.
+
+    >>> short_type("torch.bfloat16"), short_type("bf16")
+    ('bf16', 'bf16')
+    """
+    return SHORT_TYPES.get(plain := str(name).removeprefix("torch."), plain)
+
+
 class Term(NamedTuple):
-    """`theirs`: the other program's name. `ours`: the subject's attribute, dotted where it is one of another. `unless`: our value of which
-    nothing is said. `default`: the other program's own where the setting does not stand; NOTHING: ours is kept. `to` and `back` turn our
-    value into theirs and theirs into ours. `when`: of which subjects it is said at all."""
+    """`theirs`: the other program's name. `ours`: the subject's attribute, dotted where it is one of another. `unless`: their value of
+    which nothing is said. `default`: the other program's own where the setting does not stand; NOTHING: ours is kept. `to` and `back` turn
+    our value into theirs and theirs into ours; `of` makes theirs of the whole subject, in place of `to`. `when`: of which subjects it is
+    said at all. `least`: of a number that is read."""
 
     theirs: str
     ours: str
@@ -38,24 +55,37 @@ class Term(NamedTuple):
     to: Callable[[Any], Any] = same
     back: Callable[[Any], Any] = same
     when: Callable[[Any], bool] = lambda subject: True
+    of: Callable[[Any], Any] | None = None
+    least: float | None = None
+
+    def value(self, subject: Any) -> Any:
+        """Theirs for the subject, whether it is said or left out."""
+        return self.to(attrgetter(self.ours)(subject)) if self.of is None else self.of(subject)
 
 
 Table = Sequence[Term]
+MOST: Final = 1e18
+"""No setting counts so many of anything."""
 
 
-def switch(theirs: str, ours: str, value: Any) -> Term:
-    """A switch of theirs that stands where ours has this value.
+def switch(theirs: str, ours: str, *values: Any) -> Term:
+    """A switch of theirs that stands where ours has one of these values, and is read as the first.
 
     >>> table = [switch("swiglu", "activation", "swiglu"), switch("squared_relu", "activation", "relu2")]
     >>> read(table, {"squared_relu": True, "swiglu": False})
     {'activation': 'relu2'}
     """
-    return Term(theirs, ours, to=lambda found: found == value, back=lambda said: value if said else NOTHING)
+    return Term(theirs, ours, unless=False, to=lambda found: found in values, back=lambda said: values[0] if said else NOTHING)
 
 
 def flag(theirs: str, ours: str) -> Term:
     """A switch of theirs that stands where ours is true, and is left out where it is false."""
     return Term(theirs, ours, unless=False, default=False, back=bool)
+
+
+def unsaid(theirs: str, ours: str, value: Any) -> Term:
+    """A setting of theirs that would take the place of one of ours: nothing says it or reads it, and without it theirs is this value."""
+    return Term(theirs, ours, of=lambda subject: value, back=lambda said: NOTHING, when=lambda subject: False)
 
 
 def say(table: Table, subject: Any) -> dict[str, Any]:
@@ -65,19 +95,27 @@ def say(table: Table, subject: Any) -> dict[str, Any]:
     >>> say([Term("moe_router_topk", "topk"), Term("moe_scaling", "scaling", unless=1.0)], SimpleNamespace(topk=2, scaling=1.0))
     {'moe_router_topk': 2}
     """
-    found = {}
-    for term in table:
-        if term.when(subject) and (value := attrgetter(term.ours)(subject)) != term.unless:
-            found[term.theirs] = term.to(value)
-    return found
+    said = ((term, term.value(subject)) for term in table if term.when(subject))
+    return {term.theirs: value for term, value in said if value != term.unless}
 
 
 def read(table: Table, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Our values by name, of settings by theirs. What the settings do not say and has no default of theirs is left out."""
+    """Our values by name, of settings by theirs. What the settings do not say and has no default of theirs is left out. Raises InputError
+    for what is no number, too small, or larger than MOST."""
     found = {}
     for term in table:
         said = given.get(term.theirs, term.default)
-        if said is not NOTHING and said is not None and (value := term.back(said)) is not NOTHING:
+        if said is NOTHING or said is None:
+            continue
+        try:
+            value = term.back(said)
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(term.theirs, said, "is no number") from None
+        if isinstance(value, int | float) and not abs(value) <= MOST:
+            raise InputError(term.theirs, said, f"is beyond {MOST:g}")
+        if term.least is not None and value < term.least:
+            raise InputError(term.theirs, said, f"must be at least {term.least}")
+        if value is not NOTHING:
             found[term.ours] = value
     return found
 
@@ -91,10 +129,29 @@ def differs(table: Table, before: Any, after: Any) -> dict[str, Any]:
 
 def decided(table: Table, name: str, subject: Any) -> Any:
     """What this setting of theirs is for the subject, whether it is said or left out; NOTHING: the table has no such setting."""
-    for term in table:
-        if term.theirs == name:
-            return term.to(attrgetter(term.ours)(subject))
-    return NOTHING
+    return next((term.value(subject) for term in table if term.theirs == name), NOTHING)
+
+
+def put(content: dict[str, Any], path: str, value: Any) -> None:
+    """Sets a value in nested groups, which are made where they are not there."""
+    *above, last = path.split(".")
+    for name in above:
+        if not isinstance(content.get(name), dict):
+            content[name] = {}
+        content = content[name]
+    content[last] = value
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by path as groups in groups.
+
+    >>> nested({"bf16.enabled": True, "steps": 3})
+    {'bf16': {'enabled': True}, 'steps': 3}
+    """
+    found: dict[str, Any] = {}
+    for path, value in settings.items():
+        put(found, path, value)
+    return found
 
 
 def names(*tables: Table) -> frozenset[str]:

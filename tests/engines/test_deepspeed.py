@@ -18,7 +18,7 @@ from test_translate import GOLDEN, REGENERATE, file_of, job_of, listing, same
 from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
-from orchestrator.engines.deepspeed.translate import own_sections
+from orchestrator.engines.deepspeed.translate import own_settings
 from orchestrator.engines.ds_config import by_hand
 from orchestrator.engines.hf_config import hf_fields, inexpressible
 from orchestrator.hardware.spec import Software
@@ -388,7 +388,7 @@ def test_the_bytes_of_an_unfused_norm_are_counted_from_its_kernels() -> None:
 def _judge() -> dict[str, Any]:
     """transformers' modules on the meta device, and DeepSpeed's config code at the plan's world size, in one process."""
     cases = {
-        name: {"model": hf_fields(plan), "world": plan.world_size, "dp": plan.dp, "config": by_hand(plan, own_sections(plan))}
+        name: {"model": hf_fields(plan), "world": plan.world_size, "dp": plan.dp, "config": by_hand(plan, own_settings(plan))}
         for name, plan in PLANS.items()
     }
     for model in (

@@ -163,7 +163,8 @@ ZERO3 = ZERO | {
 
 def test_each_stage_of_zero_has_its_fields_and_no_other() -> None:
     def section(**more: Any) -> dict[str, Any]:
-        return ds_config.zero_optimization(make_plan("deepspeed", LLAMA, **more))
+        found: dict[str, Any] = ds_config.ds_config(make_plan("deepspeed", LLAMA, **more))["zero_optimization"]
+        return found
 
     assert section(zero_stage=0) == {"stage": 0}
     assert section(zero_stage=0, offload_optimizer=True) == {"stage": 0}
@@ -206,13 +207,17 @@ def test_precision_says_its_sums_where_the_states_are_divided() -> None:
 
 def test_the_optimizer_is_the_plans() -> None:
     training = training_for(GPT, lr=0.25, betas=(0.8, 0.7), eps=1e-6, weight_decay=0.3)
-    adam = ds_config.optimizer(make_plan("deepspeed", GPT, training=training))
+
+    def optimizer(plan: Plan) -> Any:
+        return ds_config.ds_config(plan)["optimizer"]
+
+    adam = optimizer(make_plan("deepspeed", GPT, training=training))
     assert adam == {"type": "AdamW", "params": {"lr": 0.25, "betas": [0.8, 0.7], "eps": 1e-6, "weight_decay": 0.3}}
-    assert ds_config.optimizer(make_plan("deepspeed", GPT, gpu="cpu"))["params"]["torch_adam"] is True
+    assert optimizer(make_plan("deepspeed", GPT, gpu="cpu"))["params"]["torch_adam"] is True
     sgd = replace(training, optimizer="sgd")
     for stage in (0, 1, 2):
         one = make_plan("deepspeed", GPT, training=sgd, zero_stage=stage)
-        assert ds_config.optimizer(one) == {"type": "SGD", "params": {"lr": 0.25, "momentum": 0.0, "weight_decay": 0.3}}
+        assert optimizer(one) == {"type": "SGD", "params": {"lr": 0.25, "momentum": 0.0, "weight_decay": 0.3}}
         assert ds_config.ds_config(one).get("zero_allow_untested_optimizer") == (True if stage else None)
     assert "zero_allow_untested_optimizer" not in ds_config.ds_config(make_plan("deepspeed", GPT))
 
@@ -247,7 +252,7 @@ def test_the_trainer_fills_what_it_is_given_and_no_more() -> None:
     assert "train_batch_size" not in divided
     assert "tensor_parallel" not in ds_config.for_trainer(make_plan("deepspeed", LLAMA))
     adapted = make_plan("deepspeed", LLAMA, tp=2, training=training_for(LLAMA, lora=Lora(rank=4)))
-    section = ds_config.tensor_parallel(adapted)
+    section = ds_config.auto_tp(adapted)
     assert section["partition_config"]["use_default_specs"] is False
     assert [(spec["partition_type"], "lora_B" in spec["patterns"][0]) for spec in section["partition_config"]["layer_specs"]] == [
         ("column", True), ("row", False),

@@ -111,46 +111,9 @@ def test_each_choice_is_what_megatron_would_be_told() -> None:
     for plan, wanted in cases:
         assert decided(plan, wanted) == wanted
         for name in wanted:
-            through._agree(name, wanted[name], through.DECIDED[name], plan)
+            through._agree(name, wanted[name], through.decided_by("megatron", name, plan))
             with pytest.raises(InputError, match="contradicts the plan's "):
-                through._agree(name, "something else", through.DECIDED[name], plan)
-
-
-def test_each_choice_is_what_deepspeed_would_be_told() -> None:
-    ours = {
-        "train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "gradient_clipping": 1.0,
-        "communication_data_type": "fp32", "data_types.grad_accum_dtype": "fp32", "bf16.enabled": True, "fp16.enabled": False,
-        "torch_autocast.enabled": False, "optimizer.type": "AdamW", "optimizer.params.lr": 3e-4, "optimizer.params.betas": [0.9, 0.95],
-        "optimizer.params.eps": 1e-8, "optimizer.params.weight_decay": 0.1, "zero_optimization.stage": 1,
-        "zero_optimization.zero_hpz_partition_size": 1, "zero_optimization.mics_shard_size": -1,
-        "zero_optimization.offload_optimizer.device": "none", "zero_optimization.cpu_offload": False, "pipeline.stages": 1,
-        "pipeline.partition": None, "pipeline.activation_checkpoint_interval": 0, "tensor_parallel.autotp_size": 1,
-        "sequence_parallel_size": 1, "data_parallel_size": 8, "expert_parallel.autoep_size": 1,
-    }  # fmt: skip
-    assert decided(make_plan("deepspeed", LLAMA), through.DS_DECIDED, through.DS_DECIDED) == ours
-
-    def differs(plan: Plan) -> dict[str, Any]:
-        return {name: value for name, value in decided(plan, ours, through.DS_DECIDED).items() if value != ours[name]}
-
-    third = make_plan("deepspeed", LLAMA, zero_stage=3, zero_shard_size=4, offload_optimizer=True)
-    assert differs(third) == {
-        "zero_optimization.stage": 3, "zero_optimization.zero_hpz_partition_size": 4, "zero_optimization.offload_optimizer.device": "cpu",
-        "zero_optimization.cpu_offload": True,
-    }  # fmt: skip
-    cut = make_plan("deepspeed", LLAMA, tp=2, cp=2, micro_batch_size=2)
-    assert differs(cut) == {
-        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 16, "tensor_parallel.autotp_size": 2,
-        "sequence_parallel_size": 2, "data_parallel_size": 2,
-    }  # fmt: skip
-    other = trained(precision="fp16", optimizer="sgd", clip=0.5, betas=(0.8, 0.7), grad_reduce_dtype="fp16", grad_accum_dtype="bf16")
-    assert differs(other) == {
-        "gradient_clipping": 0.5, "communication_data_type": "fp16", "data_types.grad_accum_dtype": "bf16", "bf16.enabled": False,
-        "fp16.enabled": True, "optimizer.type": "SGD", "optimizer.params.betas": [0.8, 0.7],
-    }  # fmt: skip
-    assert differs(trained(precision="fp8")) == {}
-    assert differs(make_plan("megatron_deepspeed", LLAMA, pp=2)) == {
-        "pipeline.stages": 2, "data_parallel_size": 4, "gradient_accumulation_steps": 16,
-    }  # fmt: skip
+                through._agree(name, "something else", through.decided_by("megatron", name, plan))
 
 
 def test_texts_are_taken_by_their_kind() -> None:

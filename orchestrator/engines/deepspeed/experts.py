@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from orchestrator.engines.hf_config import DEEPSEEK_V3, GLM4_MOE, MIXTRAL, QWEN3_MOE, class_of
 from orchestrator.engines.rules.experts import experts, experts_fold
 from orchestrator.engines.rules.rule import rule
 from orchestrator.model.spec import Architecture
-from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -21,13 +20,6 @@ PRESETS: Final = {
     GLM4_MOE.model: "deepseek_v3",
 }
 """AutoEP's preset by class of transformers; GLM-4.5's router is DeepSeek-V3's (modeling_glm4_moe.py), and its own name is no preset."""
-
-
-def section(plan: Plan) -> dict[str, Any]:
-    """ "expert_parallel" of the configuration; {} where every rank has all experts: transformers' own layers then compute them."""
-    if plan.ep == 1:
-        return {}
-    return {"expert_parallel": {"enabled": True, "autoep_size": plan.ep, "preset_model": PRESETS[class_of(plan.model).model]}}
 
 
 def balance(a: Architecture) -> dict[str, float]:

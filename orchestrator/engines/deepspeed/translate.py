@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from orchestrator.engines import passthrough
-from orchestrator.engines.deepspeed.experts import balance, section
+from orchestrator.engines.deepspeed.experts import PRESETS, balance
 from orchestrator.engines.deepspeed.requirements import REQUIREMENTS
-from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_files, ds_config, tensor_parallel
-from orchestrator.engines.hf_config import hf_fields
+from orchestrator.engines.ds_config import auto_tp, deepspeed_environment, deepspeed_files, ds_config
+from orchestrator.engines.hf_config import class_of, hf_fields
 from orchestrator.engines.traced import partition_note, traced_fields
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
@@ -16,6 +16,8 @@ from orchestrator.model.packing import told
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import CHOICES, DEEPSPEED_OPTIONS
+from orchestrator.words import deepspeed as words
+from orchestrator.words.terms import say
 
 WORKER: Final = "orchestrator.workers.deepspeed"
 DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
@@ -25,7 +27,7 @@ PASSES: Final[dict[str, tuple[str, ...]]] = {passthrough.DS: ()}
 
 def translate(plan: Plan) -> Job:
     """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
-    more = own_sections(plan)
+    more = own_settings(plan)
     model = hf_fields(plan) | balance(plan.model) if plan.model.traced is None else traced_fields(plan)
     engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
     files, notes = deepspeed_files(plan, more)
@@ -45,15 +47,14 @@ def translate(plan: Plan) -> Job:
     return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan), passes=PASSES)
 
 
-def own_sections(plan: Plan) -> dict[str, Any]:
-    """What DeepSpeed's configuration says of parallelism that is DeepSpeed's own: Ulysses, AutoTP and AutoEP."""
-    sections: dict[str, Any] = {}
-    if plan.cp > 1:
-        # By which a script without Ulysses' groups divides the world before the batch is checked against it (runtime/config.py:468).
-        sections["sequence_parallel_size"] = plan.cp
+def own_settings(plan: Plan) -> dict[str, Any]:
+    """What DeepSpeed's configuration says of parallelism that is DeepSpeed's own: Ulysses, AutoTP and AutoEP; by path."""
+    found = say(words.OWN_PARALLELISM, plan)
     if plan.tp > 1:
-        sections["tensor_parallel"] = tensor_parallel(plan)
-    return sections | section(plan)
+        found |= {f"tensor_parallel.{name}": value for name, value in auto_tp(plan).items()}
+    if plan.ep > 1:
+        found |= {"expert_parallel.enabled": True, "expert_parallel.preset_model": PRESETS[class_of(plan.model).model]}
+    return found
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:

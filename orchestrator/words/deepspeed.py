@@ -1,0 +1,96 @@
+"""DeepSpeed's language: settings by their paths in ds_config.json (deepspeed/runtime/config.py and zero/config.py of 0.19.8)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+from orchestrator.words import terms
+from orchestrator.words.terms import NOTHING, Kind, Table, Term, short_type, switch, unsaid
+
+
+def _has_adam(plan: Any) -> bool:
+    return bool(plan.training.optimizer == "adamw")
+
+
+def _accumulates(plan: Any) -> bool:
+    """Stage 0 refuses any type but the model's (runtime/engine.py:2294-2325) and takes that by itself."""
+    return bool(plan.zero_stage and plan.training.precision != "fp32")
+
+
+SIZES: Final[Table] = (
+    # With tp it is left out: without Megatron's groups DeepSpeed would check it against the whole world (runtime/config.py:468).
+    Term("train_batch_size", "global_batch_size", back=int, least=1, when=lambda plan: plan.tp == 1),
+    Term("train_micro_batch_size_per_gpu", "micro_batch_size", back=int, least=1),
+    Term("gradient_accumulation_steps", "num_microbatches", back=int, least=1),
+)
+TRAINING: Final[Table] = (
+    Term("gradient_clipping", "training.clip", default=1.0, back=float),
+    switch("fp16.enabled", "training.precision", "fp16"),
+    switch("bf16.enabled", "training.precision", "bf16", "fp8"),
+    Term("data_types.grad_accum_dtype", "training.grad_accum_dtype", back=short_type, when=_accumulates),
+    Term("communication_data_type", "training.grad_reduce_dtype", back=short_type),
+    Term("optimizer.type", "training.optimizer", default="AdamW", to={"adamw": "AdamW", "sgd": "SGD"}.get,
+         back=lambda kind: "sgd" if str(kind).lower() == "sgd" else "adamw"),
+    Term("optimizer.params.lr", "training.lr", back=lambda rate: float(rate) or NOTHING),
+    Term("optimizer.params.betas", "training.betas", to=list, when=_has_adam,
+         back=lambda betas: betas if isinstance(betas, list) and len(betas) == 2 else NOTHING),
+    Term("optimizer.params.eps", "training.eps", back=float, when=_has_adam),
+    Term("optimizer.params.weight_decay", "training.weight_decay", back=float),
+)  # fmt: skip
+ZERO: Final[Table] = (
+    Term("zero_optimization.stage", "zero_stage", default=0, back=int),
+    Term("zero_optimization.zero_hpz_partition_size", "zero_shard_size", unless=1, to=lambda size: size or 1,
+         back=lambda size: int(size) if int(size) > 1 else None),
+    Term("zero_optimization.offload_optimizer.device", "offload_optimizer", unless="none", default="none",
+         to=lambda on: "cpu" if on else "none", back=lambda device: device != "none", when=lambda plan: plan.zero_stage > 0),
+)  # fmt: skip
+OWN_PARALLELISM: Final[Table] = (
+    # By which a script without Ulysses' groups divides the world before the batch is checked against it.
+    Term("sequence_parallel_size", "cp", unless=1, default=1, back=int, least=1),
+    Term("tensor_parallel.autotp_size", "tp", unless=1, default=1, back=lambda size: int(size) or 1, least=1),  # 0 is DeepSpeed's own
+    Term("expert_parallel.autoep_size", "ep", unless=1, back=int),
+)
+"""Ulysses, AutoTP and AutoEP: of plans whose parallelism DeepSpeed brings itself."""
+OTHERWISE: Final[Table] = (
+    Term("zero_optimization.cpu_offload", "offload_optimizer", back=lambda on: bool(on) or NOTHING),
+    Term("pipeline.stages", "pp", back=lambda stages: NOTHING),
+    Term("data_parallel_size", "dp", back=lambda ranks: NOTHING),
+    unsaid("torch_autocast.enabled", "training.precision", False),
+    unsaid("zero_optimization.mics_shard_size", "zero_shard_size", -1),
+    unsaid("pipeline.partition", "stages", None),
+    unsaid("pipeline.activation_checkpoint_interval", "stages.recompute", 0),
+)
+"""Of what a plan decides and says in other words."""
+PLAN: Final[Table] = (*SIZES, *TRAINING, *ZERO, *OWN_PARALLELISM, *OTHERWISE)
+
+WHOLE_SECTIONS: Final = {
+    "scheduler": "training.schedule",
+    "elasticity": "global_batch_size",
+    "autotuning": "micro_batch_size",
+    "tensor_parallel.tp": "tp",
+}
+"""Sections that take the place of a plan's choice, whatever they say, with its name."""
+
+HARMLESS: Final = (
+    "checkpoint.*", "comet.*", "comms_logger.*", "compile.debug_log", "csv_monitor.*", "datastates.*", "dump_state", "flops_profiler.*",
+    "log_level", "memory_breakdown", "nebula.*", "steps_per_print", "tensorboard.*", "timers.*", "wall_clock_breakdown", "wandb.*",
+    "zero_allow_untested_optimizer",
+)  # fmt: skip
+"""Settings of logs, monitors and checkpoints, as paths and patterns of them."""
+
+RESULT: Final = (
+    "dataloader_drop_last", "fp16.*hysteresis", "fp16.auto_cast", "fp16.initial_scale_power", "fp16.loss_scale", "fp16.loss_scale_window",
+    "fp16.min_loss_scale", "optimizer.params.adam_w_mode", "optimizer.params.bias_correction", "optimizer.params.momentum", "scheduler.*",
+)  # fmt: skip
+"""Settings that change what is trained, and neither time nor memory."""
+
+
+@cache
+def kind(path: str) -> Kind:
+    """What a setting does of which a plan says nothing. What is in no list counts as one that changes time or memory.
+
+    >>> kind("wandb.project"), kind("fp16.loss_scale"), kind("zero_optimization.offload_param.device")
+    ('harmless', 'result', 'cost')
+    """
+    return terms.kind(path, HARMLESS, RESULT)

@@ -1,0 +1,105 @@
+"""Drawn plans of DeepSpeed come back from their ds_config.json as themselves, and what they say there is what they decide."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.audit import deepspeed, formats
+from orchestrator.engines import ENGINES, passthrough
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+from orchestrator.strategy.legality import broken_rule
+from orchestrator.words import deepspeed as words
+from orchestrator.words import terms
+
+sys.path.append(str(Path(__file__).parents[1] / "engines"))
+from hand_plans import BERT, GPT, LLAMA, T5, make_plan, training_for, workload_of
+
+CHOSEN = ("tp", "cp", "micro_batch_size", "zero_stage", "zero_shard_size", "offload_optimizer")
+"""Of a plan of engine=deepspeed; in others Megatron's words say how a model is divided."""
+KEYS = ("precision", "optimizer", "lr", "betas", "eps", "weight_decay", "clip", "grad_reduce_dtype", "grad_accum_dtype")
+
+
+def drawn(number: int, seed: int) -> list[Plan]:
+    """Legal plans of both engines."""
+    draw = random.Random(seed)
+    one, found = draw.choice, []
+    while len(found) < number:
+        engine = one(["deepspeed", "megatron_deepspeed"])
+        model = one([GPT, LLAMA, LLAMA, BERT, *([T5] if engine == "deepspeed" else [])])
+        gpu = one(["H100-SXM-80GB", "A100-SXM-80GB", "V100-SXM2-32GB", "cpu"])
+        training = training_for(
+            model, precision="fp32" if gpu == "cpu" else one(["bf16", "bf16", "fp16", "fp32"]), optimizer=one(["adamw", "adamw", "sgd"]),
+            lr=one([1e-3, 3e-4]), min_lr=one([0.0, 1e-5]), schedule=one(["cosine", "linear", "constant"]), warmup=one([0, 1, 5]),
+            steps=one([10, 50]), clip=one([0.0, 1.0]), weight_decay=one([0.0, 0.1]), betas=one([(0.9, 0.95), (0.8, 0.9)]),
+            eps=one([1e-8, 1e-5]), grad_reduce_dtype=one(["fp32", "bf16"]), grad_accum_dtype=one(["fp32", "bf16"]),
+        )  # fmt: skip
+        stage, own = one([0, 1, 2, 3]), engine == "deepspeed"
+        plan = make_plan(
+            engine, model, gpu=gpu, world=one([4, 8, 16]), training=training, tp=one([1, 1, 2]), pp=1 if own else one([1, 1, 2]),
+            cp=one([1, 1, 2]) if own else 1, zero_stage=stage, micro_batch_size=one([1, 2]),
+            offload_optimizer=stage > 0 and one([True, False]),
+            zero_shard_size=one([None, 2]) if stage == 3 else None,
+        )  # fmt: skip
+        capabilities = ENGINES[engine].capabilities(plan.cluster.software)
+        if plan.num_microbatches and broken_rule(capabilities, plan.candidate, workload_of(plan)) is None:
+            found.append(plan)
+    return found
+
+
+def plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("number", [50, pytest.param(1000, marks=pytest.mark.full)])
+def test_a_drawn_plan_is_read_back_as_itself(number: int) -> None:
+    for plan in drawn(number, seed=number):
+        (file,) = [file for file in ENGINES[plan.engine].translate(plan).files if file.path == "ds_config.json"]
+        reading = formats.read(file.content, file.path).reading
+        names = [name for name in CHOSEN if plan.engine == "deepspeed" or name not in ("tp", "cp")]
+        assert reading.unknown == ()
+        assert {name: getattr(reading.setup, name) for name in names} == {name: getattr(plan, name) for name in names}, file.content
+        adam, sums = plan.training.optimizer == "adamw", plan.zero_stage or plan.training.precision == "fp32"
+        said = [name for name in KEYS if (adam or name not in ("betas", "eps")) and (sums or name != "grad_accum_dtype")]
+        assert {name: reading.keys[f"train.{name}"] for name in said} == {name: plain(getattr(plan.training, name)) for name in said}
+
+
+@pytest.mark.parametrize("number", [50, pytest.param(1000, marks=pytest.mark.full)])
+def test_what_a_drawn_plan_says_may_be_said_again_and_nothing_else(number: int) -> None:
+    for plan in drawn(number, seed=number + 1):
+        for path, value in terms.say(words.PLAN, plan).items():
+            field, there = passthrough.decided_by("ds", path, plan) or ("", None)
+            assert (there, bool(field)) == (value, True)
+            passthrough._agree(path, value, (field, there))
+            with pytest.raises(InputError, match="contradicts the plan's "):
+                passthrough._agree(path, "another", (field, there))
+
+
+def test_a_change_is_what_the_second_setup_says() -> None:
+    draw = random.Random(3)
+    plans = drawn(20, seed=4)
+    setups = [deepspeed.reading_of(terms.nested(terms.say((*words.SIZES, *words.ZERO, *words.OWN_PARALLELISM), plan))).setup
+              for plan in plans]  # fmt: skip
+    for before in setups:
+        after = draw.choice(setups)
+        changes = deepspeed.changes(before, after)
+        assert changes is not None
+        again = deepspeed.reading_of(terms.nested(terms.say(deepspeed.CHANGED, before) | changes)).setup
+        assert again == after
+
+
+def test_every_path_is_decided_or_of_a_kind_and_nothing_that_costs_is_called_harmless() -> None:
+    known, decided = {*passthrough.paths()}, terms.names(words.PLAN)
+    free = {path for path in known if words.kind(path) != "cost"}
+    assert free.isdisjoint(decided)
+    costly = ("zero_optimization.", "bf16.", "tensor_parallel.", "compile.", "activation", "aio", "amp", "offload", "allgather", "gradient")
+    assert [path for path in free if path.startswith(costly) and path != "compile.debug_log"] == []
+    for path in ("optimizer.params.torch_adam", "curriculum_learning.enabled", "sparse_attention.mode", "elasticity.enabled", "unheard_of"):
+        assert words.kind(path) == "cost"
+    sections = {section.partition(".")[0] for section in (*passthrough.OPEN_SECTIONS, *known)}
+    assert [pattern for pattern in (*words.HARMLESS, *words.RESULT) if pattern.partition(".")[0] not in sections] == []
