@@ -140,7 +140,7 @@ def origin_of(name: str, group: FitGroup, fitted: Fitted) -> str:
 
 
 def margins(runs: Sequence[Run], files: Sequence[CalibrationFile]) -> dict[str, Constant]:
-    """By the planned engine that the measured one resembles, what `Calibration.memory_margin` says, from the runs whose peak was measured;
+    """What `Calibration.memory_margin` says, from the runs whose peak was measured, by the planned engine that the measured one resembles;
     "" for all engines together."""
     pricer = Pricer(chooser({(file.engine, file.gpu): file.values() for file in files}))
     lacking: dict[str, list[float]] = {"": []}
@@ -248,7 +248,7 @@ def calibrate(runs: Sequence[Run], console: Console, *, everything: bool) -> lis
 
 
 def run(words: Sequence[str]) -> None:
-    """The command. Raises InputError."""
+    """Runs the command with these words. Raises InputError."""
     console = Console(width=None if sys.stdout.isatty() else 200)
     given = arguments(words, KEYS, required=("runs",))
     everything = truth(given, "all")
@@ -280,12 +280,13 @@ def run(words: Sequence[str]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status."""
+    """Runs the command and returns its exit status."""
     return command(words, lambda: usage(__doc__), run)
 
 
 def write(files: Sequence[CalibrationFile], out: str | None, console: Console, key: str) -> None:
-    """Into a folder, one file each; into a .json file where there is one only; or on the screen."""
+    """Writes the files into a folder, one each; into a .json file where there is one only; or on the screen. Raises InputError for several
+    files and a .json file."""
     for file in files:
         text = msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n"
         if out is None:

@@ -52,7 +52,8 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 }
 """What a constant can be at all. A share that is not here ends at 1 too."""
 AT_BOUND: Final = 0.005
-"""Of the way from one bound to the other, in the logarithm: nearer than this a constant lies at its bound, and some cost is missing."""
+"""Relative distance from a bound, as a share of the way from one bound to the other in the logarithm, below which a constant lies at its
+bound, and some cost is missing."""
 STARTS: Final[Mapping[str, float]] = {
     "tp_overlap": 0.5,
     "layer_floor_s": 4e-3,

@@ -16,7 +16,7 @@ from orchestrator.units import GIB, MIB
 from orchestrator.validate.runs import NVFP4, Run
 
 UNITS: Final[Mapping[str, str]] = {"_s": "s", "_bytes": "bytes", "_efficiency": "share", "_factor": "ratio", "_overlap": "share"}
-"""By the end of a constant's name."""
+"""Unit of a constant by the end of its name."""
 OTHER_UNITS: Final[Mapping[str, str]] = {
     "gemm_half_tokens": "rows",
     "gemm_half_features": "columns",
@@ -197,7 +197,7 @@ SAME_LIBRARIES: Final = "PyTorch's allocator, CUDA's context and NCCL's buffers,
 
 @dataclass(frozen=True, kw_only=True)
 class CarryOver:
-    """From a measured engine to a planned one (or to any) on these GPUs: constants, each with why it holds there too."""
+    """Constants of a measured engine that hold for a planned one (or for any) on these GPUs, each with why it holds there too."""
 
     source: str
     to: str
@@ -253,7 +253,7 @@ DEFAULT_NAMES: Final = (
     "op_overhead_s",
     "microbatch_overhead_s",
 )
-"""For an (engine, GPU) of the user's own: few constants, so that ten runs settle them."""
+"""Constants that are fitted for an (engine, GPU) of the user's own: few, so that ten runs settle them."""
 CPU_NAMES: Final = (
     "gemm_efficiency",
     "memory_efficiency",
@@ -263,4 +263,4 @@ CPU_NAMES: Final = (
     "inner_efficiency",
     "core_share",
 )
-"""The same for gloo ranks on the CPU."""
+"""Constants that are fitted for gloo ranks on the CPU: few, so that ten runs settle them."""

@@ -16,11 +16,11 @@ from orchestrator.validate.pricing import Choose, OneValue, Pricer, named, seen_
 from orchestrator.validate.runs import Run, counts, doubted, small_experts
 
 DIGITS: Final = 3
-"""Of the ratios that are kept."""
+"""Decimals of the ratios that are kept."""
 MANY: Final = 10
 """Runs above which a table's own share of held runs is judged."""
 RISK: Final = 0.01
-"""At which the chance of not fitting is judged."""
+"""The chance of not fitting up to which a plan counts as fitting here."""
 
 
 class LeftOut(NamedTuple):
@@ -56,7 +56,8 @@ def left_out(runs: Sequence[Run], fit: Callable[[Sequence[Run]], Sequence[Calibr
 
 
 def constants_of(files: Sequence[CalibrationFile]) -> Choose:
-    """Of these files, or of one for an engine that shares its constants with the run's (a fit's group); elsewhere of the datasheet."""
+    """The constants for a run: of its engine's file, or of a file of an engine that shares its constants with the run's (a fit's group);
+    elsewhere the datasheet's."""
     known = {(file.engine, file.gpu): file for file in files}
     shared = {
         (engine, gpu): known[other, gpu]
@@ -91,7 +92,7 @@ def predicted(runs: Sequence[Run], choose: Choose, gpus: set[str]) -> Iterator[L
 
 
 def cells_of(found: Sequence[LeftOut]) -> tuple[Cell, ...]:
-    """By source and situation."""
+    """The ratios of measured to predicted, sorted, by source and situation."""
     grouped: dict[tuple[str, Situation], list[LeftOut]] = defaultdict(list)
     for one in found:
         grouped[one.run.table, one.situation].append(one)
@@ -111,7 +112,8 @@ def errors_of(found: Sequence[LeftOut]) -> Errors:
 
 
 class Held(NamedTuple):
-    """Of a table's timed runs, the share inside of an interval that was made without the table, and the median of log(high / low)."""
+    """How many timed runs a table has, the share of them inside of an interval that was made without the table, and the median of log(high
+    / low)."""
 
     runs: int
     share: float
@@ -119,7 +121,7 @@ class Held(NamedTuple):
 
 
 def coverage(found: Sequence[LeftOut]) -> dict[str, Held]:
-    """By table, and "" over all runs."""
+    """How the intervals hold for the runs of each table, by table, and "" for all runs together."""
     result: dict[str, Held] = {}
     inside: list[bool] = []
     widths: list[float] = []
@@ -144,8 +146,8 @@ def _held(ones: Sequence[tuple[bool, float]]) -> Held:
 
 
 def ran_out(found: Sequence[LeftOut], risk: float = RISK) -> tuple[int, int]:
-    """Of the runs that would have been said to fit at this risk, by peaks of other tables alone: how many ran out of memory, and how many
-    there are."""
+    """How many runs ran out of memory, and how many there are, of those that would have been said to fit at this risk by peaks of other
+    tables alone."""
     out = accepted = 0
     for table in sorted({one.run.table for one in found}):
         cells = cells_of([one for one in found if one.run.table != table])
@@ -159,7 +161,7 @@ def ran_out(found: Sequence[LeftOut], risk: float = RISK) -> tuple[int, int]:
 
 
 def judged(found: Sequence[LeftOut]) -> Iterator[str]:
-    """In words, a line a table."""
+    """How well the intervals and the chances of fitting hold, in a line for each table."""
     held = coverage(found)
     for table, (runs, share, width) in held.items():
         yield f"{table or 'all'}: {runs} runs, {share:.0%} inside; high / low {exp(width):.2f} in the median"

@@ -325,8 +325,7 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
     held_out_runs: int
     held_out_median_error: float | None
     interval: tuple[float, float] | None
-    """The 90% interval of measured over predicted step time in the user's own runs (`Calibration.interval`); None in the package's
-    files."""
+    """Measured over predicted step time, 5% and 95% quantile of the user's own runs (`Calibration.interval`); None in our own files."""
     measured: FittedOn | None = None
 
     def __post_init__(self) -> None:

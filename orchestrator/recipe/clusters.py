@@ -348,7 +348,7 @@ def gpu_tree(gpu: Gpu) -> dict[str, Any]:
 
 
 def to_tree(cluster: Cluster) -> dict[str, Any]:
-    """The same cluster as YAML content, exact: numbers in base units."""
+    """The cluster as YAML content, exact: numbers in base units."""
     return {
         "name": cluster.name,
         "gpu": [{"type": gpu_tree(part.gpu), "gpus": part.num_gpus} for part in cluster.parts] or gpu_tree(cluster.gpu),
@@ -377,13 +377,13 @@ def changed(tree: Tree, fields: Mapping[str, str]) -> Tree:
 
 
 def changed_cluster(cluster: Cluster, fields: Mapping[str, str]) -> Cluster:
-    """The same for a cluster that did not come from YAML."""
+    """A cluster that did not come from YAML with fields of cluster.FIELD=value over it. Raises InputError."""
     tree = changed(_texts(to_tree(cluster)), fields)
     return cluster_from(tree, cluster.name, "cluster", cluster.num_gpus, cluster.gpus_per_node)
 
 
 def resized(cluster: Cluster, num_gpus: int) -> Cluster:
-    """The same cluster with another number of GPUs in use, at most what its outermost level holds. Raises InputError.
+    """The cluster with another number of GPUs in use, at most what its outermost level holds. Raises InputError.
 
     >>> resized(load_cluster("dgx_h100", 32), 24).num_nodes
     3
@@ -397,7 +397,7 @@ def check_cluster(cluster: Cluster, where: str) -> None:
 
 
 def _texts(value: Any) -> Any:
-    """The same content with every leaf as text, as read_yaml gives it."""
+    """The content with every leaf as text, as read_yaml gives it."""
     if isinstance(value, dict):
         return {name: _texts(item) for name, item in value.items()}
     if isinstance(value, list):

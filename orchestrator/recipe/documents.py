@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 HEADER: Final = b"MMIDIDX\x00\x00"
-"""Then the version and the code of the type, and how many sequences and documents there are (core/datasets/indexed_dataset.py)."""
+"""First bytes of an .idx file; behind them stand the version and the code of the type, and how many sequences and documents there are
+(core/datasets/indexed_dataset.py)."""
 FIELDS: Final = struct.Struct("<QBQQ")
 SHARES: Final = ("training", "evaluation", "the test")
 CUT: Final = "python -m orchestrator.data documents=blank_lines cuts a text into more"
@@ -77,7 +78,7 @@ def _flags(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _prefixes(words: Sequence[str]) -> Sequence[str]:
-    """Of "PREFIX ..." or "WEIGHT PREFIX WEIGHT PREFIX ..." (core/datasets/utils.py, get_blend_from_list)."""
+    """The prefixes in "PREFIX ..." or "WEIGHT PREFIX WEIGHT PREFIX ..." (core/datasets/utils.py, get_blend_from_list)."""
     if len(words) % 2:
         return words
     try:

@@ -37,7 +37,7 @@ WIDTH = 30
 
 
 def help_text(engines: Sequence[str]) -> str:
-    """All of it."""
+    """The text of --help, with every key."""
     lines = [HEAD, "keys:"]
     group = ""
     for key in KEYS.values():

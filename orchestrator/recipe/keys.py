@@ -247,7 +247,7 @@ class Targets(Value, frozen=True, kw_only=True):
     cost: Annotated[float | None, Key("target.cost", "the training may cost (cluster.price_per_gpu_hour=)", type=float, above=0)] = None
 
     def given(self) -> dict[str, float]:
-        """Those that are set, by name."""
+        """The targets that are set, by name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 

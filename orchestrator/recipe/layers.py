@@ -27,7 +27,7 @@ class Given(NamedTuple):
 
 
 Flat = dict[str, Given]
-"""By full key name."""
+"""What is given, by full key name."""
 
 MAPPINGS: Final = ("cluster", "profile")
 """Keys whose value may be a mapping of its own."""

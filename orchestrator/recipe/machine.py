@@ -115,11 +115,11 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
 
 
 NVLINK_LATENCY, PCIE_LATENCY = 1.9 * US, 2.5 * US
-"""A hop's: NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
+"""Seconds of a hop in NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
 
 
 def memory_of(gpu: Gpu) -> int:
-    """Bytes."""
+    """Bytes of a GPU's memory."""
     return gpu.memory
 
 

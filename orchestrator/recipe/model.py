@@ -61,7 +61,8 @@ def architecture_of(merged: Flat, label: str) -> Architecture:
 
 
 def with_routing(architecture: Architecture, text: str | None) -> Architecture:
-    """With model.routing= in every layer of experts. Raises InputError where there are none, or it is neither a number nor a trace."""
+    """The architecture with model.routing= in every layer of experts. Raises InputError where there are none, or it is neither a number nor
+    a trace."""
     if text is None:
         return architecture
     if not architecture.experts:
@@ -124,7 +125,7 @@ def training_of(merged: Flat) -> Training:
 
 
 def with_sequence_length(merged: Flat) -> Flat:
-    """With a sequence length that holds the longest supervised sample, where none is given. Raises InputError."""
+    """The keys, and where no sequence length is given, one that holds the longest supervised sample. Raises InputError."""
     if value_of(merged, "task", "pretrain") != "sft" or "train.seq_length" in merged:
         return merged
     positions = value_of(merged, "model.max_position_embeddings", None)
@@ -140,8 +141,8 @@ def with_sequence_length(merged: Flat) -> Flat:
 
 
 def with_samples(training: Training, merged: Flat) -> Training:
-    """With the lengths of its supervised samples, and whether they are packed: wherever sequences are not divided and a reader knows the
-    layers. Raises InputError."""
+    """The training with the lengths of its supervised samples, and whether they are packed: wherever sequences are not divided and a reader
+    knows the layers. Raises InputError."""
     if training.task == "pretrain":
         if training.packing is not None:
             raise InputError("data.packing", str(training.packing).lower(), "is of samples: task=sft")
@@ -166,8 +167,9 @@ def _lora_of(merged: Flat) -> Lora | None:
 
 
 def padded_for_every_layout(architecture: Architecture, cluster: Cluster) -> Architecture:
-    """With one size of the padded vocabulary under every tensor-parallel size that a search on this cluster compares: they divide the GPUs
-    and the attention heads. Nothing changes where those are powers of two and the vocabulary is padded to a multiple of 128."""
+    """The architecture with one size of the padded vocabulary under every tensor-parallel size that a search on this cluster compares: they
+    divide the GPUs and the attention heads. Nothing changes where those are powers of two and the vocabulary is padded to a multiple of
+    128."""
     unit = lcm(architecture.make_vocab_size_divisible_by, gcd(cluster.num_gpus, architecture.num_attention_heads))
     return msgspec.structs.replace(architecture, make_vocab_size_divisible_by=unit)
 

@@ -16,7 +16,7 @@ from orchestrator.units import GIB, MIB
 
 UNITS: Final = {"GiB": GIB, "MiB": MIB, "KiB": 1024, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 FAMILY: Final = "profile"
-"""Of a model that is known by its measured layers alone."""
+"""Family of a model that is known by its measured layers alone."""
 _QUANTITY = re.compile(r"([0-9.eE+-]+) *(" + "|".join(UNITS) + r")\Z")
 
 

@@ -21,7 +21,7 @@ Tree = dict[str, Any]
 SAME: Final = {"slurm.image": "container.image", "slurm.mounts": "container.mounts"}
 """Keys that people look for in another group."""
 MAX_DEPTH: Final = 8
-"""Of YAML nesting; ours needs four."""
+"""Levels of nesting that a YAML may have; ours needs four."""
 
 
 def read_arguments(words: Sequence[str]) -> Tree:
@@ -85,7 +85,8 @@ def as_texts(value: Any) -> Any:
 
 
 def parents(name: str) -> list[str]:
-    """
+    """The names of all groups that this key is in, from the outermost.
+
     >>> parents("cluster.levels.nvlink.size")
     ['cluster', 'cluster.levels', 'cluster.levels.nvlink']
     """

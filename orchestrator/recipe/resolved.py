@@ -91,7 +91,7 @@ def _lora_tree(lora: Lora, *, merge: bool) -> dict[str, Any]:
 
 
 def _profile_tree(profile: Profile) -> dict[str, Any]:
-    """In seconds and bytes, without the name, which is the recipe's."""
+    """The profile as YAML content, in seconds and bytes, without the name, which is the recipe's."""
     tree: dict[str, Any] = msgspec.to_builtins(profile, str_keys=True)
     del tree["name"]
     return tree

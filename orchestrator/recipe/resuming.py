@@ -99,7 +99,7 @@ def with_long_form(given: Flat) -> Flat:
 # ----------------------------------------------------------------------------------------------------------------- recipe
 
 NOT_TAKEN_OVER: Final = (RESUME, CHANGE, "model.init_from")
-"""Of the recipe of the run that is continued: they began that run."""
+"""Keys that are not taken from the recipe of the run that is continued: they began that run."""
 
 
 def recipe_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Flat:

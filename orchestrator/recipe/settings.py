@@ -71,7 +71,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     recipe: str
     architecture: Architecture
     profile: Profile | None = None
-    """Measured layers. A model that only they describe has a stand-in for its architecture (family "profile")."""
+    """The measured layers of a profile; None: there is no profile. A model that only they describe has a stand-in for its architecture
+    (family "profile")."""
     training: Training
     cluster: Cluster
     why_cluster: str
@@ -100,7 +101,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
 
 
 def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
-    """The same for keys that are a tree of texts already. Raises InputError."""
+    """Settings of keys that are a tree of texts already. Raises InputError."""
     given = with_long_form(flatten(tree, ""))
     merged, site, label = _layered(given)
     actions = filled(merged, Actions)
@@ -180,8 +181,8 @@ class _Trained(NamedTuple):
 
 
 def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, machine: Machine) -> _Trained:
-    """By the keys, for a search. `chosen_here`: those of the command line and the site, which go before what the machine has. Raises
-    InputError."""
+    """What is trained where by the keys, for a search. `chosen_here`: those of the command line and the site, which go before what the
+    machine has. Raises InputError."""
     label = label or label_of(merged)
     merged = with_sequence_length(merged)
     training = with_samples(training_of(merged), merged)
@@ -207,7 +208,7 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
 
 
 def _saved(merged: Flat, label: str | None, engine: str, plan: Plan) -> _Trained:
-    """By a saved plan, with which the keys must agree. Raises InputError."""
+    """What is trained where by a saved plan, with which the keys must agree. Raises InputError."""
     check_agreement(merged, plan)
     if engine not in ("auto", plan.engine):
         raise InputError("engine", engine, f"the plan is for engine={plan.engine}; leave engine out, or search anew without plan=")

@@ -26,8 +26,8 @@ def is_shipped(given: Flat, layers: Sequence[Flat]) -> bool:
 
 
 def site_layer(*, with_plan: bool = False) -> Flat:
-    """Its keys; none where there is no file. `with_plan`: without the cluster and engine, which a saved plan has. Raises InputError for a
-    file that is named and not there, and for keys of a run."""
+    """The keys of the site's file; none where there is no file. `with_plan`: without the cluster and engine, which a saved plan has. Raises
+    InputError for a file that is named and not there, and for keys of a run."""
     named = os.environ.get(VARIABLE)
     path = Path(named or USUAL).expanduser()
     if not path.is_file():

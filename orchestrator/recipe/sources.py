@@ -23,7 +23,7 @@ ALTERNATIVES: Final = (
     ("data.valid", "data.split"),
     ("train.steps", "train.tokens"),
 )
-"""Of each row one key is given; a later layer's takes the place of an earlier one's."""
+"""Keys that exclude each other: of each row one is given; a later layer's takes the place of an earlier one's."""
 
 
 def check_layer(flat: Mapping[str, Any]) -> None:
@@ -150,7 +150,7 @@ def _weight(key: str, value: Any, text: str, *, zero: bool = False) -> float:
 
 
 def existing_folder(key: str, folder: str) -> str:
-    """Absolute. Raises InputError where there is none."""
+    """The absolute path of a folder that exists. Raises InputError where there is none."""
     if not Path(folder).is_dir():
         raise InputError(key, shown(folder), "is a file; a folder is needed" if Path(folder).exists() else "no such folder")
     return str(Path(folder).resolve())

@@ -14,8 +14,8 @@ from orchestrator.recipe.layers import Flat, fields_of
 
 
 def container_options(flat: Flat) -> ContainerOptions | None:
-    """None without any. A `.sif` image is apptainer's unless `container.runtime` says otherwise. Raises InputError where only the image is
-    missing."""
+    """The container's options; None where no key of them is given. A `.sif` image is apptainer's unless `container.runtime` says otherwise.
+    Raises InputError where only the image is missing."""
     fields = {name: value for name, value in fields_of(flat, ContainerOptions).items() if value is not None}
     if not fields:
         return None
@@ -43,7 +43,7 @@ def _text(name: str, value: Any) -> Any:
 
 
 def container_tree(options: ContainerOptions | None) -> dict[str, Any]:
-    """The same of containers."""
+    """The container's options as a recipe says them; nothing without a container."""
     if options is None:
         return {}
     return {**msgspec.structs.asdict(options), "mounts": ",".join(options.mounts) or None}

@@ -19,11 +19,11 @@ from orchestrator.model.training import Lengths
 FIRST: Final = 5_000
 """Samples that are looked at."""
 MOST_BYTES: Final = 5_000_000
-"""Of a line. A tokenizer takes some 190 bytes of memory for each."""
+"""Bytes that a line may have. A tokenizer takes some 190 bytes of memory for each."""
 PER_MESSAGE: Final = 5
 """Tokens that a chat template puts around a message: begin, role, line break, end, line break."""
 BYTES_PER_TOKEN: Final = 4
-"""Of English text under a vocabulary of 32,000 or more ids, about."""
+"""Bytes of a token in English text under a vocabulary of 32,000 or more ids, about."""
 ROUNDED: Final = 64
 """A sequence length that is chosen here is a multiple of it."""
 KINDS: Final = ('{"messages": [{"role": "user", "content": "..."}, ...]}', '{"prompt": "...", "completion": "..."}')
@@ -44,7 +44,9 @@ def samples_of(path: str, *, chats: bool, first: int = FIRST) -> Iterator[list[s
 
 
 def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:
-    """
+    """The texts of one sample, in order: prompt and completion, or a chat's messages. Raises InputError for what is no sample, with its
+    place `where`.
+
     >>> texts_of(b'{"prompt": "2+2=", "completion": "4"}', "a.jsonl:1")
     ['2+2=', '4']
     """
@@ -92,7 +94,8 @@ def token_counts(path: str, tokenizer: str | None) -> list[int]:
 
 
 def lengths(counts: Sequence[int], seq_length: int) -> Lengths:
-    """
+    """How long samples of so many tokens each are, and how much of them a sequence length of `seq_length` tokens cuts off.
+
     >>> lengths([2, 4, 10], 8)
     Lengths(samples=3, mean=4.666666666666667, mean_square=28.0, longest=10, cut=1, lost=0.125)
     """
@@ -117,7 +120,7 @@ def chosen_length(counts: Sequence[int], longest_position: int) -> int:
 
 
 def missing() -> InputError:
-    """That there are no samples."""
+    """The error that says that there are no samples."""
     return InputError("data", None, "is missing: task=sft needs a jsonl of samples (launch=none plans without)", KINDS)
 
 

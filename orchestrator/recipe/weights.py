@@ -32,7 +32,7 @@ FREE_WORDS: Final = ("dropout", "token_id", "label", "version", "dtype", "cache"
 FREE_FIELDS: Final = ("name", "hidden_dropout", "attention_dropout", "make_vocab_size_divisible_by")
 """What may differ between a checkpoint and its further training."""
 BALANCE: Final = ("aux_loss_coeff", "bias_update_rate", "routing")
-"""The same, of experts."""
+"""Fields of experts that may differ between a checkpoint and its further training."""
 COMPUTED: Final = {"kv_channels": "head_dim", "num_query_groups": "query_groups"}
 """Fields that may be left out, by what they are then: two models are the same where these are."""
 UNLIMITED: Final = ("rope", "relative", "none")
@@ -40,7 +40,7 @@ UNLIMITED: Final = ("rope", "relative", "none")
 
 
 def with_config(merged: Flat) -> Flat:
-    """The keys; the checkpoint's own config.json is the model where nothing else says one."""
+    """The keys, with the checkpoint's own config.json as the model where nothing else says one."""
     if value_of(merged, FROM, None) is None or any(name in merged for name in SAID_BY):
         return dict(merged)
     folder = existing_folder(FROM, merged[FROM].value)
@@ -101,7 +101,8 @@ def _check_checkpoint(folder: Path, ours: Architecture) -> None:
 
 
 def _check_config(folder: Path, text: str) -> None:
-    """The same of a model that was recorded from its own code: fields of both configurations. What heads they have may differ."""
+    """Raises InputError where fields of the checkpoint's configuration differ from those of a model that was recorded from its own code.
+    What heads they have may differ."""
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise InputError(FROM, shown(str(folder)), "holds no weights", WEIGHTS)
     theirs = _config(folder)
@@ -112,7 +113,7 @@ def _check_config(folder: Path, text: str) -> None:
 
 
 def _as_computed(a: Architecture) -> Architecture:
-    """Without what says how the load of experts is balanced, which further training may change."""
+    """The architecture without what says how the load of experts is balanced, which further training may change."""
 
     def part(found: FeedForward | None) -> FeedForward | None:
         if not isinstance(found, Experts):
@@ -130,7 +131,7 @@ def written(folder: str) -> bool:
 
 
 def _new_folder(text: str) -> str:
-    """Absolute; new or empty, below a folder that can be written. Raises InputError; makes nothing."""
+    """The absolute path of a folder that is new or empty, below one that can be written. Raises InputError; makes nothing."""
     folder = Path(text).absolute()
     try:
         if folder.exists() and not folder.is_dir():

@@ -69,7 +69,7 @@ def attend(
 
 
 def transformers_attention(note: Note) -> Callable[..., Any]:
-    """As transformers' AttentionInterface calls it."""
+    """A function that transformers' AttentionInterface can call, which records attention as `note` says."""
 
     def forward(
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, scaling: Any = None, dropout: float = 0.0, **more: Any

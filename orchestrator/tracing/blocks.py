@@ -13,7 +13,7 @@ Form = tuple[str, tuple[tuple[str, torch.Size], ...]]
 
 
 def form(module: nn.Module) -> Form:
-    """Its class with the names and shapes of its parameters (whole ones, where ZeRO has divided them)."""
+    """The class of a module with the names and shapes of its parameters (whole ones, where ZeRO has divided them)."""
     shapes = tuple((name, torch.Size(getattr(p, "ds_shape", p.shape))) for name, p in module.named_parameters())
     return type(module).__name__, shapes
 

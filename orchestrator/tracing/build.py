@@ -29,7 +29,8 @@ TASKS: Final = (
     modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     modeling_auto.MODEL_MAPPING,
 )
-"""Where a configuration names no class: the first of these that has one for it. A bare model comes last: it has no loss."""
+"""transformers' tables of classes for a configuration that names none: the first that has one for it is taken. A bare model comes last: it
+has no loss."""
 LEFT_OUT: Final = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 """Shares of layers that a step leaves out."""
 SPELLINGS: Final[tuple[dict[str, str], ...]] = ({"experts_implementation": "grouped_mm"}, {})
@@ -44,7 +45,7 @@ class Source(NamedTuple):
 
 
 def config_of(text: str) -> Any:
-    """transformers' configuration. Raises InputError."""
+    """transformers' configuration of these fields. Raises InputError."""
     fields = json.loads(text)
     if "model_type" not in fields:
         raise InputError("model.hf_config.model_type", None, "is missing: it names the architecture")

@@ -30,11 +30,11 @@ TOKENS: Final = 32
 LAYERS: Final = 4
 VOCABULARY: Final = 512
 TOLERANCE: Final = 1e-4
-"""Of the loss."""
+"""Relative difference of the loss up to which two models compute the same."""
 GRADIENT_TOLERANCE: Final = 1e-3
-"""Of a gradient, as a share of its parameter's largest."""
+"""Difference of a gradient up to which two models compute the same, as a share of its parameter's largest gradient."""
 SMALL: Final = 1e-3
-"""Of the model's largest gradient: what is smaller than that is rounding (a bias of keys has none at all)."""
+"""Share of the model's largest gradient below which a gradient is rounding (a bias of keys has none at all)."""
 DEPTHS: Final = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"),
     "depth",
@@ -49,7 +49,7 @@ INNER: Final = (
     *("intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "n_inner", "hidden_dim", "moe_intermediate_size"),
     "shared_expert_intermediate_size",
 )
-"""Of feed-forward networks: as narrow as halving makes them."""
+"""Fields of feed-forward networks' widths, which are as narrow as halving makes them."""
 NARROW: Final = 64
 VOCABULARIES: Final = ("vocab_size",)
 ATTRIBUTES: Final = (
@@ -57,12 +57,13 @@ ATTRIBUTES: Final = (
     *("num_key_value_heads", "num_kv_heads", "kv_n_heads", "d_model", "num_attention_heads_per_partition"),
     *("num_multi_query_groups_per_partition", "hidden_size_per_partition"),
 )
-"""Of modules that hold divided weights: what AutoTP divides with them (deepspeed/module_inject/auto_tp.py, update_mp_params)."""
+"""Attributes of modules that hold divided weights, which AutoTP divides with them (deepspeed/module_inject/auto_tp.py,
+update_mp_params)."""
 KEY_VALUE_HEADS: Final = (
     *("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_head_kv", "kv_n_heads", "num_attention_heads", "n_heads"),
     "attention_heads",
 )
-"""By which AutoTP cuts every width, in its order (deepspeed/module_inject/tp_shard.py)."""
+"""Fields for the number of key and value heads, by which AutoTP cuts every width, in its order (deepspeed/module_inject/tp_shard.py)."""
 
 
 def checked(source: build.Source, found: Partition, seq_length: int | None, decoder_seq_length: int | None) -> Partition:
@@ -105,7 +106,7 @@ def _key_value_heads(config: Any) -> Any:
 
 
 def _even(source: build.Source, found: Partition) -> Partition:
-    """With tp bound to divide those heads too."""
+    """The partition whose tp must divide the key and value heads, too."""
     heads = _key_value_heads(build.config_of(source.config)) if source.config else None
     heads = heads if isinstance(heads, int) and heads > 1 else 0
     pairs = tuple(pair._replace(units=gcd(pair.units, heads)) for pair in found.pairs)
@@ -150,7 +151,8 @@ def _shrunk(fields: Mapping[str, Any], narrow: bool) -> dict[str, Any]:
 
 
 def _halved(width: int) -> int:
-    """
+    """A width that is halved as often as it stays even enough and is not narrower than `NARROW`.
+
     >>> _halved(18944), _halved(11008)
     (74, 86)
     """
@@ -265,7 +267,7 @@ class _Meeting:
 
 
 class _Handed(torch.autograd.Function):
-    """As AutoTP's all-reduce gives its input back: what the model must not change in place."""
+    """Gives its input back as AutoTP's all-reduce does: a tensor that the model must not change in place."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:

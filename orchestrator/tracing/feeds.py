@@ -14,13 +14,13 @@ from orchestrator.errors import InputError
 from orchestrator.model.traced import LANGUAGE_MODELS, Feed
 
 MASKED_EVERY: Final = 7
-"""Of a masked language model every seventh token is predicted: 14%, as BERT's 15% (arXiv 1810.04805)."""
+"""A masked language model predicts one token in so many, which is 14%, as BERT's 15% (arXiv 1810.04805)."""
 IMAGE: Final = 224
 """Pixels of an image's side where the configuration says none."""
 PATCHES: Final = 32
 """Patches of an image's side for models that take any (Qwen-VL)."""
 SAMPLES_OF_SOUND: Final = 16_000
-"""A second."""
+"""Numbers of an input of sound: a second of it at 16 kHz."""
 SPOKEN: Final = 12
 """Letters in it, of which 0 is none."""
 BOXES: Final = ("ForObjectDetection", "ForSegmentation")
@@ -122,7 +122,7 @@ def _check_known(names: Any, found: Sequence[Feed], kind: str) -> None:
 
 
 def _image_tokens(config: Any, vision: Any, height: int, width: int) -> int:
-    """Of one image among the text's (LLaVA: its patches, without the class token)."""
+    """Tokens of one image among the text's (LLaVA: its patches, without the class token)."""
     told = getattr(config, "image_seq_length", None) or getattr(config, "mm_tokens_per_image", None)
     patch = getattr(vision, "patch_size", 16)
     return int(told) if told else (height // patch) * (width // patch)

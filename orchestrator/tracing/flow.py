@@ -29,13 +29,13 @@ class Flow:
 
     def __init__(self, model: nn.Module) -> None:
         self.linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
-        """Those that an engine can divide: plain ones."""
+        """The linears that an engine can divide, which are plain ones, by name."""
         self.entering: dict[str, Sources] = {}
-        """By linear: the sources of its input."""
+        """The sources of each linear's input, by the linear's name."""
         self.met: dict[str, Sources] = {}
-        """By parameter that is no linear's: the sources of what it was combined with."""
+        """The sources of what each parameter that is no linear's was combined with, by the parameter's name."""
         self.units: dict[str, int] = {}
-        """By linear whose output attention takes: heads that it has."""
+        """The heads of the output of each linear that attention takes it from, by the linear's name."""
         self.by_head: dict[str, Sources] = {}
         """Why heads can't be divided: sources of attention that is given something head by head."""
         self.reduced: dict[str, int] = {}
@@ -103,7 +103,7 @@ class Flow:
         return sources
 
     def width(self, linear: str) -> int:
-        """Of its output."""
+        """Width of a linear's output."""
         return int(self.linears[linear].out_features)
 
     def parts(self, linear: str) -> tuple[int, ...]:

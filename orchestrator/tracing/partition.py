@@ -47,7 +47,7 @@ class Partition(NamedTuple):
 
 
 def pattern(name: str) -> str:
-    """Of this name and those that differ in numbers alone.
+    """A regular expression of this name and those that differ in numbers alone.
 
     >>> pattern("layers.0.mlp.up")
     'layers\\\\.\\\\d+\\\\.mlp\\\\.up'

@@ -18,7 +18,7 @@ from orchestrator.tracing.flow import NOWHERE, Flow, Sources
 aten = torch.ops.aten
 PRODUCTS: Final = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "_convolution"}
 FREE: Final = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "lift_fresh_copy", "detach", "alias"}
-"""They move nothing."""
+"""Operations that move nothing."""
 LOGSUMEXP_BYTES: Final = 4
 MASK_BYTES: Final = 1
 
@@ -47,10 +47,10 @@ class Part:
         self.path = path
         self.ops: list[Op] = []
         self.sources: list[Sources] = []
-        """Of what each operation gives."""
+        """The sources of what each operation gives."""
         self.saved_sources: list[Sources] = []
         self.saves: list[tuple[int, Saved]] = []
-        """With how many operations were before it."""
+        """What is kept for backward, each with how many operations were before it."""
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.again: dict[str, torch.nn.Parameter] = {}
         """Parameters that an earlier part has."""

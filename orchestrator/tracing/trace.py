@@ -25,7 +25,7 @@ from orchestrator.tracing.partition import Partition, Roles
 from orchestrator.tracing.recorder import Part, Recorder, ValueAskedError, floats, is_meta, storage
 
 DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
-"""By bytes of an activation's element."""
+"""Data type by bytes of an activation's element."""
 VOCABULARY: Final = 1
 """`pad_to` of a projection to the logits: the mark by which prices of the loss find it (model/hugging_face.py)."""
 TRAINED_WITH: Final = ("sdpa", "eager")
@@ -253,7 +253,7 @@ def _label(model: torch.nn.Module, part: Part, *, first: bool, last: bool) -> st
 
 
 def _kinds(model: torch.nn.Module) -> dict[str, WeightKind]:
-    """By parameter."""
+    """The kind of each parameter, by its name."""
     found: dict[str, WeightKind] = {}
     for path, module in model.named_modules():
         name = type(module).__name__

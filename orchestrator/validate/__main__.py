@@ -94,7 +94,7 @@ def show_unused(console: Console, unusable: Sequence[Unusable]) -> None:
 
 
 def run(words: Sequence[str]) -> None:
-    """The command. Raises InputError."""
+    """Runs the command with these words. Raises InputError."""
     console = Console(width=None if sys.stdout.isatty() else 200)
     given = arguments(words, KEYS, required=() if any(word.startswith("recipes=") for word in words) else ("runs",))
     recover = truth(given, "recovery")
@@ -142,7 +142,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status."""
+    """Runs the command and returns its exit status."""
     return command(words, lambda: usage(__doc__), run)
 
 

@@ -20,9 +20,9 @@ TRANSFORMERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """A target's printed name (Qwen's first modules, litgpt's, fsdp_qlora's) and the linears of transformers' Llama that it stands for."""
 MEGATRON: Final = {"qkv": ("linear_qkv",), "proj": ("linear_proj",)}
-"""MLPerf's: "attention (qkv, proj)"."""
+"""Linears of megatron-core by the names that MLPerf prints: "attention (qkv, proj)"."""
 SWIFT: Final = "over mixed lengths"
-"""Of what ms-swift prints as memory."""
+"""Words in `peak_memory_kind` of what ms-swift prints as memory."""
 GIGA: Final = 1e9
 """Bytes of the G that Qwen's README prints: its 81.0 on a card of 80 GiB is none of 2^30 bytes."""
 

@@ -69,7 +69,7 @@ MIXTURES: Final = {
     "mixtral_8x22b": Mixture(16384),
     "grok1": Mixture(32768),
 }
-"""By the name's beginning: their config.json (Hugging Face; xai-org/grok-1's run.py)."""
+"""Models with experts by the beginning of their name: their config.json (Hugging Face; xai-org/grok-1's run.py)."""
 SIZES: Final = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size")
 QWEN35_SIZES: Final = {
     "35b_a3b": (40, 2048, 16, 2, 512, 248320),
@@ -107,7 +107,7 @@ ROUTING: Final = {
     **{"gpt_oss_20b": (32, 4), "gpt_oss_120b": (128, 4), "deepseek_v3": (256, 8), "kimi_k2": (384, 8)},
     **dict.fromkeys(("mixtral_8x7b", "mixtral_8x22b"), (8, 2)),
 }
-"""Their experts, and how many a token goes to."""
+"""(experts, how many a token goes to) by model name: their config.json."""
 GPT2_VOCAB: Final = "50257"
 WITHOUT_PREDICTION: Final = "w/o_mtp"
 """How a name says that the model was trained without its layer of multi-token prediction. The others' printed TFLOP/s over their tokens/s
@@ -132,7 +132,7 @@ def plain_name(name: str) -> str:
 
 
 def facts_of(name: str) -> Mixture | None:
-    """Of the published model of this name; None: it is not known."""
+    """The facts of the published model of this name; None: it is not known."""
     plain = plain_name(name)
     found = next((facts for words, facts in MIXTURES.items() if plain.startswith(words)), None)
     return found._replace(mtp=0) if found is not None and WITHOUT_PREDICTION in plain else found

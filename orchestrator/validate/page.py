@@ -65,7 +65,7 @@ PAIRS: Final = (
 
 
 def pairs_cells(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[list[str]]:
-    """Of `pairs.report`, a line a kind of model; the share of named ones is of those that differ by more than 5%."""
+    """The table of `pairs.report`, a line for each kind of model; the share of named ones is of those that differ by more than 5%."""
 
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{value:.1%}"

@@ -19,7 +19,7 @@ from orchestrator.validate.recovery import question_of
 from orchestrator.validate.runs import Run
 
 ENGINE: Final = "nemo"
-"""Its runs are those of Megatron's plans (NeMo, Megatron-Bridge, MLPerf)."""
+"""The measured engine whose runs are those of Megatron's plans (NeMo, Megatron-Bridge, MLPerf)."""
 CLEAR: Final = 0.05
 """A difference that is measured as more than this is one that a plan ought to have named."""
 

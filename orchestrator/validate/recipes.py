@@ -55,8 +55,8 @@ class Judged:
     ratio: float | None = None
     best: str = ""
     slower: float | None = None
-    """By what share a published run that is divided as the recipe took longer than one that is divided as our best plan; None: one of both
-    is missing, or they are divided alike."""
+    """The share by which a published run that is divided as the recipe took longer than one that is divided as our best plan; None: one of
+    both is missing, or they are divided alike."""
     text_alone: bool = False
     """Whether the recipe trains a vision tower too, which is left out of what is judged."""
     copy_of: str = ""
@@ -291,7 +291,7 @@ class Judge:
 
 
 def share(of: Sequence[Judged], holds: Callable[[Judged], bool]) -> float | None:
-    """Of these recipes; None: there are none."""
+    """The share of these recipes for which `holds` is true; None: there are none."""
     return sum(map(holds, of)) / len(of) if of else None
 
 

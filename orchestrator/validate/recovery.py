@@ -101,7 +101,7 @@ def megatrons_own(capabilities: Capabilities) -> Capabilities:
 
 
 def planned_engine(workload: Workload, capabilities: Capabilities, traits: Traits, calibration: Calibration) -> PlannedEngine:
-    """As a user has it: our best plan runs out of memory with a chance of 5% at most, where there is such a plan."""
+    """The engine as a user has it: our best plan runs out of memory with a chance of 5% at most, where there is such a plan."""
     now = situation(workload.model, workload.training, workload.cluster, calibration)
     margin = cautious_margin(now, calibration)
     return PlannedEngine(capabilities=capabilities, traits=traits, calibration=calibration, cautious_margin=margin)

@@ -51,8 +51,9 @@ RECIPES: Final = (
     Recipe(("26.06", "26.06.01"), "GB300", (1, 2, 8, 32, 1), HYBRID | NOTHING | LAYOUT | WHOLE | {"a2a_overlap": "1"}),
     Recipe(("26.06", "26.06.01"), "GB200", (1, 4, 4, 64, 1), HYBRID | UP | WHOLE | {"a2a_overlap": "1"}),
 )
-"""At 25.09 tokens are dropped on Blackwell (`apply_moe_token_drop`), and only H100 sends by DeepEP; at 25.11 B200 names no flexible
-dispatcher, and Bridge's DeepSeek-V3 then has all-to-all beside its shared experts (models/deepseek/deepseek_provider.py:74-76)."""
+"""Megatron-Bridge's recipes of DeepSeek-V3 by release. At 25.09 tokens are dropped on Blackwell (`apply_moe_token_drop`), and only H100
+sends by DeepEP; at 25.11 B200 names no flexible dispatcher, and Bridge's DeepSeek-V3 then has all-to-all beside its shared experts
+(models/deepseek/deepseek_provider.py:74-76)."""
 
 
 def recipe_of(row: dict[str, str]) -> dict[str, str] | None:
@@ -80,7 +81,7 @@ RAN_OTHERWISE: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     (r"mlperf-v6\.0-gptoss-theia_ngpu512$", ITERATIONS | {"rank_capacity": "7"}),
     (r"(mlperf-v6\.0-gptoss-|gpt_oss_20b_pretrain_)", {"vocab_size": "128256"}),
 )
-"""By how a row's run_id begins: what ran, where its table says otherwise.
+"""What ran, where a row's table says otherwise, by how its run_id begins.
 
 NVIDIA/dgxc-benchmarking: the heading of v25.02's tables of GPT-3 175B says VP=12, which v25.01.1's recipe sets
 (nemo_megatron/gpt3_175b_hydra.yaml:57); v25.02's recipe sets 6, and v25.04 prints the same ten times under VP 6. Until v25.02 its Llama 3.1

@@ -42,7 +42,7 @@ class ExpertsRun:
     """Whether an expert takes no more than a share of the tokens that is known beforehand."""
 
     def constants(self, calibration: Calibration) -> Calibration:
-        """Those of this run: its host waits for the dispatch unless all is replayed or the experts' shares are known."""
+        """The constants for this run: its host waits for the dispatch unless all is replayed or the experts' shares are known."""
         changes: dict[str, float] = {}
         if self.graph == "whole" or self.capacity:
             changes["expert_sync_s"] = 0.0

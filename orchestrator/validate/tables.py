@@ -97,7 +97,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 
 SETTINGS: Final = "bridge_perf_settings.csv"
-"""Beside a table: what the release's own recipe sets where the table prints nothing, by run_id."""
+"""The file beside a table that says by run_id what the release's own recipe sets where the table prints nothing."""
 
 
 ACTIVATIONS: Final = "activations"
@@ -112,8 +112,8 @@ def _with_settings(rows: list[dict[str, str]], file: Path) -> list[dict[str, str
 
 
 def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[str, str]:
-    """One row. A recipe on Megatron's FSDP is another engine, of which later pages print nothing; one that offloads activations prints it
-    nowhere either."""
+    """The row with what `settings` say where it is blank. A recipe on Megatron's FSDP is another engine, of which later pages print
+    nothing; one that offloads activations prints it nowhere either."""
     if settings is None:
         return row
     said = {**row, "recompute": row.get("recompute") or settings["recompute_effective"]}
@@ -147,7 +147,7 @@ def read_rows(table: str, rows: Iterable[dict[str, str]]) -> Iterator[Run | Unus
 
 
 def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
-    """One row; `measured`: whether it must have a time or a peak. Raises SkipError with the reason."""
+    """The run of one row; `measured`: whether it must have a time or a peak. Raises SkipError with the reason."""
     row = with_shape(as_it_ran(row))
     _check_comparable(row)
     if table == "megatron_lm_functional_goldens" and row.get("num_experts"):
@@ -305,12 +305,12 @@ def training_of(
 MOMENTS: Final[dict[str, MomentDtype]] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 """Megatron's dtypes of Adam's moments as its configurations print them."""
 STATES: Final = re.compile(r"(\w+)\+(\w+)\+(\w+)")
-"""Of the master weights and both moments: printed where the precision-aware optimizer is on."""
+"""Dtypes of the master weights and both moments, as they are printed where the precision-aware optimizer is on."""
 
 
 def with_states(training: Training, text: str) -> Training:
-    """With the precision-aware optimizer where a source prints its dtypes, else as it was. Raises SkipError for a dtype that Megatron's
-    has not.
+    """The training with the precision-aware optimizer where a source prints its dtypes, else as it was. Raises SkipError for a dtype that
+    Megatron's has not.
 
     >>> plain = Training(global_batch_size=8, seq_length=64)
     >>> with_states(plain, "adam, states float32+bfloat16+uint8").exp_avg_sq_dtype, with_states(plain, "adam, states fp32") == plain
@@ -385,7 +385,8 @@ class Seen(NamedTuple):
 def seen_of(
     table: str, row: dict[str, str], engine: MeasuredEngine, architecture: Architecture, training: Training, degrees: Degrees
 ) -> Seen:
-    """Of a row what a prediction may be held against."""
+    """What was measured in a row's run: seconds of a step, peak bytes, and whether it fitted, each None where no prediction may be held
+    against it. Raises SkipError."""
     ok, notes, experts = row["status"] == "ok", row.get("notes", ""), bool(row.get("num_experts"))
     time_s = None
     if ok and row.get("global_batch_size") and row.get("num_gpus") and table != "megatron_lm_functional_goldens":
@@ -409,11 +410,11 @@ def seen_of(
 
 
 CEILING: Final = "from the text"
-"""Of a verification card's memory: what its text promises ("peak allocated memory remains below 65 GiB/GPU", as it promises "at most 20.50
-seconds" of a step that took 20.15: examples/model_verification_cards/qwen3-30b-a3b/card.yaml), not what was measured."""
+"""Words of a verification card's memory that is what its text promises ("peak allocated memory remains below 65 GiB/GPU", as it promises
+"at most 20.50 seconds" of a step that took 20.15: examples/model_verification_cards/qwen3-30b-a3b/card.yaml), not what was measured."""
 SLOW_DAYS: Final = ("Notes=05-26", "Notes=05-28")
-"""On these the same run of BigScience's Megatron-LM on V100 took 1.7 times as long as on the days before, between and after (their
-runs with ZeRO-3 did not). Chosen after the times were seen, of runs kept out too: what is said of V100 rests on it."""
+"""Words of the days on which the same run of BigScience's Megatron-LM on V100 took 1.7 times as long as on the days before, between and
+after (their runs with ZeRO-3 did not). Chosen after the times were seen, of runs kept out too: what is said of V100 rests on it."""
 
 
 def interconnect_of(row: dict[str, str]) -> str:
@@ -504,8 +505,9 @@ def zero_of(engine: MeasuredEngine, row: dict[str, str]) -> ZeroStage:
 
 
 def world_of(row: dict[str, str], model_parallel: int, zero_stage: int) -> int:
-    """num_gpus; where it is blank and memory does not depend on it (nothing sharded over dp) one replica. A golden run with a sharded
-    optimizer prints its steady allocation, from which dp follows: 6 + 12/dp bytes per parameter."""
+    """GPUs of a row's run: num_gpus; where it is blank and memory does not depend on it (nothing sharded over dp) one replica. A golden run
+    with a sharded optimizer prints its steady allocation, from which dp follows: 6 + 12/dp bytes per parameter. Raises SkipError where it
+    can't be told."""
     if row.get("num_gpus"):
         return whole(row, "num_gpus")
     if zero_stage == 0:
@@ -518,7 +520,7 @@ def world_of(row: dict[str, str], model_parallel: int, zero_stage: int) -> int:
 
 
 GOLDEN_15B_DP = 16
-"""gpt3_15b_8t_release: 12.3 GiB steady for 1.95e9 parameters a rank = 6.8 bytes each = 6 + 12/16."""
+"""Data parallelism of gpt3_15b_8t_release: 12.3 GiB steady for 1.95e9 parameters a rank = 6.8 bytes each = 6 + 12/16."""
 GOLDEN_DP = 2
 """Megatron's functional tests run on one node of 8; most leave a data-parallel size of 2."""
 

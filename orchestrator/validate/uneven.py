@@ -31,17 +31,18 @@ whose real steps are within 6% of their forced ones times the predicted loss. By
 Qwen3 has an auxiliary loss of .001; GPT-OSS is trained without any (Megatron-Bridge, perf_recipes/gpt_oss/common.py), so that its routers
 are no evener than that."""
 TRAINED: Final = 0.05
-"""The same of a router that comes from a checkpoint, by Mixtral's pair (--finetune --load in its script's model_configs)."""
+"""Standard deviation of the logarithm of an expert's load in a router that comes from a checkpoint, by Mixtral's pair (--finetune --load in
+its script's model_configs)."""
 BY_BIAS: Final = ("deepseek_v3", "moonlight", "kimi_k2", "glm_4_5", "glm4_5")
 """Models whose routers a bias keeps even from the start (DeepSeek-V3, section 2.1.2): taken for as even as a trained one."""
 FROM_CHECKPOINT: Final = ("mzoo-mixtral",)
-"""By how a row's run_id begins: pretraining that begins with a checkpoint."""
+"""Beginnings of the run_id of rows whose pretraining begins with a checkpoint."""
 LAYERS: Final = 48
-"""Of which the loads are drawn."""
+"""Layers whose loads are drawn."""
 
 
 def spread_of(row: dict[str, str]) -> float:
-    """Of the loads of a row's experts; 0 where routing is even, or nothing is said of it.
+    """Standard deviation of the logarithm of the loads of a row's experts; 0 where routing is even, or nothing is said of it.
 
     >>> spread_of({"model_name": "Qwen3-30B-A3B", "routing": "real router"})
     0.8
@@ -74,7 +75,7 @@ def drawn(spread: float, num_experts: int, topk: int) -> Routing:
 
 @cache
 def buffered(rows: float, num_experts: int) -> Routing:
-    """Of experts whose ranks compute `rows` times an even share whatever they get.
+    """The routing of experts whose ranks compute `rows` times an even share whatever they get.
 
     >>> buffered(7.0, 4).busiest
     ((1, 7.0), (2, 7.0), (4, 7.0))

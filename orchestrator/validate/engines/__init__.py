@@ -21,7 +21,7 @@ ENGINES: Final[dict[str, MeasuredEngine]] = {
         *(megatron.MEGATRON_CORE, megatron.MEGATRON_CORE_FUSED_LOSS, megatron.MEGATRON_CORE_UNFUSED),
     )
 }
-"""By name, in the order in which printed names are tried."""
+"""Measured engines by name, in the order in which printed names are tried."""
 
 
 def printed_as(text: str) -> MeasuredEngine | None:

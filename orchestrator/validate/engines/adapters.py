@@ -76,4 +76,4 @@ PEFT: Final = MeasuredEngine(
 LITGPT: Final = replace(PEFT, traits=_traits("litgpt", CHUNKED_LOSS_LOGITS), printed=("litgpt",), variant=_by_ranks)
 LITGPT_FSDP: Final = replace(LITGPT, traits=_traits(FSDP, CHUNKED_LOSS_LOGITS), printed=(), variant=None, cost=WholeGradients)
 FSDP_QLORA: Final = replace(PEFT, traits=_traits("fsdp_qlora"), printed=("fsdp_qlora",), lora_dropout=0.1)
-"""Its adapters are flat parameters of their own (train.py, get_wrapping_policy), so that frozen weights have no gradients."""
+"""fsdp_qlora, whose adapters are flat parameters of their own (train.py, get_wrapping_policy), so that frozen weights have no gradients."""

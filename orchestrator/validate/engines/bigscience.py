@@ -17,8 +17,8 @@ from orchestrator.validate.engines.engine import EAGER, FP32_STATES, MeasuredEng
 FP16_STATES: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=6)
 """DeepSpeed ZeRO-1 in fp16: stage_1_and_2.py:557; at the step the shard's gradients are flattened in 16 bits, then cast to fp32."""
 BF16_STATES: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=3, step=6)
-"""DeepSpeed's BF16_Optimizer: a whole fp32 gradient buffer beside the transient bf16 gradients (bf16_optimizer.py:163) and a flat copy of
-part of them (BLOOM's prequel: about 3 bytes beside the 6 resident ones); the step as in fp16."""
+"""Bytes per parameter of DeepSpeed's BF16_Optimizer: a whole fp32 gradient buffer beside the transient bf16 gradients
+(bf16_optimizer.py:163) and a flat copy of part of them (BLOOM's prequel: about 3 bytes beside the 6 resident ones); the step as in fp16."""
 BUCKET: Final = 500_000_000
 """reduce_bucket_size and allgather_bucket_size by default (runtime/zero/config.py); two of each are alive with overlap."""
 PIPELINE: Final = {"microbatch_overhead_s": 20e-3}
@@ -36,7 +36,7 @@ class PartitionedBoundaries(CostModel):
     """
 
     def border_seconds(self, candidate: Candidate) -> tuple[tuple[float, ...], float]:
-        """Of a message from each stage to the next, and of the gathering behind it."""
+        """Seconds of a message from each stage to the next, and seconds of the gathering behind it."""
         mesh, c = candidate.mesh, self.calibration
         if mesh.tp == 1 or candidate.strategy.sequence_parallel:
             return super().hop_seconds(candidate)[: mesh.pp], 0.0

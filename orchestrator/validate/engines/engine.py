@@ -45,10 +45,10 @@ class MeasuredEngine(Value, frozen=True, kw_only=True):
     says_recompute: bool = False
     """Whether its recipes say so where they recompute, so that a blank is none; otherwise a blank leaves memory open."""
     reduce_dtype: Dtype = "fp32"
-    """Of gradients on the network, where a row says nothing else."""
+    """Data type of gradients on the network, where a row says nothing else."""
     accumulate_dtype: Dtype = "fp32"
     schedule: Schedule = "1f1b"
-    """Of a pipeline that is not interleaved."""
+    """Schedule of a pipeline that is not interleaved."""
     memory_of: MemoryOf = "max"
     """The rank whose memory its tables show, where they don't say."""
     variant: Callable[[Mapping[str, str], Precision], str] | None = None
@@ -56,15 +56,15 @@ class MeasuredEngine(Value, frozen=True, kw_only=True):
     layers: Callable[[ModelSpec], ModelSpec] | None = None
     """The model as its own kernels compute it."""
     split: Callable[[Architecture, int, int], Split] | None = None
-    """Its own split of that many layers over that many stages; None: even (`layout.even_counts`)."""
+    """Returns how this engine splits that many layers over that many stages; None: even (`layout.even_counts`)."""
     constants_in: Callable[[Candidate, Cluster, Calibration], Calibration] | None = None
-    """Its constants in one run, where they depend on how that is split over the cluster; None: everywhere the same."""
+    """Returns this engine's constants in one run, where they depend on how that is split over the cluster; None: everywhere the same."""
     adapts: Linears | None = None
-    """Whose linears its LoRA has adapters on; None: none of its rows of LoRA are priced."""
+    """The program whose names for linears say what its LoRA adapts; None: none of its rows of LoRA are priced."""
     lora_dropout: float = 0.0
-    """Of its adapters' inputs, where a row says nothing."""
+    """Dropout of its adapters' inputs, where a row says nothing."""
     cost: type[CostModel] = CostModel
-    """Prices it: the core's, or that with a peculiarity of this engine."""
+    """The class that prices it: the core's, or one with a peculiarity of this engine."""
 
     @property
     def name(self) -> str:

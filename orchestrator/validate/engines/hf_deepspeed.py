@@ -15,7 +15,8 @@ from orchestrator.validate.engines.engine import EAGER, FP32_STATES, TORCH_LOGIT
 STATES: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
 """Stage 3 steps by sub-group: fp32 gradients alone (stage3.py:2683)."""
 LIVE: Final = 1_050_000_000
-"""Stage 3: stage3_max_live_parameters and stage3_prefetch_bucket_size by default: gathered weights that stay beside the current layer."""
+"""Elements of gathered weights that stage 3 keeps beside the current layer: stage3_max_live_parameters and stage3_prefetch_bucket_size by
+default."""
 PLAIN, UNFUSED, TILED_LOSS = "hf_trainer_deepspeed", "hf_trainer_deepspeed_unfused", "hf_trainer_deepspeed_tiled_loss"
 
 

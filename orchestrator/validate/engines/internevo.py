@@ -10,7 +10,7 @@ from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.validate.engines.engine import FP32_STATES, MeasuredEngine, all_stages
 
 STATES: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
-"""HybridZeroOptimizer: 16-bit weights and gradients, fp32 master and Adam sharded over the zero1 group."""
+"""Bytes per parameter of HybridZeroOptimizer: 16-bit weights and gradients, fp32 master and Adam sharded over the zero1 group."""
 INTERNEVO: Final = MeasuredEngine(
     traits=Traits(
         engine="internevo",

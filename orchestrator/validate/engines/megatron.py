@@ -23,7 +23,8 @@ NEMO_STATES: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=
 BRIDGES_BUCKET: Final = 128 * 1024 * 1024
 """Parameters of a bucket in NeMo's and Bridge's recipes, whatever the group (Megatron-Bridge, training/comm_overlap.py:577)."""
 FUSED_LOSS_LOGITS: Final = 10.0
-"""Megatron's --cross-entropy-loss-fusion: bf16 logits 2, fp32 copy 4, and exponentials 4 that jit does not write in place."""
+"""Bytes per logit with Megatron's --cross-entropy-loss-fusion: bf16 logits 2, fp32 copy 4, and exponentials 4 that jit does not write in
+place."""
 IN_PLACE_LOGITS: Final = 2.0
 """Transformer Engine's loss, which Bridge's performance recipes take (cross_entropy_fusion_impl=te): it writes the gradient over the 16-bit
 logits (its pytorch/cross_entropy.py)."""
@@ -144,7 +145,8 @@ MEGATRON_LM_2021: Final = MeasuredEngine(
     constants_in=_reduces_behind,
     cost=BlockingChunks,
 )
-"""Of the SC21 paper (its scripts are for 6985e58938d of August 2021: examples/sc21/README.md): fused kernels, no flash attention."""
+"""Megatron-LM of the SC21 paper (its scripts are for 6985e58938d of August 2021: examples/sc21/README.md): fused kernels, no flash
+attention."""
 MEGATRON_LM_2022: Final = replace(
     MEGATRON_LM_2021,
     traits=_traits(LM_2022, flash_attention=False, overlaps_input_gradient=True),
@@ -152,8 +154,8 @@ MEGATRON_LM_2022: Final = replace(
     reduce_dtype="fp32",
     variant=None,
 )
-"""Of the sequence-parallel paper of May 2022, whose 18 bytes a parameter (figure 1) are fp32 gradients: their products add to them
-(megatron/mpu/layers.py:290 at 739cb43dae, which also sends beside them)."""
+"""Megatron-LM of the sequence-parallel paper of May 2022, whose 18 bytes a parameter (figure 1) are fp32 gradients: their products add to
+them (megatron/mpu/layers.py:290 at 739cb43dae, which also sends beside them)."""
 MEGATRON_LM_BIGSCIENCE: Final = replace(MEGATRON_LM_2022, traits=_traits(LM_BIGSCIENCE, flash_attention=False), constants_in=None)
-"""Of BigScience's runs on V100 in May 2021, on one replica each: pipelines scatter and gather since February (72e4230bb5); how gradients
-were added up, and in which type, is not said."""
+"""Megatron-LM of BigScience's runs on V100 in May 2021, on one replica each: pipelines scatter and gather since February (72e4230bb5); how
+gradients were added up, and in which type, is not said."""

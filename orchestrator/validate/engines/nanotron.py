@@ -18,11 +18,11 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.validate.engines.engine import EAGER, FP32_STATES, MeasuredEngine, Split, all_stages
 
 STATES: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2)
-"""With accumulate_grad_in_fp32: bf16 weights, a whole fp32 gradient buffer at every ZeRO stage, fp32 master and Adam
+"""Bytes per parameter with accumulate_grad_in_fp32: bf16 weights, a whole fp32 gradient buffer at every ZeRO stage, fp32 master and Adam
 (optim/gradient_accumulator.py); ZeRO-1 shards master and moments. In backward the bf16 gradients as well."""
 LOGITS: Final = 9.0
-"""Its loss: bf16 logits 2, fp32 copy 4, fp32 softmax kept for backward 4 (parallel/tensor_parallel/functional.py) are 10; its peaks with
-pp=1 ask for 8 to 9.5 beside `allocator_slack`."""
+"""Bytes per logit of nanotron's loss: bf16 logits 2, fp32 copy 4, fp32 softmax kept for backward 4 (parallel/tensor_parallel/functional.py)
+are 10; its peaks with pp=1 ask for 8 to 9.5 beside `allocator_slack`."""
 HOST: Final = {"layer_floor_s": 4e-3}
 """A layer's forward and backward are never faster than its Python."""
 
@@ -97,12 +97,12 @@ class KeptGathers(CostModel):
 
 
 SHARE_MET: Final = 0.995
-"""Of a stage's share of the cost: from here on it is met. The times of the 8B with pp=16 and 32 are those of a head that is alone on its
+"""Share of what a stage should cost at which that is met. The times of the 8B with pp=16 and 32 are those of a head that is alone on its
 stage, where the layers before it cost 0.998 of the shares up to there."""
 
 
 def split(architecture: Architecture, num_layers: int, stages: int) -> Split:
-    """By the parameters of a layer and of the head (models/llama.py, get_block_compute_costs)."""
+    """The split of the layers over the stages by the parameters of a layer and of the head (models/llama.py, get_block_compute_costs)."""
     hidden, width = architecture.hidden_size, architecture.num_attention_heads * architecture.head_dim
     layer = 4.0 * width * hidden + 3.0 * architecture.ffn_hidden_size * hidden
     return split_by_cost(num_layers, layer, float(architecture.vocab_size * hidden), stages)
