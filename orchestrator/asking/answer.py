@@ -37,7 +37,7 @@ class Answer(Value, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> Plan:
-        """All of it, as plan.json has it."""
+        """The whole plan, as plan.json has it."""
         return self.found.plan
 
     @property
@@ -52,12 +52,12 @@ class Answer(Value, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all GPUs together."""
+        """Tokens a second of all GPUs together."""
         return self.budget.tokens_per_s
 
     @property
     def peak_memory_bytes(self) -> float:
-        """Of the fullest rank."""
+        """Bytes on the fullest rank."""
         return self.predicted.peak_memory_bytes
 
     @property
@@ -81,7 +81,8 @@ class Answer(Value, frozen=True, kw_only=True):
 
     @property
     def chance_of_not_fitting(self) -> float:
-        """That the fullest rank takes more than a GPU has, 0 to 1, by how far off published runs' peaks were; memory.risk= bounds it."""
+        """The chance, 0 to 1, that the fullest rank takes more than a GPU has, by how far off published runs' peaks were; memory.risk=
+        bounds it."""
         return Planner(self.settings).chance_of_not_fitting(self.plan)
 
     @property
@@ -104,12 +105,12 @@ class Answer(Value, frozen=True, kw_only=True):
 
     @property
     def energy_kwh(self) -> float | None:
-        """By the power of the GPU's datasheet; None: not known."""
+        """Kilowatt-hours by the power of the GPU's datasheet; None: it is not known."""
         return self.budget.energy_kwh
 
     @property
     def cost(self) -> float | None:
-        """None without cluster.price_per_gpu_hour."""
+        """Price of the whole training, in the currency of cluster.price_per_gpu_hour; None without that key."""
         return self.budget.cost
 
     step_time_s_90 = ninety("step_s")
@@ -125,8 +126,8 @@ class Answer(Value, frozen=True, kw_only=True):
         return Planner(self.settings).job(self.plan, Planner(self.settings).for_program(self.found))
 
     def ds_config(self, *, trainer: bool = False) -> dict[str, Any]:
-        """DeepSpeed's configuration. `trainer`: with "auto" where Hugging Face's Trainer and accelerate fill in their own arguments. Raises
-        InputError for a plan of an engine that has none."""
+        """DeepSpeed's configuration as a dictionary. `trainer`: with "auto" where Hugging Face's Trainer and accelerate fill in their own
+        arguments. Raises InputError for a plan of an engine that has none."""
         path = FOR_TRAINER if trainer else DS_CONFIG
         content = next((file.content for file in self.job().files if file.path == path), None)
         if content is None:

@@ -23,7 +23,7 @@ from orchestrator.report.text import PIPE_WIDTH, as_text, choice
 from orchestrator.values import Value
 
 MOST_POINTS: Final = 2000
-"""More combinations are a slip of the keyboard: a search takes a quarter of a second to some seconds."""
+"""Combinations of a sweep; more are a slip of the keyboard: a search takes a quarter of a second to some seconds."""
 READ_AS_ONE: Final = (None, count, share, name_or_mapping)
 """Readers of keys whose value has no comma of its own."""
 
@@ -32,14 +32,14 @@ Load = Callable[[Mapping[str, Any]], Settings]
 
 
 class Point(Value, frozen=True, kw_only=True):
-    """One combination: what it has of the keys that vary, and its plan, or why there is none."""
+    """One combination: its values of the keys that vary, and its plan, or why there is none."""
 
     keys: dict[str, str]
     answer: Answer | None = None
     why: str = ""
 
     def summary(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The combination as JSON has it."""
         return {"keys": self.keys, **({"why": self.why} if self.answer is None else self.answer.summary())}
 
 
@@ -58,7 +58,7 @@ class Sweep(Value, frozen=True, kw_only=True):
         return tuple(point for point, own in planned if not any(beats(other, own, told) for _, other in planned))
 
     def rows(self) -> list[Row]:
-        """As a table has them."""
+        """The rows of a table, one for each combination."""
         front = {id(point) for point in self.front}
         rows = []
         for point in self.points:
@@ -92,7 +92,7 @@ class Sweep(Value, frozen=True, kw_only=True):
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def summary(self) -> list[dict[str, Any]]:
-        """As JSON has it."""
+        """The sweep as JSON has it, one entry for each combination."""
         front = {id(point) for point in self.front}
         return [{**point.summary(), "on_front": id(point) in front} for point in self.points]
 
@@ -189,8 +189,8 @@ def point(load: Load, keys: Mapping[str, str]) -> Point:
 def sweep(
     load: Load, lists: Mapping[str, Sequence[str]], progress: Callable[[int, int], None] | None = None, *, partial: bool = False
 ) -> Sweep:
-    """All combinations; `partial`: on Ctrl-C those before it. `progress` is told how many are done, and of how many. Raises InputError,
-    also for a question (target.*, largest=), and NoPlanError where none has a plan."""
+    """The plans of all combinations; `partial`: on Ctrl-C those before it. `progress` is told how many are done, and of how many. Raises
+    InputError, also for a question (target.*, largest=), and NoPlanError where none has a plan."""
     asked = grid(lists)
     points: list[Point] = []
     for done, keys in enumerate(asked):

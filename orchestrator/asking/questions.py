@@ -23,13 +23,13 @@ from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_amount
 
 MOST_GPUS: Final = 16384
-"""Tried where `gpus=` says no other bound."""
+"""The most GPUs that are tried where `gpus=` says no other bound."""
 BETWEEN: Final = 8
-"""So many numbers are tried between one that misses the target and its double, which reaches it."""
+"""Numbers that are tried between one that misses the target and its double, which reaches it."""
 SHARE: Final = 32
 """The largest value is found to one part in this many."""
 LARGEST: Final = 1 << 24
-"""Above it nothing is tried: samples of a batch, tokens of a sequence, layers."""
+"""The largest value that is tried: samples of a batch, tokens of a sequence, layers."""
 
 
 def answered(

@@ -78,7 +78,7 @@ def topic(words: Sequence[str]) -> str:
 
 
 def plan(words: Sequence[str]) -> int:
-    """The command; its exit status."""
+    """Runs the command `plan` and returns its exit status."""
     with without_gc():
         return command(words, lambda: PLAN_HELP, _plan, topic=topic)
 
@@ -140,7 +140,7 @@ def _value_of(answer: Answer, key: str) -> int:
 
 
 def sweep(words: Sequence[str]) -> int:
-    """The command; its exit status."""
+    """Runs the command `sweep` and returns its exit status."""
     return command(words, lambda: SWEEP_HELP, _sweep, topic=topic)
 
 
@@ -174,7 +174,7 @@ def swept(words: Sequence[str], name: str, check: Callable[[Mapping[str, Sequenc
 
 
 def compare(words: Sequence[str]) -> int:
-    """The command; its exit status."""
+    """Runs the command `compare` and returns its exit status."""
     return command(words, lambda: COMPARE_HELP, _compare, topic=topic)
 
 

@@ -38,7 +38,7 @@ complete -o default -F _orchestrator orchestrator
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; its exit status."""
+    """Runs the command and returns its exit status."""
     return command(words, lambda: usage(__doc__), _completion)
 
 

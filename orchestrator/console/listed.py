@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 
 class Command(NamedTuple):
-    """Where its function of the words is, and what it does."""
+    """The module and function of a command, and what it does."""
 
     module: str
     function: str

@@ -36,7 +36,7 @@ from orchestrator.screen import screen
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; its exit status."""
+    """Runs the command and returns its exit status."""
     return command(words, lambda: usage(__doc__), _report)
 
 

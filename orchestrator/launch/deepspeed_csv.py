@@ -17,9 +17,9 @@ from typing import Any
 Row = dict[str, Any]
 
 FOLDER = Path("logs") / "deepspeed"
-"""Where ds_config.json of an entry= run puts them (engines/deepspeed/entry.py)."""
+"""The folder in which ds_config.json of an entry= run puts the files (engines/deepspeed/entry.py)."""
 TIMES = ("elapsed_time_ms_forward", "elapsed_time_ms_backward", "elapsed_time_ms_step")
-"""Of all micro-batches of a step; what a script does between them is not in it."""
+"""Milliseconds of all micro-batches of a step by pass; what a script does between them is not in them."""
 LOOKED_FOR = f"DeepSpeed's {FOLDER}/Train_Samples_{TIMES[-1]}.csv (its csv_monitor under wall_clock_breakdown)"
 
 

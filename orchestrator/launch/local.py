@@ -37,7 +37,7 @@ from orchestrator.values import Value
 Row = dict[str, Any]
 
 POLL_S = 0.1
-"""As often as torchrun looks at its ranks (its --monitor-interval)."""
+"""Seconds between two looks at the ranks, as many as torchrun takes (its --monitor-interval)."""
 GRACE_S = 10.0
 """What ranks get to end after SIGTERM before SIGKILL."""
 REPORT_S = 3.0
@@ -47,7 +47,7 @@ LAST_WORDS_S = 1.0
 TAIL_BYTES = 256 * 1024
 """How much of a log's end is read for its last traceback."""
 PR_SET_PDEATHSIG = 1
-"""linux/prctl.h: the signal a process gets when the thread that started it ends."""
+"""The prctl of linux/prctl.h that sets the signal a process gets when the thread that started it ends."""
 FAILURE = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)")
 """One entry of torchrun's closing report (torch/distributed/elastic/multiprocessing/errors/__init__.py)."""
 CLOSING = re.compile(r"Sending process (\d+) closing signal")
@@ -70,11 +70,11 @@ SECONDARY = re.compile(
 )
 """What a rank says when another one has died before it."""
 CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above exception")
-"""Between the tracebacks of one exception (Lib/traceback.py)."""
+"""Lines between the tracebacks of one exception (Lib/traceback.py)."""
 CONSEQUENCE = re.compile(r"SignalException: Process \d+ got signal|ChildFailedError|KeyboardInterrupt")
 """How torchrun ends when it is ended, or when a rank has failed (torch/distributed/elastic/multiprocessing/api.py, errors/__init__.py)."""
 PORT_TAKEN = re.compile(r"port: (\d+),.*EADDRINUSE")
-"""Of the store that the ranks meet at (torch/csrc/distributed/c10d/socket.cpp)."""
+"""What the store that the ranks meet at says when its port is taken (torch/csrc/distributed/c10d/socket.cpp)."""
 CRASHED = re.compile(r'^Current thread .*\n  File "(.+)", line (\d+) in (\S+)$', re.MULTILINE)
 """faulthandler writes this of a process that ends by its own fault (Python/traceback.c); torch's error recorder turns it on."""
 SAID_ERROR = re.compile(r"^[A-Z]\w*Error: .+")
@@ -257,7 +257,8 @@ def hang(out: Path) -> Failure | None:
 
 
 def describe_failure(out: Path, launch_log: Path, returncode: int) -> Failure:
-    """From the watchdog's verdict, torchrun's or srun's report in `launch_log` and the ranks' logs; `returncode` is that of the script."""
+    """Why the run failed, from the watchdog's verdict, torchrun's or srun's report in `launch_log` and the ranks' logs; `returncode` is
+    that of the script."""
     hung = hang(out)
     if hung is not None:
         return hung
@@ -293,7 +294,8 @@ def _ended_by(code: int) -> str:
 
 
 def _of_deepspeed(out: Path, launch_log: Path, report: str) -> Failure | None:
-    """Under DeepSpeed's launcher: the rank that raised something of its own first, where one did. None for another launcher's report."""
+    """The failure of the first rank that raised something of its own under DeepSpeed's launcher; else that of the status it ended with.
+    None for another launcher's report."""
     found = DEEPSPEED_CODE.search(report)
     if found is None:
         return None
@@ -310,7 +312,8 @@ def _of_deepspeed(out: Path, launch_log: Path, report: str) -> Failure | None:
 
 
 def _of_launcher(launch_log: Path, report: str, returncode: int) -> Failure:
-    """Where no rank failed: torchrun itself did, on one node, and srun ended it on the others. The first that failed says why."""
+    """The failure where no rank failed: torchrun itself did, on one node, and srun ended it on the others. The first that failed says
+    why."""
     status = 128 - returncode if returncode < 0 else returncode
     host = None
     for place, code, _ in _ended_tasks(report):
@@ -337,7 +340,7 @@ def _advised(said: str) -> str:
 
 
 def _host(log: Path) -> str | None:
-    """Where the rank of this log was started last."""
+    """The host where the rank of this log was started last; None: the log doesn't say."""
     if not log.exists():
         return None
     found = STARTED_ON.findall(log.read_text(errors="replace"))
@@ -572,7 +575,8 @@ def _supervise(
 
 
 def _await(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Until the process ends, at most so long. Popen.wait with a limit looks only every 50 ms; Linux tells at once (pidfd_open(2))."""
+    """Waits until the process ends, `seconds` at most. Popen.wait with a limit looks only every 50 ms; Linux tells at once
+    (pidfd_open(2))."""
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError):  # it is gone, or a kernel before 5.3
             descriptor = os.pidfd_open(process.pid)

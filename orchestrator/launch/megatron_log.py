@@ -20,7 +20,7 @@ Row = dict[str, Any]
 ITERATION = re.compile(r"iteration +(\d+)/ *(\d+) \|(.+)$")
 """One line a logged iteration, by the last rank."""
 VALIDATION = re.compile(r"validation(?:-\S+)? loss at iteration (\d+)(?: on validation set)? \|(.+)$")
-"""By the last rank; at the end of a run once more. Of several validation sets the first counts."""
+"""A line of the last rank with a validation loss; at the end of a run there is one more. Of several validation sets the first counts."""
 SUMS_GO_ON = "and before initialize_megatron] datetime:"
 """Rank 0 prints it from core_v0.16 on, where the first line's sums are not cleared."""
 FIELD = re.compile(r"([^|:]+): *([-+0-9.eE]+|nan|inf) *(?=\||$)")
@@ -65,7 +65,8 @@ class Lines:
         self.fresh, self.first = True, None
 
     def row(self, step: int, fields: dict[str, float], *, sums_go_on: bool) -> Row | None:
-        """Of an iteration's line. It stands for the steps since the line before; `lr` is that of the first of them."""
+        """The row of an iteration's line; None where it has no time. It stands for the steps since the line before; `lr` is that of the
+        first of them."""
         if TIME not in fields:
             return None
         if step < self.rate[0]:  # a process that no line of ours announced

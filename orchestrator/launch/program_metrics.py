@@ -27,7 +27,7 @@ class Planned(Value, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, out: Path) -> Planned:
-        """Of the folder's plan."""
+        """What the plan in the folder says; the defaults where it can't be read."""
         try:
             plan = json.loads((out / "plan.json").read_text())
             training = plan["training"]

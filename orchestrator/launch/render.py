@@ -96,9 +96,9 @@ if [[ ${BIND:-} != none ]] && command -v nvidia-smi >/dev/null && command -v tas
     [[ -n $near ]] && taskset -cp "$near" "$$" >/dev/null 2>&1 && cores=" on cores $near, near GPU $bus"
   fi
 fi"""
-"""Of ranks with a GPU: binds this rank to the cores of its GPU's NUMA node, where the system tells it (nvidia-smi says 00000000:07:00.0,
-sysfs 0000:07:00.0), as MLPerf's bindpcie --cpu=node does. Its memory follows by first touch. Slurm's own set of cores stays the limit
-(sched_setaffinity(2): the mask is cut to the cpuset)."""
+"""Lines for ranks with a GPU: they bind a rank to the cores of its GPU's NUMA node, where the system tells it (nvidia-smi says
+00000000:07:00.0, sysfs 0000:07:00.0), as MLPerf's bindpcie --cpu=node does. Its memory follows by first touch. Slurm's own set of cores
+stays the limit (sched_setaffinity(2): the mask is cut to the cpuset)."""
 RANK = """
 TZ=UTC printf "=== rank %s on %s%s, %(%FT%TZ)T ===\\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" "${cores:-}" -1 >>"logs/rank-$RANK.log"
 if [[ $RANK == 0 ]]; then
@@ -251,7 +251,7 @@ HOSTFILE = """\
 export HOSTFILE="$PWD/hostfile"
 printf "%s slots=$RANKS_PER_NODE\\n" "${hosts[@]:0:NNODES}" >"$HOSTFILE"
 """
-"""For DeepSpeed's launcher, which reads from it how many ranks there are where."""
+"""Lines for DeepSpeed's launcher, which reads from the file how many ranks there are where."""
 
 SBATCH = """\
 #!/usr/bin/env bash
@@ -529,17 +529,17 @@ def container_command(container: ContainerOptions, out: str, gpus: bool) -> str:
 
 
 def with_whole_nodes(job: Job, slurm: SlurmOptions, gpus_per_node: int) -> SlurmOptions:
-    """`exclusive` decided: a job that takes every GPU of its nodes takes their cores too, of which Slurm would otherwise give one a task.
-    A job without GPUs, and one whose site hands out whole nodes (`gres` ""), says nothing."""
+    """The options with `exclusive` decided: a job that takes every GPU of its nodes takes their cores too, of which Slurm would otherwise
+    give one a task. A job without GPUs, and one whose site hands out whole nodes (`gres` ""), says nothing."""
     if slurm.exclusive is not None or job.backend != "nccl" or slurm.gres == "":
         return slurm
     return msgspec.structs.replace(slurm, exclusive=job.world_size // (slurm.most_nodes or job.num_nodes) >= gpus_per_node)
 
 
 def with_warning(slurm: SlurmOptions, step_s: float, save_s: float) -> SlurmOptions:
-    """`warning_s` decided: the step that runs when the warning comes ends, then a checkpoint is written; both twice, since both are
-    predictions, and 30 s for the signal's way. Raises InputError for a time limit that is no longer than that: the job would be asked to
-    end as it starts."""
+    """The options with `warning_s` decided: the step that runs when the warning comes ends, then a checkpoint is written; both twice, since
+    both are predictions, and 30 s for the signal's way. Raises InputError for a time limit that is no longer than that: the job would be
+    asked to end as it starts."""
     if slurm.warning_s is None:
         wanted = 30 + 2 * (step_s + save_s)
         slurm = msgspec.structs.replace(slurm, warning_s=min(MOST_WARNING_S, max(WARNING_S, 10 * math.ceil(wanted / 10))))

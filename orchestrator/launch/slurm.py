@@ -26,7 +26,7 @@ from orchestrator.values import Value
 TIMEOUT_S = 60.0
 """How long Slurm's commands may take: their own message timeout is 10 s and they retry."""
 POLL_S = 2.0
-"""Between two questions to the controller about a job: sites ask for no more than one a second or so."""
+"""Seconds between two questions to the controller about a job: sites ask for no more than one a second or so."""
 PATIENCE_S = 300.0
 """A controller that restarts is away for minutes; a job that is over is forgotten after MinJobAge, by default 300 s."""
 LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "STAGE_OUT",
@@ -41,7 +41,7 @@ REASONS = {
     "OUT_OF_MEMORY": "Slurm: out of host memory",
     "DEADLINE": "Slurm: the deadline was reached",
 }
-"""Of states that say more than the ranks can."""
+"""What states mean that say more than the ranks can."""
 ENDING = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "NodeFail": "NODE_FAIL", "Preempted": "PREEMPTED", "Deadline": "DEADLINE"}
 """Reasons of a job that is being ended (slurm/src/common/slurm_protocol_defs.c, job_reason_string)."""
 REASON = re.compile(r"\bReason=(\S+)")
@@ -77,7 +77,8 @@ def available() -> bool:
 
 
 def _environment(slurm: SlurmOptions) -> dict[str, str]:
-    """This process's, less the SBATCH_ variables that would outdo what job.sbatch says (sbatch's manual, INPUT ENVIRONMENT VARIABLES)."""
+    """This process's environment, less the SBATCH_ variables that would outdo what job.sbatch says (sbatch's manual, INPUT ENVIRONMENT
+    VARIABLES)."""
     said = {"EXPORT", "JOB_NAME", "OUTPUT", "GPUS_PER_NODE", "GET_USER_ENV"}
     said |= {name.upper() for name in SlurmOptions.__struct_fields__ if getattr(slurm, name) not in (None, False, ())}
     said |= {"TIMELIMIT"} if slurm.time else set()
@@ -169,9 +170,9 @@ def why_ended(job_id: str) -> tuple[str, str] | None:
 def wait(
     submitted: Submitted, *, follow: Callable[[], None] = lambda: None, finished: Callable[[], bool] = lambda: False, poll_s: float = POLL_S
 ) -> tuple[str, int]:
-    """Until the job has ended: its last state and exit status. `follow` is called at each look. `finished`: whether the run has said that
-    it is through; then a job that is COMPLETING counts as completed: Slurm may wait minutes more for a node that it lost (SlurmdTimeout,
-    UnkillableStepTimeout). Raises LaunchError where the controller gives no answer for PATIENCE_S."""
+    """Waits until the job has ended: its last state and exit status. `follow` is called at each look. `finished`: whether the run has said
+    that it is through; then a job that is COMPLETING counts as completed: Slurm may wait minutes more for a node that it lost
+    (SlurmdTimeout, UnkillableStepTimeout). Raises LaunchError where the controller gives no answer for PATIENCE_S."""
     answered = time.monotonic()
     while True:
         try:

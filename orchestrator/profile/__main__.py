@@ -45,12 +45,12 @@ from orchestrator.units import KIB, MIB, format_seconds
 from orchestrator.validate import own
 
 LAYERS: Final = 2
-"""Of the model: a stage's time is linear in their number."""
+"""Layers of the models that are measured: a stage's time is linear in their number."""
 MICRO_BATCHES: Final = (1, 4, 16)
 SIZES: Final = (4 * KIB, 256 * KIB, 4 * MIB)
 """Bytes of a collective: latency alone, the activations of a small model, a bucket of gradients."""
 PRIOR: Final = 0.05
-"""As little as calibrate's benchmark: a profile's cases are many repetitions each."""
+"""Weight of the prior in the fit, as little as calibrate's benchmark gives it: a profile's cases are many repetitions each."""
 NOWHERE: Final = 1e-15
 """Seconds of a hop, and of a byte, of the network that cases are priced with: there was none."""
 CPU_NAMES: Final = ("gemm_efficiency", "memory_efficiency", "op_overhead_s", "microbatch_overhead_s")
@@ -58,7 +58,7 @@ GPU_NAMES: Final = ("gemm_efficiency", "gemm_half_tokens", "attention_efficiency
 """What the cases settle; the collectives and the update have closed forms."""
 
 LOADED: Final = {**BOUNDS, "gemm_efficiency": (0.01, 1.0), "memory_efficiency": (0.005, 1.0), "op_overhead_s": (1e-6, 5e-3)}
-"""Of a machine whose cores others use too."""
+"""Bounds of the constants on a machine whose cores others use too."""
 
 
 def cases_of(settings: Settings, load: Any) -> dict[str, Plan]:
@@ -94,7 +94,7 @@ def without_network(plan: Plan) -> Plan:
 
 
 def measured_cluster(cluster: Cluster, wires: Mapping[int, Wire]) -> Cluster:
-    """With the levels' measured figures."""
+    """The cluster with the measured figures of its levels."""
     levels = list(cluster.levels)
     for index, found in wires.items():
         levels[index] = replace(levels[index], bandwidth=min(found.bandwidth, 1e15), latency=max(found.hop_s, 1e-9))
@@ -141,7 +141,7 @@ def start(settings: Settings, job: Any, out: Path) -> None:
 
 
 def run(words: Sequence[str]) -> None:
-    """The command. Raises InputError, NoPlanError, LaunchError."""
+    """Runs the command with these words. Raises InputError, NoPlanError, LaunchError."""
     machine = detect.machine()
 
     def load(more: Sequence[str]) -> Settings:
@@ -246,7 +246,7 @@ def conclude(
 
 
 def message_share(rows: Sequence[Mapping[str, Any]], inner: Wire) -> float:
-    """Of the level's bandwidth, what one message reaches; at most all of it."""
+    """The share of the level's bandwidth that one message reaches; at most all of it."""
     largest = max(row["bytes"] for row in rows)
     times = [median(row["seconds"]) for row in rows if row["bytes"] == largest]
     moving = max(median(times) - inner.hop_s - inner.collective_s, median(times) / 10)
@@ -261,7 +261,7 @@ def everything(
     error: float,
     when: str,
 ) -> dict[str, Any]:
-    """profile.json."""
+    """The content of profile.json."""
 
     def told(one: Figure) -> dict[str, float]:
         return one._asdict()
@@ -288,7 +288,7 @@ def everything(
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status."""
+    """Runs the command and returns its exit status."""
     return command(words, lambda: usage(__doc__), run)
 
 

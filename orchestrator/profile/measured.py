@@ -29,7 +29,7 @@ class Figure(NamedTuple):
 
 
 def figure(values: Sequence[float]) -> Figure:
-    """Of these repetitions.
+    """The median of these repetitions and the range that holds 90% of them.
 
     >>> figure([1.0, 2.0, 3.0])
     Figure(value=2.0, low=1.1, high=2.9, repetitions=3)
@@ -98,12 +98,12 @@ def together(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """Of the same repetitions on every rank, the longest of each."""
+    """Seconds of each repetition on the rank where it took longest."""
     return [max(repetition) for repetition in zip(*ranks, strict=True)]
 
 
 def layers(ranks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """By case, the seconds of a micro-batch on every rank, each repetition."""
+    """Seconds of a micro-batch on every rank and in each repetition, by case."""
     return {name: [seconds for rank in ranks for seconds in rank["cases"][name]["microbatch_s"]] for name in ranks[0]["cases"]}
 
 

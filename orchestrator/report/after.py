@@ -39,15 +39,15 @@ NAMES: Final = {
 SLOW: Final = 1.5
 """Times what its like takes, in both steps: a rank or a link that is named. GPUs of a cluster differ by 5 to 10%."""
 SLOW_ON_SHARED_CORES: Final = 2.5
-"""The same of ranks that share cores, and run when the others let them."""
+"""Times that a rank which shares its cores takes what its like takes, in both steps, to be named: it runs when the others let it."""
 WORTH: Final = 0.05
-"""Of the step: what a slow rank or link must cost to be named."""
+"""Share of the step that a slow rank or link must cost to be named."""
 
 
 AS_PREDICTED: Final = 0.05
 """A step that is no further off needs no other constants."""
 SAID: Final = ("gemm_efficiency", "memory_efficiency", "op_overhead_s", "inner_efficiency", "optimizer_efficiency")
-"""Of the suggested constants, those that are named; the file has all."""
+"""The suggested constants that are named; the file has all."""
 
 
 class Even(Value, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class Traffic(Value, frozen=True, kw_only=True):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Global ranks."""
+        """The group's global ranks."""
         ranks = self.ranks
         return tuple(range(ranks.first, ranks.first + ranks.size * ranks.stride, ranks.stride)) if isinstance(ranks, Even) else ranks
 
@@ -86,7 +86,7 @@ class RankTimes(Value, frozen=True, kw_only=True):
     steps: tuple[int, ...]
     microbatches: int
     peak_memory_bytes: int
-    """Of this rank, up to then."""
+    """Peak bytes of this rank, up to the end of these steps."""
     phases: tuple[dict[str, float], ...]
     traffic: tuple[Traffic, ...]
 
@@ -270,7 +270,7 @@ def slow_links(plan: Plan, cost: CostModel, rows: Sequence[RankTimes]) -> list[S
 
 
 class After(Value, frozen=True, kw_only=True):
-    """`causes`: seconds by cause, (predicted, measured)."""
+    """Where a run's steps went; `causes`: seconds by cause, (predicted, measured)."""
 
     steps: tuple[int, ...]
     ranks: int
@@ -281,7 +281,7 @@ class After(Value, frozen=True, kw_only=True):
     """What the prices had, and what they would have to be; empty where a rank or a link stands out, which is not to be learned."""
 
     def lines(self) -> list[str]:
-        """In words."""
+        """What stands out, in lines of text."""
         predicted, measured = (sum(pair[index] for pair in self.causes.values()) for index in (0, 1))
         more = sorted(((name, found - said) for name, (said, found) in self.causes.items()), key=lambda item: -abs(item[1]))
         worth = [f"{NAMES[name]} {'+' if by > 0 else '-'}{format_seconds(abs(by))}" for name, by in more[:3] if abs(by) > WORTH * measured]
@@ -302,7 +302,7 @@ class After(Value, frozen=True, kw_only=True):
 
 
 def after(plan: Plan, cost: CostModel, rows: Sequence[RankTimes]) -> After | None:
-    """None without rows, or for a plan without prediction."""
+    """How the prediction of a plan held in these rows; None without rows of all its ranks, or for a plan without prediction."""
     if not rows or plan.predicted is None or {row.rank for row in rows} != set(range(plan.world_size)):
         return None
     predicted, measured = predicted_causes(plan, cost.calibration.step_overhead_s), measured_causes(plan, rows)
@@ -367,14 +367,14 @@ def calibration_file(plan: Plan, cost: CostModel, found: After) -> CalibrationFi
 
 
 def own_constants(cost: CostModel) -> dict[str, float]:
-    """Those that differ from the datasheet's."""
+    """The constants that differ from the datasheet's."""
     base = datasheet(cost.cluster, cost.traits)
     pairs = {name: (getattr(cost.calibration, name), getattr(base, name)) for name in Calibration.__struct_fields__}
     return {name: now for name, (now, before) in pairs.items() if isinstance(now, float) and now != before}
 
 
 def file_of(plan: Plan, cost: CostModel, constants: Mapping[str, float], origin: str, *, runs: int) -> CalibrationFile:
-    """These constants for the plan's engine and GPU, of so many runs."""
+    """A calibration of these constants for the plan's engine and GPU, of so many runs."""
     return CalibrationFile(
         engine=plan.engine,
         gpu=plan.cluster.gpu.name,

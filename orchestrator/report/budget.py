@@ -13,27 +13,28 @@ from orchestrator.values import Value
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 FIGURES: Final = ("days", "gpu_hours", "energy_kwh", "cost", "tokens_per_s", "mfu")
-"""Of a Budget, those that answers state."""
+"""Figures of a Budget that answers state."""
 RATES: Final = ("tokens_per_s", "tokens_per_s_per_gpu", "flops_per_gpu", "mfu")
-"""The longer the step, the less."""
+"""Figures that are the smaller the longer a step takes."""
 
 
 class Budget(Value, frozen=True, kw_only=True):
-    """Of `steps` steps on `num_gpus` GPUs, restarts and failures not counted. `energy_kwh` None: the power of this GPU is not known."""
+    """What `steps` steps on `num_gpus` GPUs take, restarts and failures not counted. `energy_kwh` None: the power of this GPU is not
+    known."""
 
     steps: int
     tokens: int
-    """An encoder's and a decoder's together."""
+    """Tokens of the whole training, an encoder's and a decoder's together."""
     seconds: float
     num_gpus: int
     power_w: float | None
-    """Of one GPU by its datasheet."""
+    """Watts of one GPU by its datasheet; None: not known."""
     price_per_gpu_hour: float | None
     off: tuple[float, float] | None = None
     """The ends of the step's 90% interval over the predicted step; None: nothing like the plan was measured."""
     tokens_per_s_per_gpu: float = 0.0
     flops_per_gpu: float = 0.0
-    """Model FLOP/s."""
+    """Model FLOP/s of one GPU."""
     peak_flops: float | None = None
     """FLOP/s of a GPU in this precision."""
 
@@ -43,7 +44,7 @@ class Budget(Value, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all GPUs together."""
+        """Tokens a second of all GPUs together."""
         return self.tokens_per_s_per_gpu * self.num_gpus
 
     @property
@@ -61,7 +62,8 @@ class Budget(Value, frozen=True, kw_only=True):
 
     @property
     def energy_kwh(self) -> float | None:
-        """Of the GPUs alone, at their full power: hosts, network and cooling come on top, and a GPU that waits takes less."""
+        """Kilowatt-hours of the GPUs alone, at their full power: hosts, network and cooling come on top, and a GPU that waits takes less.
+        None: the power is not known."""
         return None if self.power_w is None else self.power_w * self.gpu_hours / 1000
 
     @property
@@ -89,12 +91,12 @@ class Budget(Value, frozen=True, kw_only=True):
         return value, " to ".join(end.partition(" ")[0] if alike else end for end in ends)
 
     def said(self, figure: str, write: Callable[[float], str], unit: str = "", times: float = 1.0) -> str:
-        """The same as "60 s a step (90%: 53 to 99)", with `unit` " a step"."""
+        """The figure in one text: "60 s a step (90%: 53 to 99)", with `unit` " a step"."""
         value, ends = self.words(figure, write, times)
         return f"{value}{unit} (90%: {ends})" if ends else f"{value}{unit}"
 
     def figures(self) -> dict[str, Any]:
-        """As JSON has them: each figure by name, and its 90% interval as NAME_90."""
+        """The figures as JSON has them: each by name, and its 90% interval as NAME_90."""
         return {name + end: get(name) for name in FIGURES for end, get in (("", self.__getattribute__), ("_90", self.interval))}
 
 
@@ -127,7 +129,8 @@ def _power_w(cluster: Cluster) -> float | None:
 
 
 def format_time(seconds: float) -> str:
-    """
+    """Seconds in the largest unit that keeps the number readable, up to days.
+
     >>> format_time(90), format_time(7200), format_time(36.5 * 86400), format_time(7)
     ('1.5 minutes', '2 hours', '36.5 days', '7 s')
     """
@@ -152,7 +155,8 @@ def budget_text(of: Budget, rank: str = "GPU") -> str:
 
 
 def format_energy(kwh: float) -> str:
-    """
+    """An amount of energy in kWh, from 1,000 on in MWh.
+
     >>> format_energy(403.2), format_energy(2000)
     ('403 kWh', '2 MWh')
     """

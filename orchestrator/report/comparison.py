@@ -28,9 +28,9 @@ class Comparison(Value, frozen=True, kw_only=True):
     one: Plan
     other: Plan
     seconds: dict[str, tuple[float, float]]
-    """Of the step, the largest difference first."""
+    """Seconds of the step by cause (one's, the other's), the largest difference first."""
     memory_bytes: dict[str, tuple[float, float]]
-    """Of the fullest stage of each."""
+    """Bytes of each plan's fullest stage by cause (one's, the other's)."""
 
     @property
     def difference(self) -> float:
@@ -73,7 +73,7 @@ class Comparison(Value, frozen=True, kw_only=True):
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def summary(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The comparison as JSON has it."""
         return {
             "one": facts(self.one),
             "other": facts(self.other),
@@ -142,7 +142,8 @@ def _causes(heading: str, pairs: dict[str, tuple[float, float]], names: tuple[st
 
 
 def signed(difference: float, written: str) -> str:
-    """
+    """A difference as `written`, with its sign; "" where there is none.
+
     >>> signed(-2.0, "2 s"), signed(0.0, "0 s")
     ('-2 s', '')
     """

@@ -14,7 +14,7 @@ HOUR_S = 3600.0
 
 
 def checkpoint_bytes(parameters: int, states: StateBytes) -> float:
-    """Of weights, master weights and moments of the whole model: what an engine's checkpoint holds at most, whatever the layout.
+    """Bytes of weights, master weights and moments of the whole model: what an engine's checkpoint holds at most, whatever the layout.
 
     >>> checkpoint_bytes(10**9, StateBytes(weight=2, gradient=4, master=4, moments=8)) / 1e9
     14.0

@@ -19,7 +19,8 @@ ELEMENT: Final = re.compile(r'<script type="application/octet-stream" id="candid
 
 
 class Drawn(Value, frozen=True, kw_only=True):
-    """`plan`: whose candidates they are, and at which price; `total`: of the search; `ruled`: (engine, rule, branches that it cut)."""
+    """Candidates as a page draws them. `plan`: whose candidates they are, and at which price; `total`: candidates of the search; `ruled`:
+    (engine, rule, branches that it cut)."""
 
     plan: str
     total: int
@@ -28,14 +29,14 @@ class Drawn(Value, frozen=True, kw_only=True):
 
 
 def digest(plan: Plan) -> str:
-    """Of the plan, of what it is for, and of its price: with other prices the candidates have others too."""
+    """SHA-256 of the plan, of what it is for, and of its price: with other prices the candidates have others too."""
     assert plan.predicted is not None  # shown plans are priced
     about = (plan.engine, plan.candidate, plan.stages, plan.model, plan.training, plan.cluster, plan.predicted.step_time_s)
     return hashlib.sha256(msgspec.json.encode(about, order="deterministic")).hexdigest()
 
 
 def element(drawn: Drawn) -> str:
-    """As the page has it: compressed, a tenth of the JSON."""
+    """The candidates as the page's element: compressed, a tenth of the JSON."""
     text = base64.b64encode(zlib.compress(msgspec.json.encode(drawn))).decode()
     return f'<script type="application/octet-stream" id="candidates">{text}</script>'
 

@@ -46,7 +46,7 @@ def measured_step_time(rows: Iterable[Row]) -> float | None:
 
 
 def measured_peak_memory(rows: Iterable[Row]) -> float | None:
-    """Bytes; None where the worker can't tell (no GPU)."""
+    """Bytes of the highest peak in the rows; None where the worker can't tell (no GPU)."""
     return max(_numbers(rows, "peak_memory_bytes"), default=None)
 
 

@@ -22,7 +22,8 @@ def fullest(predicted: Prediction) -> StagePrediction:
 
 
 def verdict(nbytes: float, limit: MemoryLimit) -> str:
-    """
+    """Whether so many bytes fit, or how many bytes they are too many.
+
     >>> verdict(50 * 2**30, MemoryLimit(limit=42 * 2**30, reserve=2 * 2**30)), verdict(1, MemoryLimit(limit=2, reserve=0))
     ('lacks 10.0 GiB', 'fits')
     """

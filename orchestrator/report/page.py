@@ -95,7 +95,7 @@ class Shown(Value, frozen=True, kw_only=True):
     """Bytes that a choice can't go below."""
     rows: Sequence[Mapping[str, Any]] = ()
     after: After | None = None
-    """Where the run's step went."""
+    """Where the run's steps went; None: nothing was measured."""
     price_per_gpu_hour: float | None = None
 
 
@@ -114,7 +114,7 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]], 
 
 
 def report_html(shown: Shown) -> str:
-    """The page. Needs bokeh."""
+    """The page as HTML. Raises ImportError without bokeh."""
     from bokeh.embed import components
     from bokeh.resources import INLINE
 
@@ -227,7 +227,7 @@ def rank_picture(plan: Plan) -> Figure:
 
 
 def numbers(values: Iterable[float]) -> Any:
-    """As the page keeps them: 4 bytes each, not their digits."""
+    """The values as an array of 4 bytes each, in which the page keeps them, not in digits."""
     import numpy as np
 
     return np.fromiter(values, dtype=np.float32)
@@ -419,7 +419,7 @@ def rank_table(shown: Shown) -> str:
 
 
 def timeline_table(shown: Shown, step: Played) -> str:
-    """Of each stage: at work, waiting, and the most micro-batches in flight."""
+    """A table of each stage: at work, waiting, and the most micro-batches in flight."""
     rows = []
     for index, lane in enumerate(step.lanes):
         busy = sum(slot.end_s - slot.begin_s for slot in lane)
@@ -488,7 +488,7 @@ def measured_section(shown: Shown, picture: str | None) -> str:
 
 
 def after_part(after: After | None) -> str:
-    """Where the run's step went, and what stands out."""
+    """The section on where the run's steps went, and on what stands out; "" where nothing was measured."""
     if after is None:
         return ""
     entries = [(NAMES[name], *(format_seconds(value) if value else "-" for value in pair)) for name, pair in after.causes.items()]

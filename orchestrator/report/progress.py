@@ -13,13 +13,14 @@ from rich.text import Text
 from orchestrator.units import format_seconds
 
 STARTING = "starting the ranks"
-"""Until the first step; engines take some seconds to import."""
+"""Text until the first step; engines take some seconds to import."""
 LINES = 20
 """Plain lines of a whole run: the first step, the last, and about this many between."""
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """
+    """A row of metrics in one line: loss, seconds a step, tokens a second.
+
     >>> describe({"loss": 2.3456, "step_time_s": 0.5, "tokens_per_s": 8192.0, "valid_loss": 2.5})
     'loss 2.346  valid 2.5  500 ms/step  8,192 tokens/s'
     """
@@ -36,7 +37,7 @@ def describe(row: Mapping[str, Any]) -> str:
 
 
 class StepColumn(ProgressColumn):
-    """ "12/200"."""
+    """Steps done and steps in all, as "12/200"."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{int(task.completed)}/{int(task.total or 0)}")

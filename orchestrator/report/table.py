@@ -20,8 +20,8 @@ FILES = "checked up to its files"
 
 
 class Axis(NamedTuple):
-    """A row. `choices`: fields of mesh, strategy and candidate, one of which must be legal; `used`: whether a plan has it; `has`: whether
-    an engine has what no candidate says."""
+    """A row of the table. `choices`: fields of mesh, strategy and candidate, one of which must be legal; `used`: whether a plan has it;
+    `has`: whether an engine has what no candidate says."""
 
     name: str
     choices: tuple[dict[str, Any], ...]

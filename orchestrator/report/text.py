@@ -47,7 +47,7 @@ def as_text(renderable: RenderableType, width: int = WIDTH) -> str:
 
 
 def console() -> Console:
-    """Standard output: as wide as the terminal; a log gets WIDTH columns (rich alone takes 80)."""
+    """The console of standard output: as wide as the terminal; a log gets WIDTH columns (rich alone takes 80)."""
     terminal = Console(highlight=False)
     return terminal if terminal.is_terminal else Console(width=WIDTH, highlight=False)
 
@@ -78,7 +78,8 @@ def _percent(share: float) -> str:
 
 
 def ranges(kind: str, first: int, count: int) -> str:
-    """
+    """Layers of a kind as first and last number.
+
     >>> ranges("decoder", 4, 3), ranges("decoder", 4, 1)
     ('decoder 4-6', 'decoder 4')
     """
@@ -108,7 +109,7 @@ def stage_layers(stage: Stage) -> str:
 
 
 SHORTENED = 4
-"""So many chunks at one distance are not listed one by one."""
+"""Chunks at one distance from which on they are not listed one by one."""
 
 
 def _regular(chunks: Sequence[Sequence[tuple[str, int, int]]]) -> int:
@@ -263,7 +264,8 @@ def ranks_of(plan: Plan, stage: int) -> str:
 
 
 def format_flops(flops: float) -> str:
-    """
+    """FLOP/s in TFLOP/s, below one of those in GFLOP/s.
+
     >>> format_flops(432.1e12), format_flops(8.89e9), format_flops(1.4403e15)
     ('432 TFLOP/s', '8.89 GFLOP/s', '1,440 TFLOP/s')
     """
@@ -271,7 +273,8 @@ def format_flops(flops: float) -> str:
 
 
 def cause_name(cause: str) -> str:
-    """
+    """A cause of step time in words.
+
     >>> cause_name("tp"), cause_name("memory_bound")
     ('tp traffic', 'memory bound')
     """
@@ -297,7 +300,7 @@ def _causes(heading: str, causes: dict[str, float], unit: str, total: float) -> 
 
 
 def _source(plan: Plan) -> str:
-    """Where a calibration of the user's own was, and what it was fitted on."""
+    """The file that a calibration of the user's own came from, and what it was fitted on; "" for one of ours."""
     return "" if plan.prices is None else f", {plan.prices.source} (fitted on {plan.prices.fitted_on})"
 
 

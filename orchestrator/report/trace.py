@@ -11,7 +11,8 @@ from orchestrator.plan import Plan
 
 US: Final = 1e6
 MOST_EVENTS: Final = 60_000
-"""Of a longer step the middle is one event a stage, which says how many passes it stands for."""
+"""Events of a step that are written one by one; of a longer step the middle is one event a stage, which says how many passes it stands
+for."""
 
 
 class Bar(NamedTuple):
