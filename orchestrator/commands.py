@@ -14,7 +14,7 @@ from orchestrator.errors import NO_ROOM, InputError, OrchestratorError, nearest,
 UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
 DEBUG: Final = "ORCHESTRATOR_DEBUG"
-"""With this in the environment a defect shows its traceback."""
+"""Environment variable under which a defect shows its traceback."""
 HELP: Final = frozenset({"-h", "--help"})
 OBJECTS: Final = 2_000_000
 """Made anew, before garbage is looked for among them: a search makes half of that, and needs them to its end."""

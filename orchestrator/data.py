@@ -49,7 +49,7 @@ GRACE_S: Final = 120.0
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; returns its exit status. Known errors come as one message, without a traceback."""
+    """Runs the command and returns its exit status. Known errors come as one message, without a traceback."""
     kept = "interrupted: what is done is kept, the same command continues"
     return command(words, help_text, lambda given: start([sys.executable, "-m", WORKER, *arguments(given)]), interrupted=kept)
 
@@ -125,7 +125,7 @@ def arguments(words: Sequence[str]) -> list[str]:
 
 
 def free_prefix(out: str) -> str:
-    """Absolute. Raises InputError where its files are there already or can't be made."""
+    """The absolute prefix of a corpus' two files. Raises InputError where its files are there already or can't be made."""
     prefix = Path(out).absolute()
     if out.endswith(("/", ".bin", ".idx")):
         raise InputError("out", shown(out), "is no prefix: OUT.bin and OUT.idx are written")

@@ -97,7 +97,8 @@ def _model_type(config: str) -> str:
 
 
 def cached(source: dict[str, str], seq_length: int | None, decoder_seq_length: int | None, itemsize: int) -> Traced:
-    """As `describe`, once for a configuration: kept in the user's cache. The user's own code may change, and is described each time."""
+    """What `describe` returns, made once for a configuration and kept in the user's cache. The user's own code may change, and is described
+    each time."""
     if "code" in source:
         return describe(source, seq_length, decoder_seq_length, itemsize)
     asked = json.dumps([source, seq_length, decoder_seq_length, itemsize, *map(_version, NEEDED), _own_code()])
@@ -131,7 +132,7 @@ def _version(package: str) -> str:
 
 
 def _own_code() -> str:
-    """Of what records: another version may record otherwise."""
+    """SHA-256 of the files that record a model: another version may record otherwise."""
     folder = Path(__file__).parent
     files = sorted((folder / "workers" / "tracing").glob("*.py"))
     files += [folder / "model" / name for name in ("traced.py", "ops.py", "layer.py")]
@@ -201,7 +202,7 @@ def _line(traced: Traced) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; its exit status."""
+    """Runs the command and returns its exit status."""
     return command(words, lambda: usage(__doc__), _describe)
 
 

@@ -21,9 +21,9 @@ MIB: Final = 2**20
 
 
 class Machine(Value, frozen=True, kw_only=True):
-    """`gpu_name`: what the driver calls the GPUs; None where there are none or several types. `gpu_types`: all that it calls them.
-    `catalog_name`: what the catalog calls them; None: not in it. `slurm_nodes`: of the allocation that this process is in; 0 outside.
-    `megatron_core`: its version; "": not installed. `missing`: modules that some engine needs and that are not installed."""
+    """What this machine has. `gpu_name`: what the driver calls the GPUs; None where there are none or several types. `gpu_types`: all that
+    it calls them. `catalog_name`: what the catalog calls them; None: not in it. `slurm_nodes`: nodes of the allocation that this process is
+    in; 0 outside. `megatron_core`: its version; "": not installed. `missing`: modules that some engine needs and that are not installed."""
 
     num_gpus: int = 0
     gpu_name: str | None = None
@@ -106,7 +106,7 @@ def modules_of_engines() -> list[str]:
 
 
 def _version(distribution: str) -> str:
-    """Of an installed distribution, without a build's own suffix; "" where there is none."""
+    """Version of an installed distribution, without a build's own suffix; "" where it is not installed."""
     try:
         return importlib.metadata.version(distribution).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:

@@ -12,7 +12,8 @@ from typing import Final
 from orchestrator.errors import InputError
 
 LISTING: Final = "digests.json"
-"""In the checkpoint's folder: {file: {"bytes": its size, "sha256": its digest}}, files by their path in the folder."""
+"""The file in a checkpoint's folder that lists its files: {file: {"bytes": its size, "sha256": its digest}}, files by their path in the
+folder."""
 Digests = Mapping[str, Mapping[str, int | str]]
 
 

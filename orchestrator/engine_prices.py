@@ -54,7 +54,7 @@ class EnginePrices:
 
     @cached_property
     def situation(self) -> uncertainty.Situation:
-        """By which the error of these prices is known."""
+        """The situation by which the error of these prices is known."""
         training = self.settings.training
         model = describe(self.settings.architecture, training.seq_length, training.decoder_seq_length)
         transformers = self.traits.layers == "hugging_face"

@@ -35,7 +35,7 @@ class InputError(OrchestratorError):
         super().__init__(text)
 
     def __reduce__(self) -> tuple[type[InputError], tuple[object, ...]]:
-        """It may cross processes."""
+        """What pickle makes the error of again in another process."""
         return InputError, (self.key, self.value, self.why, tuple(self.choices))
 
 

@@ -72,7 +72,7 @@ class Extensible(Mapping[str, T], Generic[T]):
         return len(self.own) + len(self._found)
 
     def __contains__(self, name: object) -> bool:
-        """Without loading it."""
+        """Whether there is an entry of this name; does not load it."""
         return name in self.own or name in self._found
 
 

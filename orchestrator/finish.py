@@ -24,7 +24,7 @@ from orchestrator.launch.slurm import ENDED_FROM_OUTSIDE, REASONS, why_ended
 from orchestrator.report.measured import measured_step_time
 
 SIGNALLED = "ended by SIGTERM: cancelled, or out of time"
-"""Where Slurm ended the job and can't say why."""
+"""The reason that is given where Slurm ended the job and can't say why."""
 
 
 def _json_lines(path: Path) -> list[Row]:
@@ -101,7 +101,7 @@ def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int =
 
 
 def main(words: Sequence[str]) -> int:
-    """0; TRY_AGAIN where the job stopped before its end or is to be requeued; 2 for a call that is not ours."""
+    """Runs the command. Returns 0; TRY_AGAIN where the job stopped before its end or is to be requeued; 2 for a call that is not ours."""
     return command(words, lambda: usage(__doc__), _run)
 
 

@@ -28,7 +28,7 @@ from orchestrator.planning import Found
 from orchestrator.recipe import Settings
 
 HELD: Final = ".held"
-"""In a run's folder while a command has it: locked, with the process and its host."""
+"""The file in a run's folder that is locked while a command has the folder, with the process and its host."""
 
 
 def new_folder(settings: Settings, out_key: str | None = None) -> Path:

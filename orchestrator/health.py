@@ -38,13 +38,13 @@ LEAST_DISK: Final = 0.02
 LEAST_MEMORY: Final = 0.03
 """Shares that must be free: below them the next checkpoint, or the next allocation, is in danger."""
 STALLED: Final = 20.0
-"""So many times its usual step is the last step ago: saves and evaluations take longer than a step."""
+"""Times its usual step that a run's last step may be ago: saves and evaluations take longer than a step."""
 STALLED_S: Final = 120.0
-"""And not less than that."""
+"""Seconds that a run's last step may be ago at least, however short its steps are."""
 
 
 def main(words: Sequence[str]) -> int:
-    """0: nothing is wrong; 1: something is; 2: a call that is not ours."""
+    """Runs the command. Returns 0 where nothing is wrong, 1 where something is, 2 for a call that is not ours."""
     return command(words, lambda: usage(__doc__), _run)
 
 
@@ -98,8 +98,8 @@ def gpus() -> Iterator[str]:
 
 
 def gpu_faults(text: str) -> Iterator[str]:
-    """Of the XML that `nvidia-smi -q -x` prints: uncorrected errors since the driver was loaded, rows that can't be replaced or wait for a
-    reset, and clocks held down by heat or power."""
+    """Faults of GPUs by the XML that `nvidia-smi -q -x` prints: uncorrected errors since the driver was loaded, rows that can't be replaced
+    or wait for a reset, and clocks held down by heat or power."""
     for number, gpu in enumerate(ElementTree.fromstring(text).iter("gpu")):
         name = f"GPU {number} ({gpu.findtext('product_name')}, {gpu.get('id')})"
         errors = {
@@ -130,7 +130,7 @@ def ports(folder: Path) -> Iterator[str]:
 
 
 def memory(meminfo: str) -> Iterator[str]:
-    """Of /proc/meminfo: little host memory left."""
+    """A fault where /proc/meminfo shows that little host memory is left."""
     lines = (line.partition(":") for line in meminfo.splitlines())
     values = {name: int(value.split()[0]) * 1024 for name, _, value in lines if value.split()[:1]}
     free, total = values.get("MemAvailable"), values.get("MemTotal")

@@ -34,7 +34,7 @@ def script(name: str, text: Any) -> str:
 
 
 def gres(name: str, text: Any) -> str:
-    """The same; `none` is "", for sites where no GPUs are asked for."""
+    """Slurm's gres in one line; "" for `none`, where a site wants no GPUs asked for. Raises InputError."""
     return "" if text == "none" else one_line(name, text)
 
 
@@ -58,7 +58,7 @@ _MEMORY = re.compile(r"[0-9]+[KMGT]?B?\Z", re.IGNORECASE)
 
 
 def time_limit(name: str, text: Any) -> str:
-    """As sbatch takes it (manual, --time). Raises InputError.
+    """A time limit that sbatch takes (manual, --time). Raises InputError.
 
     >>> time_limit("slurm.time", "12:30:00"), time_limit("slurm.time", "1-12")
     ('12:30:00', '1-12')
@@ -69,7 +69,7 @@ def time_limit(name: str, text: Any) -> str:
 
 
 def memory(name: str, text: Any) -> str:
-    """As sbatch takes it (manual, --mem): megabytes, or with a unit. Raises InputError.
+    """An amount of memory that sbatch takes (manual, --mem): megabytes, or with a unit. Raises InputError.
 
     >>> memory("slurm.mem", "480G"), memory("slurm.mem", "0")
     ('480G', '0')
@@ -204,7 +204,7 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
 
     @property
     def least_nodes(self) -> int | None:
-        """With how many the job goes on at least; None: it has one plan."""
+        """The least number of nodes with which the job goes on; None: it has one plan."""
         return self.nodes[0] if isinstance(self.nodes, tuple) else None
 
 

@@ -28,14 +28,14 @@ class Key(msgspec.Struct, frozen=True):
     """What is said of a setting where it is declared; the last three fields are filled in from there (`declared`)."""
 
     name: str
-    """In full: train.lr."""
+    """The key's full name: train.lr."""
     help: str
     type: Any = None
     """What its text is read as, where that is not the field's own type."""
     default: str = ""
-    """As --help shows it, where that is not the field's own default."""
+    """The default as --help shows it, where that is not the field's own."""
     unit: str = ""
-    """Of a number: tokens, steps, s."""
+    """The unit of a number: tokens, steps, s."""
     low: float | None = None
     high: float | None = None
     above: float | None = None

@@ -109,7 +109,7 @@ def timers(out: Path) -> tuple[RankTimes, ...]:
 
 
 def after_lines(settings: Settings, plan: Plan, out: Path, found: After) -> list[str]:
-    """The same in words; the calibration that the run suggests is written into its folder, and named."""
+    """Where two steps of the run went, in lines of text; the calibration that the run suggests is written into its folder, and named."""
     from orchestrator.report import after
 
     lines, suggests = found.lines(), found.suggests()

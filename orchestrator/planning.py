@@ -65,12 +65,12 @@ class Found(Value, frozen=True, kw_only=True):
     alternatives: tuple[Plan, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     complete: bool = True
-    """False: search.budget_s ended the search."""
+    """Whether the search came to its end; False: search.budget_s ended it."""
     at_least_s: float | None = None
     """Seconds that no plan of the space undercuts, where the search knows."""
     explained: tuple[Explanation, ...] = ()
     narrower: tuple[Explanation, ...] = ()
-    """Where tp is wider than the innermost network level: the best plan whose is not."""
+    """The best plan with tp within the innermost network level, where the plan's tp is wider than that; else none."""
     searched: tuple[Capabilities, ...] = ()
     """What the engines that were searched can do: the space of which `at_least_s` is true."""
     unasked: tuple[Unasked, ...] = ()
@@ -80,7 +80,7 @@ class Found(Value, frozen=True, kw_only=True):
     elsewhere: Elsewhere | None = None
     """What explain.gpus= asks for."""
     limit: MemoryLimit
-    """With what is kept free for the plan's engine."""
+    """Bytes that the plan could use, with what is kept free for its engine."""
     none_cautious: bool = False
     """No plan of the search has a chance of running out of memory of USUAL_RISK at most, or only much slower ones (`safer`)."""
     safer: Plan | None = None
@@ -90,7 +90,7 @@ class Found(Value, frozen=True, kw_only=True):
     uneven: Unevenness | None = None
     """What model.routing costs, where it is given."""
     bounds: Bounds = UNKNOWN
-    """As `SearchResult`."""
+    """Seconds that no plan undercuts by the search, by what was left out (`SearchResult.bounds`)."""
     space: Space | None = None
     """What was searched, by the reserve alone where no plan leaves more free; None for a saved plan."""
 
@@ -112,15 +112,15 @@ class Space(Value, frozen=True, kw_only=True):
     settings: SearchSettings
 
     def by_reserve(self) -> Space:
-        """The same space where plans may fill memory up to the reserve, though others leave more free. No layer is priced again."""
+        """The space where plans may fill memory up to the reserve, though others leave more free. No layer is priced again."""
         return msgspec.structs.replace(self, planned=tuple(engine.keeping_free() for engine in self.planned))
 
     def cautious_alone(self) -> Space:
-        """The same space where no plan may leave less memory free than is usual."""
+        """The space where no plan may leave less memory free than is usual."""
         return msgspec.structs.replace(self, planned=tuple(engine.keeping_free(engine.cautious_margin) for engine in self.planned))
 
     def unproven(self) -> Space:
-        """The same space, without a proof at the search's end that what was left out is slower."""
+        """The space without a proof at the search's end that what was left out is slower."""
         return msgspec.structs.replace(self, settings=msgspec.structs.replace(self.settings, most_further=0))
 
     def index(self, plan: Plan) -> int:
@@ -176,7 +176,7 @@ class Planner:
         return able or engines
 
     def _exchanging(self, engines: Sequence[Engine]) -> list[Engine]:
-        """Those that can load model.init_from and write model.export_to. Raises InputError where there are none."""
+        """The engines that can load model.init_from and write model.export_to. Raises InputError where there are none."""
         settings, run = self.settings, self.settings.run
         if run.init_from is None and run.export_to is None:
             return list(engines)
@@ -206,7 +206,7 @@ class Planner:
         )
 
     def prices_for(self, engine: str) -> EnginePrices:
-        """As `prices`, of the engine with this name."""
+        """The prices of the engine with this name."""
         return self.prices([ENGINES[engine]])[0]
 
     def prices_of(self, plan: Plan) -> EnginePrices:
@@ -220,8 +220,8 @@ class Planner:
         return EnginePrices(self.settings, traits, fitted, saved)
 
     def space(self, top_k: int = SHOWN_ALTERNATIVES, without: Collection[str] = (), prunings: tuple[Rule, ...] = ()) -> Space:
-        """`without`: engines that are left out; `prunings`: further rules that a plan must keep. Raises InputError where no engine is
-        left."""
+        """The space that is searched. `without`: engines that are left out; `prunings`: further rules that a plan must keep. Raises
+        InputError where no engine is left."""
         settings = self.settings
         engines = [engine for engine in self.engines if engine.name not in without]
         able = [self._capabilities(engine, program=settings.entry is not None) for engine in engines]
@@ -350,7 +350,7 @@ class Planner:
         return risk if risk > USUAL_RISK else None
 
     def explained(self, pins: Pins, limit: MemoryLimit) -> tuple[Explanation, ...]:
-        """As `Space.explain`, of plans held to the same `limit` as the plan that they are compared with."""
+        """What `pins` would bring, of plans held to the same `limit` as the plan that they are compared with."""
         space = self.space()
         return (space if limit.risk is not None else space.by_reserve()).explain(pins)
 

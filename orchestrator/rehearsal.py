@@ -28,10 +28,10 @@ from orchestrator.values import Value
 
 FOLDER: Final = "rehearsal"
 LIMIT_S: Final = 900.0
-"""Of one rehearsed rank: it is to save time."""
+"""Seconds that one rehearsed rank may take: it is to save time."""
 STEPS: Final = WARMUP_STEPS + 2
-"""As many as a run takes until its timers look at its peak: the heap of a process on a CPU grows with its steps, as freed blocks of many
-sizes leave holes (most in the first steps; engines/translation.py)."""
+"""Steps of a rehearsal, as many as a run takes until its timers look at its peak: the heap of a process on a CPU grows with its steps, as
+freed blocks of many sizes leave holes (most in the first steps; engines/translation.py)."""
 
 
 class Rehearsed(Value, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ def rank_of(plan: Plan, stage: int) -> int:
 
 
 def first_middle_last(plan: Plan) -> list[int]:
-    """Of the ranks: the first stage's, the middle one's and the last one's, each once."""
+    """The ranks of the first stage, the middle one and the last one, each once."""
     stages = dict.fromkeys((0, plan.pp // 2, plan.pp - 1))
     return [rank_of(plan, stage) for stage in stages]
 

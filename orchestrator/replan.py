@@ -34,7 +34,7 @@ FORMER: Final = "plans"
 
 
 def main(words: Sequence[str]) -> int:
-    """0; 2 where no number of nodes has a plan, or for a call that is not ours."""
+    """Runs the command. Returns 0; 2 where no number of nodes has a plan, or for a call that is not ours."""
     return command(words, lambda: usage(__doc__), _run)
 
 

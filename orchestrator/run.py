@@ -49,7 +49,7 @@ MOCK: Final = "--mock-data"
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; returns its exit status. Known errors come as one message, without a traceback."""
+    """Runs the command and returns its exit status. Known errors come as one message, without a traceback."""
     engines = list(ENGINES)
     return command(words, lambda: recipe.help_text(engines), run, topic=lambda topics: recipe.topic_text(topics, engines))
 
@@ -161,8 +161,8 @@ def is_rehearsed(start: Start, settings: Settings, job: Job, machine: detect.Mac
 
 
 def rehearse_first(settings: Settings, plan: Plan, job: Job, out: Path, machine: detect.Machine) -> None:
-    """For real where this machine has what the plan is for, else without memory; says what was found. Raises LaunchError for what does not
-    run or does not fit."""
+    """Rehearses the plan, for real where this machine has what it is for, else without memory; says what was found. Raises LaunchError for
+    what does not run or does not fit."""
     from orchestrator import rehearsal
 
     cost = Planner(settings).prices_for(plan.engine).costs(plan)

@@ -37,7 +37,7 @@ class Trimmed(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of the stream: rich draws with what it can write."""
+        """Encoding of the stream: rich draws with what it can write."""
         return getattr(self.stream, "encoding", None) or "utf-8"
 
     def writable(self) -> bool:

@@ -48,7 +48,7 @@ CONFIG: Final = "config.yaml"
 STATUS: Final = "status.json"
 NOT_WHILE_TUNING: Final = ("save_every", "async_save", "keep_last", "keep_every", "trace_routing", "eval_every", "resume", "init_from",
                            "export_to", "merge_lora", "wandb")  # fmt: skip
-"""Of a run's settings: what its first steps do without."""
+"""Settings of a run that its first steps do without."""
 MEMORY_WORDS: Final = ("out of memory", "OutOfMemory", "SIGKILL")
 """How a rank ends that ran out of memory (torch.OutOfMemoryError, the kernel)."""
 
@@ -66,7 +66,7 @@ class Trial(Value, frozen=True, kw_only=True):
 
     @property
     def measured_s(self) -> float | None:
-        """Its step: the median of all; None without steps."""
+        """Seconds of its step: the median of all; None without steps."""
         return median(self.steps_s) if self.steps_s else None
 
     @property
@@ -218,7 +218,7 @@ class Told:
         self.began = self.last = time.monotonic()
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """One more."""
+        """Counts one more step, and notes when it came."""
         self.steps, self.last = self.steps + 1, time.monotonic()
 
     def enough(self) -> bool:
@@ -292,7 +292,7 @@ def read_trials(out: Path) -> list[Trial]:
 
 
 def _run_folders(folder: Path, number: int) -> list[Path]:
-    """Of a plan's runs that came to an end: N, N.2, N.3."""
+    """The folders of a plan's runs that came to an end: N, N.2, N.3."""
     again = sorted((path for path in folder.glob(f"{number}.*") if path.suffix[1:].isdecimal()), key=lambda path: int(path.suffix[1:]))
     return [path for path in (folder / str(number), *again) if (path / STATUS).is_file()]
 
@@ -301,7 +301,8 @@ def _run_folders(folder: Path, number: int) -> list[Path]:
 
 
 def learned_settings(settings: Settings, folder: Path, trials: Sequence[Trial]) -> Settings:
-    """With the prices that the trials' timers ask for, written into the folder as calibration= takes them; as they are without trials."""
+    """The settings with the prices that the trials' timers ask for, written into the folder as calibration= takes them; unchanged without
+    trials."""
     files = [file for engine in ENGINES if (file := learned(settings, engine, folder, trials)) is not None]
     for file in files:
         (folder / f"{file.engine}-{file.gpu}.json").write_text(msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n")

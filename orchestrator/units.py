@@ -23,7 +23,7 @@ US: Final = 1e-6
 MS: Final = 1e-3
 
 ALMOST: Final = 0.9995
-"""Of a unit: what three digits round to one of it."""
+"""Share of a unit from which on three digits round to one of it."""
 ITEMSIZE: Final = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes of one element by precision."""
 

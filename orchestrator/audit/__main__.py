@@ -34,7 +34,7 @@ from orchestrator.screen import screen
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; its exit status: 0 for a file that is legal and fits, 1 for one that is not, 2 for one that can't be read."""
+    """Runs the command. Returns 0 for a file that is legal and fits, 1 for one that is not, 2 for one that can't be read."""
     return command(words, lambda: usage(__doc__), _audit, topic=topic)
 
 

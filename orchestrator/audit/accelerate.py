@@ -16,7 +16,7 @@ from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.errors import InputError
 
 NAMES: Final = names("accelerate")
-"""Of accelerate 1.15 (commands/config/config_args.py and cluster.py, commands/launch.py)."""
+"""Settings of accelerate 1.15 (commands/config/config_args.py and cluster.py, commands/launch.py)."""
 PLUGIN: Final = {
     "tp_degree": "tensor_model_parallel_size", "pp_degree": "pipeline_model_parallel_size", "sequence_parallelism": "sequence_parallel",
     "gradient_clipping": "clip_grad",
@@ -25,7 +25,7 @@ PLUGIN: Final = {
         "expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size", "decoder_last_pipeline_num_layers",
         "num_layers_per_virtual_pipeline_stage", "use_custom_fsdp", "use_precision_aware_optimizer")},
 }  # fmt: skip
-"""Of the Megatron-LM plugin, by Megatron's own names (utils/dataclasses.py, MegatronLMPlugin)."""
+"""Settings of accelerate's Megatron-LM plugin, by Megatron's own names (utils/dataclasses.py, MegatronLMPlugin)."""
 PLUGIN_DEFAULTS: Final = {
     "recompute_granularity": "full",
     "recompute_method": "uniform",
@@ -48,7 +48,7 @@ def is_accelerate(content: Mapping[str, Any]) -> bool:
 
 
 def read(text: str, name: str, content: Content) -> Source:
-    """Raises InputError."""
+    """The reading of accelerate's configuration. Raises InputError."""
     kind = str(content.get("distributed_type", "NO")).upper().replace("FALSE", "NO")
     given = Given({key: value for key, value in content.items() if value != {}})
     given.take("distributed_type")

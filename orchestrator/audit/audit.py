@@ -46,7 +46,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit:
-    """Of one file. `judged` None: it is no plan at all, for the reason in `problem`."""
+    """What is found about one file. `judged` None: it is no plan at all, for the reason in `problem`."""
 
     def __init__(self, name: str, source: Source, settings: Settings, setup: Setup) -> None:
         self.name, self.source, self.settings, self.setup = name, source, settings, setup
@@ -85,7 +85,7 @@ class Audit:
 
     @property
     def plan(self) -> Plan | None:
-        """With its prediction; None: the file's numbers make no plan."""
+        """The file's plan with its prediction; None: the file's numbers make no plan."""
         return None if self.judged is None else self.judged.plan
 
     def _miscounted(self, plan: Plan) -> str:
@@ -184,7 +184,7 @@ class Audit:
         return samples_of(reading, reading.setup, self.settings.cluster.num_gpus)
 
     def summary(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The audit as JSON has it."""
         plan = self.plan
         rows = [*self.changes, *([self.together] if self.together else [])]
         return {
@@ -215,8 +215,8 @@ def _diff(before: str, after: str, name: str) -> list[str]:
 
 
 def divided(reading: Reading, settings: Settings) -> tuple[Reading, list[str]]:
-    """With DeepSpeed's own micro-batch where the file leaves it out (runtime/config.py, _set_batch_related_parameters): the batch over
-    accumulation steps and data-parallel ranks; and what is said of it."""
+    """The reading with DeepSpeed's own micro-batch where the file leaves it out (runtime/config.py, _set_batch_related_parameters): the
+    batch over accumulation steps and data-parallel ranks; and what is said of it."""
     if not reading.divided or settings.pins.micro_batch_size is not None:
         return reading, []
     setup, steps = pinned(reading.setup, settings.pins), reading.steps or 1
@@ -261,7 +261,7 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
 
 
 def samples_of(reading: Reading, setup: Setup, gpus: int) -> int | None:
-    """Of a step, where the file says its micro-batches; None: it does not."""
+    """Samples of a step, where the file says its micro-batches; None: it does not."""
     if reading.accumulation is None:
         return None
     return reading.accumulation * setup.micro_batch_size * (gpus // (setup.tp * setup.pp * setup.cp))

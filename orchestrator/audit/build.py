@@ -42,7 +42,7 @@ class Judged(Value, frozen=True, kw_only=True):
 
     @property
     def lacking_bytes(self) -> float:
-        """Of the fullest rank, above what is usable; 0: it fits."""
+        """Bytes of the fullest rank above what is usable; 0: it fits."""
         return max(0.0, self.peak_memory_bytes - self.limit.usable)
 
     @property

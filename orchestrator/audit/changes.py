@@ -18,7 +18,7 @@ WORTH: Final = 0.005
 """Share of the step that a change must gain."""
 MOST_TP, MOST_MICRO_BATCH = 16, 64
 ROUNDS: Final = 2
-"""Of trying every value of the three choices again, from what they are together."""
+"""Rounds of trying every value of the three choices again, from what they are together."""
 NO_LAYOUT: Final[dict[str, Any]] = {
     "layout": None,
     "first_layers": None,
@@ -29,7 +29,7 @@ NO_LAYOUT: Final[dict[str, Any]] = {
 
 
 class Better(Value, frozen=True, kw_only=True):
-    """Another setup, which choices it changes, and its price."""
+    """A setup with other choices, the names of those, and its price."""
 
     names: tuple[str, ...]
     setup: Setup
@@ -37,7 +37,8 @@ class Better(Value, frozen=True, kw_only=True):
 
 
 def powers(most: int) -> list[int]:
-    """
+    """The powers of 2 up to `most`, from 1 on.
+
     >>> powers(9)
     [1, 2, 4, 8]
     """
@@ -45,7 +46,7 @@ def powers(most: int) -> list[int]:
 
 
 def alternatives(setup: Setup, judge: Judge) -> dict[str, list[Setup]]:
-    """Other values of each choice, what must follow from them with them."""
+    """Setups with other values of each choice, by the choice's name; what must follow from a value changes with it."""
     caps, cluster = judge.engine.capabilities, judge.settings.cluster
     layers = transformer_layers(judge.model)
     world, node = cluster.num_gpus, cluster.gpus_per_node
@@ -149,7 +150,7 @@ def layouts(layers: int, chunks: int, prediction_heads: int) -> Iterator[str]:
 
 
 def judged_all(judge: Judge, name: str, setups: Iterable[Setup]) -> Iterator[Better]:
-    """Those that are plans at all and break no rule."""
+    """The setups that are plans at all and break no rule, each with its price."""
     for setup in setups:
         try:
             found = judge.judged(setup)
@@ -180,7 +181,8 @@ def best_changes(setup: Setup, base: Judged | None, judge: Judge) -> tuple[tuple
 
 
 def together(setup: Setup, top: tuple[Better, ...], judge: Judge) -> Better | None:
-    """From the best one alone, the others' changes over it where they help, then every value of these choices again."""
+    """The best setup of several choices together: from the best one alone, the others' changes over it where they help, then every value of
+    these choices again. None: it is no better than the best one alone."""
     names = tuple(better.names[0] for better in top)
     best = top[0]
     for better in top[1:]:

@@ -34,7 +34,7 @@ CHOSEN: Final = {term.ours for term in (*words.ZERO, *words.OWN_PARALLELISM)}
 
 
 def reading_of(content: Mapping[str, Any]) -> Reading:
-    """Raises InputError."""
+    """The reading of a ds_config.json. Raises InputError."""
     given = Given(content)
     said = given.read(*words.PLAN)
     micro, steps, batch = (said.pop(name, None) for name in ("micro_batch_size", "num_microbatches", "global_batch_size"))
@@ -93,7 +93,8 @@ def changes(before: Setup, after: Setup) -> dict[str, Any] | None:
 
 
 def _edited(text: str, content: Mapping[str, Any], before: Setup, after: Setup, gpus: int) -> str | None:
-    """In the text's own indentation. Where accumulation is said it follows: from the batch over all GPUs, or else from what a step was."""
+    """The text with the changes of a setup, in its own indentation; None: they can't be said in it. Where accumulation is said it follows:
+    from the batch over all GPUs, or else from what a step was."""
     values = changes(before, after)
     if values is None:
         return None

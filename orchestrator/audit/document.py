@@ -22,12 +22,12 @@ from orchestrator.words.terms import Term
 Content = dict[str, Any]
 MOST_DEPTH: Final = 100
 MOST_VALUES: Final = 100_000
-"""Of a document, aliases written out: the longest published one has 1,400."""
+"""Values that a document may have, aliases written out: the longest published one has 1,400."""
 INTERPOLATION: Final = "${"
 
 
 def is_json(text: str, name: str) -> bool:
-    """By its ending, or by its first character."""
+    """Whether the text is JSON, by its ending, or by its first character."""
     return name.endswith(".json") or (not name.endswith((".yaml", ".yml")) and text.lstrip().startswith("{"))
 
 
@@ -114,7 +114,7 @@ RESOLVERS: Final = {
     "divide_ceil": lambda a, b: -(-a // b),
     "divide_floor": lambda a, b: a // b,
 }
-"""Of NeMo's launcher (launcher_scripts/main.py)."""
+"""Functions that NeMo's launcher has in its configurations (launcher_scripts/main.py)."""
 
 
 class Given:
@@ -140,7 +140,7 @@ class Given:
         return terms.read(table, {path: value for path, value in said.items() if value is not None})
 
     def number(self, path: str, kind: type[Any] = int) -> Any:
-        """None where it is not there. Raises InputError."""
+        """The number at this path; None where it is not there. Raises InputError."""
         return terms.read([Term(path, "number", back=kind)], {path: self.get(path)}).get("number")
 
     def truth(self, path: str, default: bool = False) -> bool:
@@ -152,7 +152,7 @@ class Given:
         return TRUTHS[said]
 
     def take(self, *paths: str) -> None:
-        """They count as read, each with what is below it."""
+        """Counts these paths as read, each with what is below it."""
         self.used |= {path for path in self.values if path in paths or path.startswith(tuple(f"{one}." for one in paths))}
 
     def left(self) -> Iterator[tuple[str, str]]:
@@ -187,7 +187,7 @@ def changed(text: str, name: str, changes: Mapping[str, Any]) -> str | None:
 
 
 def _changed_json(text: str, changes: Mapping[str, Any]) -> str:
-    """In the text's own indentation."""
+    """The JSON text with these changes, in its own indentation."""
     new = json.loads(text)
     for path, value in changes.items():
         terms.put(new, path, value)
@@ -231,7 +231,7 @@ def _at(text: str, node: yaml.Node, new: str) -> str:
 
 
 def _added(text: str, node: yaml.MappingNode, name: str, value: Any) -> str | None:
-    """Below the mapping's last setting that is no section."""
+    """The text with a setting more, below the mapping's last setting that is no section; None: the mapping is empty."""
     if not node.value:
         return None
     new = f"{name}: {_flow(value)}"
@@ -249,7 +249,7 @@ def _added(text: str, node: yaml.MappingNode, name: str, value: Any) -> str | No
 
 
 def _flow(value: Any) -> str:
-    """As YAML has it in one line.
+    """The value in one line of YAML.
 
     >>> _flow({"a": {"b": True}}), _flow("no"), _flow(None), _flow(["x", 2])
     ('{a: {b: true}}', "'no'", 'null', '[x, 2]')

@@ -77,7 +77,7 @@ def as_ds(reading: Reading, kind: str, named: str | None, assumed: Iterable[str]
 
 
 def read_ds(ds: Mapping[str, Any], by_path: Mapping[str, Any]) -> Reading:
-    """As deepspeed.py reads it. Raises InputError."""
+    """The reading of a ds_config with Trainer's "auto" filled in. Raises InputError."""
     return deepspeed.reading_of(filled(ds, by_path))
 
 

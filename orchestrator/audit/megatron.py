@@ -46,7 +46,7 @@ COMMON_VOCABULARY: Final = 50257
 SENTINELS: Final = 100
 """Tokens that T5 adds to a vocabulary, one for each span that it leaves out."""
 ACTIVATIONS: Final = frozenset(term.theirs for term in (*words.ACTIVATION, *words.OTHER_ACTIVATION))
-"""Megatron's switches."""
+"""Megatron's switches of activations."""
 NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 """NeMo's and Megatron-DeepSpeed's words too."""
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -73,7 +73,7 @@ LEAST: Final = {
          "num_distributed_optimizer_instances"), 1),
     "tensor_model_parallel_size": 0,
 }  # fmt: skip
-"""Of sizes that others are reckoned with before anything is checked: a plan's own are checked with it (build.py)."""
+"""The least that sizes may be with which others are reckoned before anything is checked: a plan's own are checked with it (build.py)."""
 
 
 class Fields:
@@ -309,8 +309,8 @@ def _mixer(f: Fields) -> dict[str, Any]:
 
 
 def _all_but_every(skip: Any) -> list[int]:
-    """For layers in turn, 1 or 0. A whole number N: every N-th layer is another (transformer_config.py, is_layer_window_attention and
-    is_linear_attention_layer).
+    """For each of many layers in turn, 1 or 0. A whole number N: every N-th layer is another (transformer_config.py,
+    is_layer_window_attention and is_linear_attention_layer).
 
     >>> _all_but_every(4), _all_but_every("([1]*1+[0]*1)")[:4]
     ([1, 1, 1, 0], [1, 0, 1, 0])
@@ -424,7 +424,7 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Words of a text, or of a list of texts."""
+    """The words of a text, or of a list of texts."""
     return str(value).split() if isinstance(value, str) else " ".join(map(str, value)).split()
 
 
@@ -544,8 +544,8 @@ def _zero(f: Fields) -> tuple[int, bool]:
 
 
 def _priced_modules(f: Fields, named: frozenset[str]) -> frozenset[str]:
-    """These of Megatron's modules to recompute as plans name them: "mlp" is all feed-forwards of a layer-by-layer schedule, and those of
-    layers without experts in the combined one (transformer_layer.py:445, moe_layer.py:432, fine_grained_callables.py:509)."""
+    """The modules that Megatron recomputes as plans name them: "mlp" is all feed-forwards of a layer-by-layer schedule, and those of layers
+    without experts in the combined one (transformer_layer.py:445, moe_layer.py:432, fine_grained_callables.py:509)."""
     plain = named - {"moe"}
     if not (f.given.get("num_experts") or f.given.get("num_moe_experts")):
         return plain
@@ -590,7 +590,7 @@ def recompute_of(f: Fields) -> tuple[Recompute, int | None]:
 # ----------------------------------------------------------------------------------------------------------------- flags again
 
 Change = dict[str, list[str] | None]
-"""By flag: its values ([] for a switch), or None where it must not stand."""
+"""Changes by flag: its values ([] for a switch), or None where it must not stand."""
 STAGES: Final = (
     "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",
     "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--account-for-embedding-in-pipeline-split",
@@ -638,7 +638,7 @@ def flags_changed(before: Setup, after: Setup) -> Change:
 
 
 def fields_changed(before: Setup, after: Setup) -> dict[str, Any]:
-    """The same by the settings' names, as YAML has them; None: the default.
+    """Changes by the settings' names, as YAML has them; None: the default.
 
     >>> fields_changed(Setup(engine="megatron", tp=2), Setup(engine="megatron", tp=4, sequence_parallel=True))
     {'tensor_model_parallel_size': 4, 'sequence_parallel': True}

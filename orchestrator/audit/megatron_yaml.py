@@ -30,11 +30,11 @@ class Schema(NamedTuple):
     names: Mapping[str, str]
     """Paths whose name is not Megatron's own, with that."""
     sections: tuple[str, ...]
-    """Whose settings have Megatron's own names."""
+    """Sections whose settings have Megatron's own names."""
     others: tuple[str, ...]
     """Sections of data, logs, checkpoints and tools."""
     known: Collection[str] = ()
-    """More names in `sections`."""
+    """Names of settings in `sections` that are known beside Megatron's."""
     adapt: Callable[[Seen, Content], None] = lambda seen, content: None
     """Rewrites in place what the file says in another way than Megatron, from the settings seen so far and the whole file."""
     write: Callable[[str, Any], Any] = lambda path, value: value
@@ -82,7 +82,7 @@ BRIDGE: Final = Schema(
     adapt=_bridge,
     made={"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
 )  # fmt: skip
-"""training/config.py, ConfigContainer; `made`: recipes/common.py."""
+"""Megatron-Bridge's configuration (training/config.py, ConfigContainer; `made`: recipes/common.py)."""
 
 
 # --------------------------------------------------------------------------------------------------------------------- NeMo
@@ -122,7 +122,7 @@ def _nemo(seen: Seen, content: Content) -> None:
 
 
 def _trainer(seen: Seen, content: Content) -> None:
-    """Lightning's: GPUs and precision."""
+    """Reads GPUs and precision of Lightning's trainer."""
     trainer = content.get("trainer", {})
     precision = str(trainer.get("precision", "")).lower()
     if precision:
@@ -151,7 +151,7 @@ NEMO_NAMES: Final = {
     "expert_model_parallel_size": "expert_model_parallel_size", "scale_positional_embedding": "use_rope_scaling",
     "qkv_bias": "add_qkv_bias", "fp8_recipe": "fp8_recipe",
 }  # fmt: skip
-"""Below model, in NeMo 1 (nlp/language_modeling/conf/megatron_gpt_config.yaml)."""
+"""Settings below model in NeMo 1 with Megatron's names (nlp/language_modeling/conf/megatron_gpt_config.yaml)."""
 NEMO: Final = Schema(
     kind="NeMo's configuration",
     names={**{f"model.{name}": theirs for name, theirs in NEMO_NAMES.items()}, "trainer.gradient_clip_val": "clip_grad",
@@ -196,7 +196,7 @@ NEMO2: Final = Schema(
     known=names("nemo2"),
     adapt=_nemo2,
 )  # fmt: skip
-"""nemo/collections/llm/recipes; as nemo_run writes one with --to-yaml."""
+"""NeMo 2's recipes (nemo/collections/llm/recipes), as nemo_run writes one with --to-yaml."""
 MEGATRON_LM: Final = Schema(
     kind="Megatron-LM's --yaml-cfg",
     names={},
@@ -205,7 +205,7 @@ MEGATRON_LM: Final = Schema(
     known=names("megatron_yaml_cfg"),
     adapt=lambda seen, content: _activation(seen),
 )  # fmt: skip
-"""examples/gpt3/gpt_config.yaml, megatron/training/yaml_arguments.py."""
+"""Megatron-LM's --yaml-cfg (examples/gpt3/gpt_config.yaml, megatron/training/yaml_arguments.py)."""
 
 
 def _activation(seen: Seen) -> None:
@@ -227,7 +227,7 @@ def _activation(seen: Seen) -> None:
 
 
 def with_activation(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of plain fields.
+    """Plain fields, with Megatron's switch for the activation that they say.
 
     >>> with_activation({"gated_linear_unit": True, "activation_func": "silu"})
     {'swiglu': True}

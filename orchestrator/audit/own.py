@@ -23,7 +23,7 @@ def is_engine_json(content: Mapping[str, Any]) -> bool:
 
 
 def read(text: str, content: Content) -> Source:
-    """Raises InputError."""
+    """The reading of an engine.json of ours. Raises InputError."""
     parts = [content[name] for name in ("transformer_config", "model", "ddp", "optimizer") if isinstance(content.get(name), dict)]
     given = {NAMES.get(name, name): value for part in parts for name, value in part.items() if value is not None}
     if "num_layers" not in given:

@@ -31,7 +31,7 @@ class Setup(Options, frozen=True, kw_only=True):
     rank_order: tuple[str, ...] = RANK_ORDER
     recompute: Recompute = "none"
     recompute_layers: int | None = None
-    """With recompute=full: the first so many layers of each chunk; None: all."""
+    """Layers of each chunk that are recomputed, from the first on, with recompute=full; None: all."""
     stage_recompute: tuple[tuple[Recompute, int | None], ...] | None = None
     """Mode and layers of each stage, where they differ; None: as the two above say."""
     layout: str | None = None
@@ -53,7 +53,7 @@ class Reading(Value, frozen=True, kw_only=True):
     keys: dict[str, Any]
     """model.* and train.* of a recipe, and gpus where the file says how many."""
     weak: frozenset[str] = frozenset()
-    """Those of the keys that the file does not say: the format's defaults, or what was assumed."""
+    """The keys that the file does not say: the format's defaults, or what was assumed."""
     setup: Setup
     accumulation: int | None = None
     """Micro-batches of a step, where the file says them in place of the batch."""

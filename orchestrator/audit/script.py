@@ -141,7 +141,8 @@ def _unpacked(words: Sequence[Word]) -> tuple[Word, ...]:
 
 
 def is_flag(text: str) -> bool:
-    """
+    """Whether a word is a flag: two hyphens and more behind them.
+
     >>> is_flag("--lr"), is_flag("-1"), is_flag("1e-4")
     (True, False, False)
     """
@@ -172,7 +173,8 @@ def _flags(words: Sequence[Word], known: Mapping[str, tuple[str, str]]) -> list[
 
 
 def _value(kind: str, flag: Flag) -> Any:
-    """As Megatron would have it. Raises InputError for what is no value of that kind, ValueError for a variable that nobody set."""
+    """The value of a flag as Megatron would have it. Raises InputError for what is no value of that kind, ValueError for a variable that
+    nobody set."""
     if kind in ("true", "false"):
         return kind == "true"
     if kind == "both":
@@ -358,7 +360,7 @@ def _edited(text: str, line: Line, before: Setup, after: Setup) -> str | None:
 
 
 def _whole(flag: Flag) -> Span | None:
-    """From the flag to its last value; None: they stand apart."""
+    """The span from the flag to its last value; None: they stand apart."""
     first = flag.word.used()
     last = flag.values[-1].used() if flag.values else first
     if first is None or last is None or last[1] < first[0]:
@@ -367,7 +369,7 @@ def _whole(flag: Flag) -> Span | None:
 
 
 def _line_of(source: bytes, start: int, end: int) -> Span:
-    """With the blanks before it, or the whole line where nothing else is on it."""
+    """The span with the blanks before it, or the whole line where nothing else is on it."""
     begin = source.rfind(b"\n", 0, start) + 1
     stop = source.find(b"\n", end)
     stop = len(source) if stop < 0 else stop

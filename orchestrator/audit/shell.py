@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
 
 class Word(NamedTuple):
-    """One argument."""
+    """One argument of a command, as the pieces that it is made of."""
 
     pieces: tuple[Piece, ...]
 
@@ -40,13 +40,13 @@ class Word(NamedTuple):
         return "".join(piece.text for piece in self.pieces)
 
     def own(self) -> Span | None:
-        """Where its whole text stands in one piece; None: nowhere."""
+        """The span of its whole text where that stands in one piece; None: nowhere."""
         if len(self.pieces) != 1 or self.pieces[0].at is None:
             return None
         return self.pieces[0].at, self.pieces[0].at + len(self.pieces[0].text.encode())
 
     def used(self) -> Span | None:
-        """Where it stands among the arguments: its text, or the expansion in its place."""
+        """The span where it stands among the arguments: its text, or the expansion in its place."""
         if len(self.pieces) != 1:
             return None
         return self.pieces[0].use or self.own()

@@ -18,9 +18,9 @@ MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 NAMES: Final = names("trainer")
 """Fields of TrainingArguments (transformers 5; a test compares), and warmup_ratio."""
 OLDER: Final = names("trainer_older")
-"""Of older versions."""
+"""Fields of TrainingArguments in older versions of transformers."""
 AROUND: Final = names("around_trainer")
-"""Of the programs around the Trainer: TRL, alignment-handbook, LLaMA-Factory, transformers' examples."""
+"""Settings of the programs around the Trainer: TRL, alignment-handbook, LLaMA-Factory, transformers' examples."""
 UNPRICED: Final = (
     "torch_compile", "use_liger", "liger_kernel", "enable_liger", "optim", "attn_implementation", "flash_attn", "auto_find_batch_size",
     "packing", "neat_packing", "padding_free", "load_in_", "quantization", "use_4bit", "bnb_4bit", "ddp_", "tf32", "torch_empty_cache",
@@ -39,7 +39,7 @@ def is_trainer(content: Mapping[str, Any]) -> bool:
 
 
 def read(text: str, name: str, content: Content) -> Source:
-    """Raises InputError."""
+    """The reading of arguments of Hugging Face's Trainer. Raises InputError."""
     reading, ds = _reading(content, name)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:

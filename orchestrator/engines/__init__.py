@@ -13,4 +13,4 @@ from orchestrator.extensions import Extensible
 __all__ = ["ENGINES", "Engine", "Requirements"]
 
 ENGINES: Final = Extensible("orchestrator.engines", Engine, {engine.name: engine for engine in (MEGATRON, MEGATRON_DEEPSPEED, DEEPSPEED)})
-"""By name. A new engine is a folder with an `ENGINE` and its name in this line, or another package's entry point."""
+"""Engines by name. A new engine is a folder with an `ENGINE` and its name in this line, or another package's entry point."""

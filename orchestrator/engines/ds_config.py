@@ -179,8 +179,9 @@ ADAPTED: Final = tuple(
     {"patterns": [rf".*\.({linears})_proj(\.base_layer|\.lora_{letter}\.default)?\.weight$"], "partition_type": by}
     for linears, letter, by in (("q|k|v|gate|up", "B", "column"), ("o|down", "A", "row"))
 )
-"""Of a model with adapters: linears divided by columns divide B with them, by rows A; the other half of each pair is whole on every rank,
-and so is its gradient. With or without an adapter on the linear. (DeepSpeed's autotp_config.py; the model's own plan names no adapter.)"""
+"""Partition of a model with adapters: linears divided by columns divide B with them, by rows A; the other half of each pair is whole on
+every rank, and so is its gradient. With or without an adapter on the linear. (DeepSpeed's autotp_config.py; the model's own plan names no
+adapter.)"""
 
 
 def auto_tp(plan: Plan) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Requirements(Value, frozen=True, kw_only=True):
     versions: Callable[[Cluster], dict[str, str]] = lambda cluster: {}
 
     def lacking(self, missing: Collection[str]) -> tuple[str, ...]:
-        """Those of them that are in `missing`."""
+        """The required modules that are in `missing`."""
         return tuple(name for name in self.modules if name in missing)
 
 

@@ -20,10 +20,10 @@ from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 
 LLAMA3_SCALING: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""As megatron-core fixes them (rotary_pos_embedding.py, _apply_scaling)."""
+"""Llama 3's constants of scaled positions, as megatron-core fixes them (rotary_pos_embedding.py, _apply_scaling)."""
 
 DEEPSEEK_YARN: Final = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
-"""As LatentAttention.yarn_mscale says."""
+"""DeepSeek's constants of YaRN, for which `LatentAttention.yarn_mscale` is made."""
 
 FLASH_PRECISIONS: Final = ("bf16", "fp16")
 FLASH_COMPUTE_CAPABILITY: Final = 8.0
@@ -78,7 +78,7 @@ def _rope(a: Architecture) -> dict[str, Any]:
 
 
 def _sizes(a: Architecture) -> dict[str, Any]:
-    """Those that transformers' decoders with query groups call by the same names."""
+    """Sizes that transformers' decoders with query groups call by the same names."""
     return {
         "hidden_size": a.hidden_size,
         "num_attention_heads": a.num_attention_heads,
@@ -113,12 +113,12 @@ def window_of(layer: Layer) -> int | None:
 
 
 def _windows(a: Architecture) -> list[int | None]:
-    """Of each layer."""
+    """The window of each layer, in tokens; None: it has none."""
     return [window_of(layer) for layer in a.each_layer()]
 
 
 def _first_window(a: Architecture) -> int | None:
-    """Of the first layer, and of all where there is one kind."""
+    """The window of the first layer, and of all where there is one kind, in tokens; None: it has none."""
     return next(map(window_of, a.each_layer()))
 
 
@@ -177,7 +177,7 @@ def _qwen3_moe(a: Architecture) -> dict[str, Any]:
 
 
 def _sigmoid_routed(a: Architecture) -> dict[str, Any]:
-    """Of GLM-4.5 and DeepSeek-V3."""
+    """The fields of GLM-4.5's and DeepSeek-V3's routed experts."""
     experts = a.experts[0]
     return _routed(a) | {
         "n_routed_experts": experts.num_experts,
@@ -221,7 +221,7 @@ def _deepseek_v3(a: Architecture) -> dict[str, Any]:
 
 
 def _llama4(a: Architecture) -> dict[str, Any]:
-    """Of a text model; a prediction of its kind has what its own experts have, and as wide a shared one."""
+    """The fields of Llama 4's text model; a prediction of its kind has what its own experts have, and as wide a shared one."""
     experts, layers = a.experts[0], list(a.each_layer())
     mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, GroupedQueryAttention)]
     scale, floor = next((mixer.temperature for mixer in mixers if mixer.temperature is not None), (0.1, 8192.0))
@@ -272,7 +272,7 @@ KIND_OF_LAYER: Final = {
 
 
 def _kinds(a: Architecture) -> list[str | None]:
-    """Of each layer; None: Nemotron-H has none like it."""
+    """The word of each layer's kind; None: Nemotron-H has none like it."""
     tags = ((layer.mixer.__struct_config__.tag, layer.feed_forward.__struct_config__.tag) for layer in a.each_layer())
     return [KIND_OF_LAYER.get((str(mixer), str(feed_forward))) for mixer, feed_forward in tags]
 
@@ -402,7 +402,7 @@ def _head_norms(a: Architecture, name: str) -> Iterator[str]:
 
 
 def _bare_linears(a: Architecture, name: str) -> Iterator[str]:
-    """Of classes without any bias."""
+    """Why classes without any bias can't be this model; nothing where they can."""
     if a.add_bias_linear or a.add_qkv_bias:
         yield f"{_biases(a)}: transformers' {name} has no biases"
 
@@ -444,7 +444,7 @@ GEMMA: Final = ("sandwich_norm", "zero_centered_norm", "embedding_scale")
 
 
 def _plain_experts(a: Architecture, name: str) -> Iterator[str]:
-    """Of Mixtral and Qwen3-MoE."""
+    """Why Mixtral and Qwen3-MoE can't have these experts; nothing where they can."""
     if a.experts[0].scaling != 1.0:
         yield f"experts.scaling={a.experts[0].scaling}: transformers' {name} does not scale scores"
 
@@ -463,7 +463,7 @@ def _qwen3_experts(a: Architecture, name: str) -> Iterator[str]:
 
 
 def _sigmoid_experts(a: Architecture, name: str) -> Iterator[str]:
-    """Of GLM-4.5, and of DeepSeek-V3, whose router it has."""
+    """Why GLM-4.5, and DeepSeek-V3, whose router it has, can't have these experts; nothing where they can."""
     experts = a.experts[0]
     if experts.score != "sigmoid" or not experts.expert_bias:
         yield f"experts.score={experts.score}: transformers' {name} has sigmoids with a bias"
@@ -503,7 +503,7 @@ def _llama4_layers(a: Architecture, name: str) -> Iterator[str]:
 
 
 def _single_parts(a: Architecture, name: str) -> Iterator[str]:
-    """Of Nemotron-H: layers of one part, plain attention."""
+    """Why Nemotron-H can't have these layers; nothing where they are of one part, with plain attention."""
     yield from _with("single_part_layers", "mamba2")(a, name)
     if None in _kinds(a):
         yield f"pattern: transformers' {name} has layers of one part"

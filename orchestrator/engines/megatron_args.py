@@ -390,7 +390,7 @@ def megatron_args_sh(plan: Plan) -> str:
 
 
 def quoted(value: str) -> str:
-    """Always in single quotes.
+    """The value in single quotes, which are there even where a shell would need none.
 
     >>> print(quoted("t*9|t"), quoted("it's"))
     't*9|t' 'it'"'"'s'

@@ -24,8 +24,8 @@ OWN_LOOP: Final = (
     *("latent_attention", "full_rank_queries", "latent_yarn", "mtp", "window", "sinks", "clamped_swiglu"),
     *("router_bias", "expert_mlp_bias"),
 )
-"""The same, under megatron-core's own training loop alone: DeepSpeed reduces all gradients over one group, and no case trains latent
-attention, multi-token prediction, windows or sinks there."""
+"""Parts that our worker trains under megatron-core's own training loop alone, each with a test of parity: DeepSpeed reduces all gradients
+over one group, and no case trains latent attention, multi-token prediction, windows or sinks there."""
 
 SIGMOID_BALANCE: Final = "seq_aux_loss"
 """DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
@@ -56,7 +56,7 @@ PLANNED: Final = {
 """Parts that are priced as Megatron-core would run them, and what is lacking to train them under each release."""
 
 BY_PROGRAM: Final = ("gated_delta_net", "output_gate", "zero_centered_norm")
-"""Of these what Megatron-LM's own programs train with Transformer Engine: `flags` has them."""
+"""Parts of `PLANNED` that Megatron-LM's own programs train with Transformer Engine: `flags` has them."""
 
 
 def trained(version: str) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def by_program(a: Architecture, version: str) -> bool:
 
 
 def _attentions(a: Architecture) -> list[GroupedQueryAttention]:
-    """Of each layer in order."""
+    """The attention of each layer that has plain or grouped-query attention, in order."""
     return [layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, GroupedQueryAttention)]
 
 
@@ -150,7 +150,7 @@ def _delta_fields(a: Architecture) -> dict[str, Any]:
 
 
 def latent_attention(a: Architecture) -> LatentAttention | None:
-    """Of its layers, which have all the same (rule mixer_kinds); None: they have another mixer."""
+    """The latent attention of its layers, which have all the same (rule mixer_kinds); None: they have another mixer."""
     mixer = a.common_layer.mixer if not a.pattern else next(a.each_layer()).mixer
     return mixer if isinstance(mixer, LatentAttention) else None
 
@@ -181,8 +181,8 @@ def _latent_rope(a: Architecture, latent: LatentAttention) -> dict[str, Any]:
 
 
 def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
-    """Of the router, the experts and which layers have them (transformer/transformer_config.py:534-640). A softmax over the chosen experts'
-    logits alone is what a softmax over all, made to sum to one, is."""
+    """The fields of the router, the experts and which layers have them (transformer/transformer_config.py:534-640). A softmax over the
+    chosen experts' logits alone is what a softmax over all, made to sum to one, is."""
     has = [int(isinstance(layer.feed_forward, Experts)) for layer in a.each_layer()]
     sigmoid = experts.score == "sigmoid"
     fields: dict[str, Any] = {
@@ -207,7 +207,7 @@ SAID_OF_EVERY_MODEL: Final = ("rotary_base", "rotary_percent")
 
 
 def flags(a: Architecture) -> list[tuple[str, ...]]:
-    """The same for Megatron-LM's programs, whose flags are called as the fields are."""
+    """The flags that say a model's parts to Megatron-LM's programs, which call them as the fields are called."""
     found: list[tuple[str, ...]] = []
     for field, value in config_fields(a).items():
         if field in SAID_OF_EVERY_MODEL or value is None:

@@ -33,7 +33,7 @@ class Release(Value, frozen=True, kw_only=True):
     programs: dict[str, str]
     modules: tuple[str, ...] = ()
     overlapped_dispatchers: tuple[str, ...] = ("alltoall",)
-    """Beside whose exchange of tokens it computes shared experts."""
+    """Token dispatchers beside whose exchange it computes shared experts."""
     overlap_of_prediction_needs_pipeline: bool = True
     """Whether the experts' exchange beside another micro-batch needs pp above 1 in a model with a prediction head."""
     overlaps_experts_with_fsdp: bool = False
@@ -71,7 +71,7 @@ RELEASES: Final = (
         },
     ),
 )
-"""From old to new."""
+"""The releases of Megatron-core that are planned for, from old to new."""
 
 
 def number(version: str) -> tuple[int, int, int]:
@@ -97,7 +97,7 @@ def release_of(version: str) -> Release:
 
 
 def _place(version: str) -> int:
-    """On a line on which any minor number is further than all patches, and any major number than all minor ones."""
+    """A number for the version, in which any minor number is further than all patches, and any major number than all minor ones."""
     major, minor, patch = number(version)
     return (major * 1000 + minor) * 1000 + patch
 

@@ -41,10 +41,10 @@ from orchestrator.words.terms import names as all_names
 MEGATRON, DS = "megatron", "ds"
 GROUPS: Final = (MEGATRON, DS)
 SECTIONS: Final = ("transformer_config", "ddp", "optimizer")
-"""Of megatron-core's configuration: the layers', its data parallelism's, its optimizer's. An engine that brings the latter two itself has
-the first alone."""
+"""Sections of megatron-core's configuration: the layers', its data parallelism's, its optimizer's. An engine that brings the latter two
+itself has the first alone."""
 Passes = Mapping[str, Sequence[str]]
-"""As `Engine.passes`: the groups that an engine takes, each with its sections."""
+"""The groups of keys that an engine takes (`Engine.passes`), each with its sections."""
 
 FLAG_OF: Final = {
     "bucket_size": "ddp_bucket_size",
@@ -247,7 +247,7 @@ DTYPE: Final = ("training.precision", lambda plan: TORCH_DTYPE[plan.training.pre
 
 
 def _by_table(subject: str, *tables: Table) -> dict[str, tuple[str, Says]]:
-    """Of settings that the tables of words say: of a plan, or of its model or training."""
+    """What a plan says for the settings of these tables, which are of the plan, or of its model or training (`subject`)."""
 
     def says(term: Term) -> Says:
         return lambda plan: term.to(attrgetter(subject + term.ours)(plan))
@@ -425,7 +425,7 @@ PYTHON: Final[dict[str, tuple[type, ...]]] = {"bool": (bool,), "int": (int,), "f
 
 
 def _check_type(key: str, kind: str, value: Any) -> None:
-    """Of a value in a plan that a hand may have changed. Raises InputError."""
+    """Raises InputError for a value that is none of its type, in a plan that a hand may have changed."""
     plain = kind.removesuffix("?")
     if value is None and (kind.endswith("?") or plain == "any"):
         return
@@ -466,7 +466,7 @@ def _said(value: Any) -> str:
 
 
 def _version(plan: Plan) -> str:
-    """Of the release that the plan is made for."""
+    """Version of the release that the plan is made for."""
     return release_of(plan.cluster.software.megatron_core).version
 
 

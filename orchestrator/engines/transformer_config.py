@@ -223,7 +223,7 @@ def fuses_activation(model: Architecture) -> bool:
 
 
 GROUPED_COMPUTE_CAPABILITY: Final = 8.0
-"""Of the GPUs on which one kernel multiplies the tokens of all experts."""
+"""First compute capability of the GPUs on which one kernel multiplies the tokens of all experts."""
 
 
 OVERLAPS: Final = ("moe_shared_expert_overlap", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")
@@ -301,7 +301,7 @@ def model_fields(plan: Plan) -> dict[str, Any]:
 
 
 def ddp_fields(plan: Plan) -> dict[str, Any]:
-    """DistributedDataParallelConfig's arguments. Overlap needs a second stream to run on: not on a CPU."""
+    """The arguments of DistributedDataParallelConfig. Overlap needs a second stream to run on: not on a CPU."""
     shared = plan.dp * plan.cp > 1
     can_overlap = shared and not plan.cluster.is_cpu
     overlap = can_overlap and plan.overlap_grad_reduce
@@ -331,7 +331,7 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
 
 
 def optimizer_fields(plan: Plan) -> dict[str, Any]:
-    """OptimizerConfig's arguments. Adam's weight decay is decoupled (AdamW)."""
+    """The arguments of OptimizerConfig. Adam's weight decay is decoupled (AdamW)."""
     training = plan.training
     overlap = ddp_fields(plan)["overlap_param_gather"]
     more: dict[str, Any] = {"fp8_recipe": fp8_fields(plan)["fp8_recipe"]} if training.precision == "fp8" else {}

@@ -48,7 +48,7 @@ def environment(plan: Plan) -> dict[str, str]:
 
 
 def engine_file(plan: Plan, requirements: Requirements, content: Mapping[str, Any]) -> File:
-    """engine.json: what the worker is told beside the plan, and the versions of what it must run on."""
+    """The file engine.json: what the worker is told beside the plan, and the versions of what it must run on."""
     requires = requirements.versions(plan.cluster)
     return File(path="engine.json", content=dumps({"engine": plan.engine, "requires": requires, **content}))
 

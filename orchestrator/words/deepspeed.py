@@ -61,7 +61,7 @@ OTHERWISE: Final[Table] = (
     unsaid("pipeline.partition", "stages", None),
     unsaid("pipeline.activation_checkpoint_interval", "stages.recompute", 0),
 )
-"""Of what a plan decides and says in other words."""
+"""Settings that a plan decides and says in other words."""
 PLAN: Final[Table] = (*SIZES, *TRAINING, *ZERO, *OWN_PARALLELISM, *OTHERWISE)
 
 WHOLE_SECTIONS: Final = {

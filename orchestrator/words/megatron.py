@@ -14,7 +14,7 @@ ACTIVATION: Final[Table] = (
     switch("squared_relu", "activation", "relu2"),
     switch("quick_geglu", "activation", "clamped_swiglu"),
 )
-"""Of a model. Without any of them it is gelu."""
+"""Switches for a model's activation. Without any of them it is gelu."""
 WITHOUT_SWITCH: Final = ("gelu", "relu")
 """What is trained where none stands, and what is trained as that: there is no switch for relu."""
 OTHER_ACTIVATION: Final[Table] = (
@@ -22,14 +22,14 @@ OTHER_ACTIVATION: Final[Table] = (
     switch("relu", "activation", "relu"),
     switch("openai_gelu", "activation", "gelu"),
 )
-"""Of Megatron-LM before 0.16, NeMo and Bridge."""
+"""Switches for a model's activation in Megatron-LM before 0.16, NeMo and Bridge."""
 
 SIZES: Final[Table] = (
     Term("tensor_model_parallel_size", "tp", default=1, back=int),
     Term("pipeline_model_parallel_size", "pp", default=1, back=int),
     Term("context_parallel_size", "cp", default=1, back=int),
 )
-"""Of a plan or a setup, as are the next three."""
+"""Sizes of the parallel groups of a plan or a setup."""
 EXPERT_PARALLEL: Final[Table] = (
     Term("expert_model_parallel_size", "ep", default=1, back=int),
     Term("expert_tensor_parallel_size", "etp", back=int),
@@ -38,7 +38,7 @@ EXPERT_PARALLEL: Final[Table] = (
     flag("overlap_moe_expert_parallel_comm", "overlap_moe_expert_parallel_comm"),
     flag("delay_wgrad_compute", "delay_wgrad_compute"),
 )
-"""Of a model with experts."""
+"""Settings of a plan or a setup for a model with experts."""
 OPTIONS: Final[Table] = (
     flag("sequence_parallel", "sequence_parallel"),
     Term("cp_comm_type", "cp_comm_type", default="p2p", back=lambda said: str(said[0] if isinstance(said, list) else said)),
@@ -56,7 +56,7 @@ SHAPE: Final[Table] = (
     Term("ffn_hidden_size", "ffn_hidden_size", back=int),
     Term("num_attention_heads", "num_attention_heads", back=int),
 )
-"""Of a model, as are those up to DROPOUT."""
+"""Settings of a model's shape."""
 NORM: Final[Table] = (
     Term("normalization", "normalization", default="LayerNorm", back=str),
     Term("layernorm_epsilon", "norm_epsilon", default=1e-5, back=float),
@@ -83,7 +83,7 @@ ADAM: Final[Table] = (
     Term("adam_beta2", "betas", to=lambda betas: betas[1], back=lambda beta: NOTHING),
     Term("adam_eps", "eps", default=1e-8, back=float),
 )
-"""Of a training, as are the next two. Two settings make one pair of betas, which whoever reads puts together."""
+"""Settings of a training's Adam. Two settings make one pair of betas, which whoever reads puts together."""
 SCHEDULE: Final[Table] = (
     Term("lr", "lr", back=float),
     Term("min_lr", "min_lr", default=0.0, back=float),
@@ -109,7 +109,7 @@ DELTA_NET: Final[Table] = (
     Term("linear_num_key_heads", "num_key_heads", default=16, back=int),
     Term("linear_num_value_heads", "num_value_heads", default=32, back=int),
 )
-"""Of a gated delta net; its defaults are transformer_config.py's."""
+"""Settings of a gated delta net; its defaults are transformer_config.py's."""
 
 LATENT_ATTENTION: Final[Table] = (
     Term("q_lora_rank", "q_lora_rank", back=int),

@@ -51,8 +51,9 @@ def own_config(words: Sequence[str]) -> str | None:
 
 
 def start(plan: Plan, job: Job, entry: Entry) -> Job:
-    """As `Engine.entry` says: a script that takes its config by DS_CONFIG, or, where the user's arguments say so, by --deepspeed_config.
-    How many steps it takes is its own affair: who measures it ends it."""
+    """The job with a user's own program (`Engine.entry`): a script that takes its config by DS_CONFIG, or, where the user's arguments say
+    so, by --deepspeed_config. How many steps it takes is its own affair: who measures it ends it. Raises InputError for arguments that
+    contradict the plan."""
     if entry.without:
         raise InputError("entry.without", entry.without[0], "is for Megatron's programs")
     given = {word.partition("=")[0] for word in entry.arguments}

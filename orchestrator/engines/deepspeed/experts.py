@@ -104,7 +104,7 @@ def whole_in_host(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def expert_rules() -> tuple[Rule, ...]:
-    """All of them."""
+    """The rules for models with experts."""
     folds = ("tp", "cp", "ep", "etp", "dp")
     states = ("ep", "cp", "zero_stage", "zero_shard_size", "offload_optimizer")
     plans = "autoep: deepspeed/module_inject/tp_plan_converter.py:45, auto_ep_folding.py:241; zero/stage_1_and_2.py:2682"

@@ -65,7 +65,7 @@ def recorded_models(_: Candidate, workload: Workload) -> str | None:
 
 
 def fine_tuning_rules() -> tuple[Rule, ...]:
-    """All of them."""
+    """The rules for supervised samples and adapters."""
     return (
         rule("sft_stack", "ours: samples with answers are of decoders", decoders_alone, "model"),
         rule("recorded", "ours: linears and heads of a recorded model have no names here", recorded_models, "model"),

@@ -257,7 +257,7 @@ def activations_host(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def deepspeed_rules() -> tuple[Rule, ...]:
-    """All of them."""
+    """The rules of DeepSpeed's engine on transformers' layers."""
     return (
         rule("seq_pos", "transformers: n_positions, max_position_embeddings of the model's config", positions, "model"),
         rule("hidden_heads", "transformers/models/gpt2/modeling_gpt2.py GPT2Attention", head_width, "model"),

@@ -11,7 +11,8 @@ from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Traits
 
 LOGITS_BYTES: Final = 14.0
-"""Per logit at the loss's peak in backward: the 16-bit logits 2, log_softmax's saved fp32 output 4, its gradient 4, the fp32 logits' 4."""
+"""Bytes per logit at the loss's peak in backward: the 16-bit logits 2, log_softmax's saved fp32 output 4, its gradient 4, the fp32 logits'
+4."""
 
 
 def traits(software: Software) -> Traits:

@@ -26,7 +26,8 @@ PASSES: Final[dict[str, tuple[str, ...]]] = {passthrough.DS: ()}
 
 
 def translate(plan: Plan) -> Job:
-    """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
+    """The job of a plan; writes nothing. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict
+    the plan."""
     more = own_settings(plan)
     model = hf_fields(plan) | balance(plan.model) if plan.model.traced is None else traced_fields(plan)
     engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
@@ -58,7 +59,8 @@ def own_settings(plan: Plan) -> dict[str, Any]:
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
-    """As `Engine` asks."""
+    """Why weights can't go between this engine's model of this architecture and transformers'; None: they can
+    (`Engine.why_no_exchange`)."""
     if architecture.traced is not None:
         if architecture.traced.config:
             return None

@@ -20,7 +20,7 @@ OWN_CHOICE: Final = (
 )  # fmt: skip
 """Flags that decide neither plan nor convergence: the user's replace ours."""
 DATA: Final = ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path")
-"""Any of them ends mock data."""
+"""Flags any of which ends mock data."""
 NOT_IN_A_TRIAL: Final = (
     "--save", "--save-interval", "--save-retain-interval", "--async-save", "--use-persistent-ckpt-worker", "--load", "--ckpt-step",
     "--pretrained-checkpoint", "--use-checkpoint-args", "--exit-on-missing-checkpoint", "--non-persistent-save-interval",
@@ -91,7 +91,7 @@ def without_flags(words: Sequence[str], names: Collection[str]) -> tuple[str, ..
 
 
 def start(plan: Plan, job: Job, entry: Entry) -> Job:
-    """As `Engine.entry` says."""
+    """The job with a user's own program (`Engine.entry`). Raises InputError for a launcher other than torchrun."""
     if entry.launcher != "torchrun":
         why = f"starts DeepSpeed's scripts, and the plan is for engine={plan.engine}"
         raise InputError("entry.launcher", entry.launcher, why, ["torchrun"])

@@ -30,7 +30,7 @@ def sayable(software: Software) -> Capabilities:
 
 
 def beside(job: Job, plan: Plan, other: Plan) -> Job:
-    """As `Program` says."""
+    """The job of a plan that the arguments can't say, with the arguments of `other` in its folder, and a note that says so."""
     kept = [note for note in job.notes if not note.startswith(NOT_WRITTEN)]
     reasons = [note.removeprefix(NOT_WRITTEN) for note in job.notes if note.startswith(NOT_WRITTEN)]
     said = f"{ARGUMENTS} has another plan, the fastest found that its flags can say: {other.candidate.label()}"
@@ -44,12 +44,13 @@ def beside(job: Job, plan: Plan, other: Plan) -> Job:
 
 
 def words(plan: Plan) -> list[str]:
-    """As `Program` says."""
+    """The arguments that say a plan which Megatron's program can be told."""
     return [word for flag in megatron_args.megatron_flags(plan) for word in flag]
 
 
 def of_documents(plan: Plan) -> Sequence[str] | None:
-    """As `Program` says: pretrain_gpt.py's data set takes whole documents for each of --split's shares, those of BERT and T5 sentences."""
+    """The arguments by which Megatron's program divides a corpus by whole documents; None: this plan's program does not. pretrain_gpt.py's
+    data set takes whole documents for each of --split's shares, those of BERT and T5 sentences."""
     if megatron_args.program_of(plan) != "pretrain_gpt.py":
         return None
     return words(plan) if megatron_args.why_not(plan) is None else ()

@@ -16,11 +16,12 @@ from orchestrator.plan import Plan
 
 WORKER: Final = "orchestrator.workers.megatron"
 PASSES: Final = {passthrough.MEGATRON: passthrough.SECTIONS}
-"""All of megatron-core's configuration is this engine's."""
+"""Groups of keys that reach this engine's configuration: all of megatron-core's."""
 
 
 def translate(plan: Plan) -> Job:
-    """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
+    """The job of a plan; writes nothing. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict
+    the plan."""
     only = megatron_parts.plan_only(plan.model, plan.cluster.software.megatron_core)
     if only is not None:
         if hf_config.inexpressible(plan.model) is None:
@@ -46,8 +47,8 @@ def arguments_file(plan: Plan) -> tuple[list[File], list[str]]:
 
 
 def prediction_notes(plan: Plan) -> list[str]:
-    """Where prediction heads are not what one process computes: their loss is divided by each rank's own tokens, of which a part of the
-    sequence has fewer at its end (core/models/gpt/gpt_model.py, GPTModel._postprocess; measured: 4.5e-3 of a tiny model's loss)."""
+    """Notes where prediction heads are not what one process computes: their loss is divided by each rank's own tokens, of which a part of
+    the sequence has fewer at its end (core/models/gpt/gpt_model.py, GPTModel._postprocess; measured: 4.5e-3 of a tiny model's loss)."""
     if plan.cp == 1 or not plan.model.mtp_num_layers:
         return []
     said = "megatron-core divides the loss of prediction heads by each rank's own tokens"
@@ -62,12 +63,13 @@ def without_worker(plan: Plan) -> str:
 
 
 def its_own_program(plan: Plan) -> str:
-    """That of the planned release for what our worker lacks."""
+    """Says which program of the planned release trains what our worker lacks."""
     script = program_of(plan)
     there = f"has: entry=PATH/{script}" if script else f"of Megatron-core {plan.cluster.software.megatron_core} is not there any more"
     return f"Megatron's own program {there}"
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
-    """As `Engine` asks."""
+    """Why weights can't go between this engine's model of this architecture and transformers'; None: they can
+    (`Engine.why_no_exchange`)."""
     return megatron_layers.why_no_exchange(NAME, architecture, model_type)

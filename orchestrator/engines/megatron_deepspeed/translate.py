@@ -17,11 +17,13 @@ from orchestrator.plan import Plan
 
 WORKER: Final = "orchestrator.workers.megatron_deepspeed"
 PASSES: Final = {passthrough.MEGATRON: ("transformer_config",), passthrough.DS: ()}
-"""megatron-core's layers; data parallelism and optimizer are DeepSpeed's. A ds_config has no sections of its own."""
+"""Groups of keys that reach this engine's configuration: megatron-core's layers alone; data parallelism and optimizer are DeepSpeed's. A
+ds_config has no sections of its own."""
 
 
 def translate(plan: Plan) -> Job:
-    """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
+    """The job of a plan; writes nothing. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict
+    the plan."""
     pipeline = {"pipeline": pipeline_fields(plan)} if is_pipeline_module(plan) else {}
     engine = engine_file(plan, REQUIREMENTS, layers_fields(plan, PASSES) | {"ds_config": ds_config(plan)} | pipeline)
     files, notes = deepspeed_files(plan)
@@ -30,5 +32,6 @@ def translate(plan: Plan) -> Job:
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
-    """As `Engine` asks."""
+    """Why weights can't go between this engine's model of this architecture and transformers'; None: they can
+    (`Engine.why_no_exchange`)."""
     return megatron_layers.why_no_exchange(NAME, architecture, model_type)

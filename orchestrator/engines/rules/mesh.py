@@ -63,7 +63,8 @@ def sp_norm(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def cp_attention(candidate: Candidate, workload: Workload) -> str | None:
-    """On a CPU the worker has an attention of its own (workers/cpu_attention.py)."""
+    """Refuses context parallelism without Transformer Engine's attention. On a CPU the worker has an attention of its own
+    (workers/cpu_attention.py)."""
     cluster = workload.cluster
     if candidate.mesh.cp == 1 or cluster.software.transformer_engine or cluster.is_cpu:
         return None
@@ -85,7 +86,7 @@ def cp_family(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def mesh_rules() -> tuple[Rule, ...]:
-    """Those of every engine on megatron-core's layers."""
+    """The mesh rules of every engine on megatron-core's layers."""
     return (
         rule("heads_tp", "heads_tp: core/transformer/transformer_config.py:924", heads, "tp"),
         rule("groups_tp", "groups_tp: core/transformer/transformer_config.py:939", groups, "tp"),
@@ -101,7 +102,7 @@ def mesh_rules() -> tuple[Rule, ...]:
 
 
 def megatron_rules() -> tuple[Rule, ...]:
-    """Those of megatron-core's own rank orders and context parallelism."""
+    """The rules of megatron-core's own rank orders and context parallelism."""
     return (
         rule("expert_order", "rank_order: core/parallel_state.py:808-816", expert_order, "pp", "ep", "etp", "dp", "rank_order"),
         rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", cp_attention, "cp"),

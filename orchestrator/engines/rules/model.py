@@ -57,7 +57,8 @@ def position_kind(_: Candidate, workload: Workload) -> str | None:
 
 
 ROTARY_BASE: Final = 10000
-"""RotaryEmbedding's default. BertModel and T5Model give it no other, and no scaling (bert_model.py:118, t5_model.py:206)."""
+"""Base of the rotary frequencies of BertModel and T5Model, which give RotaryEmbedding no other than its default, and no scaling
+(bert_model.py:118, t5_model.py:206)."""
 
 
 def _rotary_base(a: Architecture) -> str | None:
@@ -178,7 +179,7 @@ def delta_sequence(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def model_rules() -> tuple[Rule, ...]:
-    """Those of megatron-core's models."""
+    """The rules of megatron-core's models."""
     return (
         rule("seq_pos", "seq_pos: megatron/training/arguments.py:830", positions, "model"),
         rule("hidden_heads", "hidden_heads: megatron/training/arguments.py:814", head_width, "model"),

@@ -18,7 +18,8 @@ def t5_pipeline(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def megatron_pipeline_zero(candidate: Candidate, _: Workload) -> str | None:
-    """Over megatron-core's schedule, which calls autograd itself, DeepSpeed's engine at stage 1 is told when to reduce; stage 0 is not."""
+    """Refuses ZeRO stages other than 1 over megatron-core's schedule, which calls autograd itself: DeepSpeed's engine at stage 1 is told
+    when to reduce; stage 0 is not."""
     stage = candidate.strategy.zero_stage
     if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or stage == 1:
         return None
@@ -32,7 +33,8 @@ def megatron_pipeline_fp16(candidate: Candidate, workload: Workload) -> str | No
 
 
 def deepspeed_pipeline_zero(candidate: Candidate, workload: Workload) -> str | None:
-    """At stage 0 bf16 gets BF16_Optimizer, which is stage 1 with bf16 sums, and fp16 is clipped by each stage's own norm."""
+    """Refuses stage 0 in 16 bits: bf16 gets BF16_Optimizer, which is stage 1 with bf16 sums, and fp16 is clipped by each stage's own
+    norm."""
     strategy, precision = candidate.strategy, workload.training.precision
     if candidate.schedule != "deepspeed_1f1b" or strategy.zero_stage > 0 or precision == "fp32":
         return None
@@ -55,7 +57,7 @@ INTERLEAVING: Final = ("pp", "num_microbatches", "vpp", "microbatch_group_size_p
 
 
 def megatron_pipeline_rules() -> tuple[Rule, ...]:
-    """Those of megatron-core's pipelines."""
+    """The rules of megatron-core's pipelines."""
     return (
         rule("t5_pp", "t5_pp: pretrain_t5.py:108", t5_pipeline, "pp"),
         rule("vpp_M", "vpp_M: core/pipeline_parallel/schedules.py:995-1015", vpp_microbatches, *INTERLEAVING),
@@ -63,7 +65,7 @@ def megatron_pipeline_rules() -> tuple[Rule, ...]:
 
 
 def deepspeed_pipeline_rules() -> tuple[Rule, ...]:
-    """Those of pipelines of megatron-core's layers over DeepSpeed's ZeRO."""
+    """The rules of pipelines of megatron-core's layers over DeepSpeed's ZeRO."""
     return (
         rule("t5_pp", "t5_pp: pretrain_t5.py:108", t5_pipeline, "pp"),
         rule(

@@ -20,7 +20,7 @@ def one_gradient_buffer(_: Candidate, workload: Workload) -> str | None:
 
 
 MIN_FP8_COMPUTE_CAPABILITY: Final = {"delayed": 8.9, "tensorwise": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
-"""From which GPU on Transformer Engine has the recipe (its pytorch/fp8.py, check_fp8_support and its like)."""
+"""First compute capability for which Transformer Engine has the recipe (its pytorch/fp8.py, check_fp8_support and its like)."""
 FP8_MULTIPLES: Final = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32)}
 """What tokens and features of an FP8 product must be multiples of (Transformer Engine's assert_dim_for_fp8_exec, MXFP8's blocks)."""
 
@@ -83,7 +83,7 @@ def precision_aware(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def precision_rules() -> tuple[Rule, ...]:
-    """Those of megatron-core with its own optimizer."""
+    """The rules of precision for megatron-core with its own optimizer."""
     return (
         rule(
             "one_gradient_buffer",

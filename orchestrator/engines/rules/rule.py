@@ -12,13 +12,13 @@ Check = Callable[[Candidate, Workload], str | None]
 
 
 def rule(id: str, engine_rule: str, check: Check, *needs: str) -> Rule:
-    """`engine_rule`: the engine's own, by its id in the tables of facts, file and line. `needs`: what the check reads, in the decision
-    tree's words, so that the tree can cut as soon as that much is fixed; "model" is what is given: model, training and cluster."""
+    """A rule. `engine_rule`: the engine's own, by its id in the tables of facts, file and line. `needs`: what the check reads, in the
+    decision tree's words, so that the tree can cut as soon as that much is fixed; "model" is what is given: model, training and cluster."""
     return Rule(id=id, engine_rule=engine_rule, check=check, needs=needs)
 
 
 def sequence_lengths(workload: Workload) -> dict[str, int]:
-    """By the name of the key that sets it."""
+    """Tokens of each sequence of a sample, by the name of the key that sets it."""
     lengths = {"seq_length": workload.model.seq_length}
     if workload.model.decoder_seq_length:
         lengths["decoder_seq_length"] = workload.model.decoder_seq_length
@@ -26,5 +26,5 @@ def sequence_lengths(workload: Workload) -> dict[str, int]:
 
 
 def divides(part: int, name: str, whole: int, whole_name: str) -> str | None:
-    """None where it does."""
+    """Why `part` does not divide `whole`, with both names; None where it does."""
     return None if whole % part == 0 else f"{name}={part} does not divide {whole_name}={whole}"

@@ -15,11 +15,11 @@ MEGATRON_LAYERS: Final = {
     "chunks": "vpp_needs_pp: core/parallel_state.py:746; ours: an empty stage (pp_layout allows it) only waits",
     "rank_order": "rank_order: core/parallel_state.py:808-816",
 }
-"""Of every engine on megatron-core's layers."""
+"""Sources of the rules that every engine on megatron-core's layers has, by rule."""
 DEEPSPEED: Final = {
     "grad_dtype": "data_types and communication_data_type: deepspeed/runtime/engine.py:1719,1799",
     "optimizer_dtypes": "pao: core/optimizer/optimizer_config.py:375-420 is Megatron's, deepspeed/runtime/engine.py has others",
     "options": "ours: Megatron's options, never tried under deepspeed/runtime/engine.py",
     "zero_stage": "stage_range: deepspeed/runtime/zero/config.py:81",
 }
-"""Of both engines with DeepSpeed's ZeRO."""
+"""Sources of the rules that both engines with DeepSpeed's ZeRO have, by rule."""

@@ -46,7 +46,7 @@ def offload(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def megatron_zero_rules() -> tuple[Rule, ...]:
-    """Those of megatron-core's distributed optimizer."""
+    """The rules of megatron-core's distributed optimizer."""
     return (
         rule(
             "optimizer_instances",
@@ -62,7 +62,7 @@ def megatron_zero_rules() -> tuple[Rule, ...]:
 
 
 def deepspeed_zero_rules() -> tuple[Rule, ...]:
-    """Those of DeepSpeed's optimizers."""
+    """The rules of DeepSpeed's optimizers."""
     return (
         rule("gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", unsharded_accumulation, "zero_stage"),
         rule(
