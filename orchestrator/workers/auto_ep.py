@@ -92,7 +92,8 @@ def parameters(model: torch.nn.Module) -> dict[str, Source]:
 
 
 def place(source: Source, parameter: torch.nn.Parameter, shapes: Mapping[str, tuple[int, ...]], replica: int) -> Place:
-    """In transformers' tensor. `replica`: this rank among those that have the same of what experts are no part of."""
+    """The place of AutoEP's parameter in transformers' tensor. `replica`: this rank among those that have the same of what experts are no
+    part of."""
     shape, whole = tuple(getattr(parameter, "ds_shape", parameter.shape)), shapes[source.name]
     offset: tuple[int, ...] = (0,) * len(whole)
     divided = 1

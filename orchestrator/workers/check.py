@@ -23,7 +23,7 @@ from orchestrator.workers import distributed, groups, orphans, preflight
 
 
 def check(plan: Plan, out: Path, shared: Iterable[str]) -> NoReturn:
-    """Every rank; ends the process. `shared`: the distributions that are compared. Raises PreflightError."""
+    """Checks every rank, and ends the process. `shared`: the distributions that are compared. Raises PreflightError."""
 
     def before(store: dist.Store, rank: int, world: int) -> None:
         places = preflight.check_nodes(plan, out, store, rank, world, shared=shared)

@@ -55,7 +55,7 @@ def begin(out: Path, step: int) -> Path:
 
 
 def write_digests(folder: Path) -> None:
-    """Of what this rank wrote into the folder, beside it. Touches no other rank."""
+    """Writes the digests of what this rank wrote into the folder, beside it. Touches no other rank."""
     rank = dist.get_rank()
     found = digests.digests(folder, digests.written_by(folder, rank))
     (folder / f"{digests.LISTING}.{rank:06d}").write_text(json.dumps(found))

@@ -34,7 +34,7 @@ def cut(batch: Batch, groups: Groups) -> Batch:
 
 
 def loss_and_log(batch: Batch, losses: torch.Tensor, groups: Groups) -> tuple[torch.Tensor, torch.Tensor]:
-    """From losses by token [b, s / cp] of this rank's part: what megatron-core's schedules take, and what they collect.
+    """What megatron-core's schedules take, and what they collect, from losses by token [b, s / cp] of this rank's part.
 
     The first is this rank's summand of the mean over the whole sequences' predicted tokens, of which ranks may have different numbers. The
     schedule multiplies it by cp (pipeline_parallel/schedules.py:268), DDP's mean over dp x cp divides by that again. The second is cp

@@ -44,7 +44,7 @@ class Specials:
 
     @classmethod
     def of_bytes(cls) -> Specials:
-        """After the 256 bytes: end of document, mask, cls, sep, pad, then the sentinels."""
+        """The special ids of a vocabulary of bytes: after the 256 bytes end of document, mask, cls, sep, pad, then the sentinels."""
         first = BYTES + 5
         return cls(
             eod=BYTES, mask=BYTES + 1, cls=BYTES + 2, sep=BYTES + 3, pad=BYTES + 4, sentinels=tuple(range(first, first + NUM_SENTINELS))
@@ -291,8 +291,9 @@ class Blending:
 
 
 def permuted(index: int, size: int, seed: int) -> int:
-    """Where the seed's permutation of range(size) sends `index`: a four-round Feistel network over the next even power of two, walked until
-    it lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Nothing of the corpus' size is held.
+    """The number to which the seed's permutation of range(size) sends `index`: a four-round Feistel network over the next even power of
+    two, walked until it lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Nothing of the corpus' size is
+    held.
 
     >>> sorted(permuted(i, 10, seed=1) for i in range(10)) == list(range(10))
     True
@@ -327,7 +328,7 @@ class Sampler(Protocol):
 
 
 class NextToken:
-    """gpt, llama: every token predicts the next."""
+    """Samples of gpt and llama: every token predicts the next."""
 
     def __init__(self, plan: Plan, specials: Specials) -> None:
         self.stride = plan.training.seq_length
@@ -339,8 +340,8 @@ class NextToken:
 
 
 class Masking:
-    """bert: 15% of the tokens are predicted, of which 80% are masked, 10% replaced and 10% kept (arXiv 1810.04805). Exactly as many in
-    every sample, so that the mean loss does not depend on how the batch is cut."""
+    """Samples of bert: 15% of the tokens are predicted, of which 80% are masked, 10% replaced and 10% kept (arXiv 1810.04805). Exactly as
+    many in every sample, so that the mean loss does not depend on how the batch is cut."""
 
     SHARE = 0.15
 
@@ -367,8 +368,8 @@ class Masking:
 
 
 class SpanCorruption:
-    """t5: spans of 3 tokens on average, 15% of the text, are replaced by sentinels and predicted (arXiv 1910.10683). The window is as long
-    as fills the encoder; the target is padded or cut to the decoder's length."""
+    """Samples of t5: spans of 3 tokens on average, 15% of the text, are replaced by sentinels and predicted (arXiv 1910.10683). The window
+    is as long as fills the encoder; the target is padded or cut to the decoder's length."""
 
     SHARE, MEAN_SPAN = 0.15, 3.0
 
@@ -436,7 +437,7 @@ class AnyBatches(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Of an epoch."""
+        """Samples of an epoch."""
         ...
 
     def microbatches(self, step: int) -> list[dict[str, np.ndarray]]: ...

@@ -85,7 +85,8 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         self.places = hf_checkpoint.places(model, self.groups, fields)
 
     def _build(self, fields: dict[str, Any]) -> torch.nn.Module:
-        """At stage 3 a weight is divided when its module is built; AutoTP and AutoEP cut a whole model on the host; else on the device."""
+        """The model of these fields. At stage 3 a weight is divided when its module is built; AutoTP and AutoEP cut a whole model on the
+        host; else it is built on the device."""
         if fields["zero_init"]:
             # Without the batch, which it would check against the whole world even under Ulysses.
             ds_config = self._ds_config(self.engine_fields["ds_config"])
@@ -126,7 +127,7 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         return found
 
     def _save_biases(self, folder: Path) -> None:
-        """They don't move, but a run that goes on may not begin with the checkpoint that they are from."""
+        """Saves the routers' biases, which don't move: a run that goes on may not begin with the checkpoint that they are from."""
         routers = hf_experts.biases(self.model)
         if routers and dist.get_rank() == 0:
             torch.save({name: getattr(module, hf_experts.BIAS).cpu() for name, module in routers.items()}, folder / hf_experts.FILE)
@@ -167,7 +168,8 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
 
 
 def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> HuggingFaceTrainer | TracedTrainer:
-    """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json."""
+    """The trainer of this rank; torch.distributed must be initialised. `engine` is the content of engine.json. Raises InputError for a plan
+    that it can't run."""
     if plan.pp > 1:
         raise InputError("pin.pp", plan.pp, "Hugging Face models have no pipeline here", ["1"])
     if plan.sequence_parallel:

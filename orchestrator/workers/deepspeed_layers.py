@@ -20,8 +20,8 @@ HEAD_NORMS = ("q_layernorm", "k_layernorm")
 
 
 def sum_partial_gradients(model: torch.nn.Module) -> None:
-    """Of what all tensor-parallel ranks hold whole, some see a part: under sequence parallelism a part of the sequence (norms, row-parallel
-    biases), and norms of queries and keys always their own heads. Such gradients must be summed over the group. megatron-core does it in
+    """Sums gradients over the tensor-parallel group where all its ranks hold a parameter whole but see a part: under sequence parallelism a
+    part of the sequence (norms, row-parallel biases), and norms of queries and keys always their own heads. megatron-core does it in
     finalize_model_grads, which DeepSpeed never calls."""
     group = parallel_state.get_tensor_model_parallel_group()
 
@@ -70,14 +70,14 @@ class MegatronLayersTrainer(DeepSpeedTrainer):
             parameter.ds_pipe_replicated = bool(getattr(parameter, "shared", False))
 
     def _sum_tied_gradients(self) -> None:
-        """Of the tied embedding's two copies, before the data-parallel reduction."""
+        """Sums the gradients of the tied embedding's two copies, before the data-parallel reduction."""
         if self.plan.model.tie_embeddings and (self.model.pre_process or self.model.post_process):
             gradient = self._gradient(self.model.shared_embedding_or_output_weight())
             dist.all_reduce(gradient, group=parallel_state.get_embedding_group())
 
     def _gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Where this optimizer adds up a parameter's gradient before the reduction (stage 1: stage_1_and_2.py:1247, or BF16_Optimizer's
-        fp32 buffer)."""
+        """The tensor in which this optimizer adds up a parameter's gradient before the reduction (stage 1: stage_1_and_2.py:1247, or
+        BF16_Optimizer's fp32 buffer)."""
         accumulated = getattr(parameter, "_hp_grad", None)
         if accumulated is not None:
             return accumulated

@@ -52,8 +52,8 @@ def set_log_level(plan: Plan) -> None:
 
 
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
-    """Of what is trained, as megatron-core groups it (optimizer/__init__.py:69): biases and norms don't decay. A partitioned
-    parameter's own shape is flat. By the names DeepSpeed finds them when it takes experts out (moe/utils.py:103)."""
+    """The optimizer's groups of what is trained, as megatron-core groups it (optimizer/__init__.py:69): biases and norms don't decay. A
+    partitioned parameter's own shape is flat. By the names DeepSpeed finds them when it takes experts out (moe/utils.py:103)."""
     decayed: list[torch.nn.Parameter] = []
     free: list[torch.nn.Parameter] = []
     for parameter in model.parameters():
@@ -78,7 +78,7 @@ class DeepSpeedTrainer:
     places: list[parts.Place]
     engine: Any
     names: Names = "megatron_core"
-    """Whose names the weights have."""
+    """The program whose names the weights have in checkpoints."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device, self.engine_fields = plan, device, engine
@@ -100,7 +100,7 @@ class DeepSpeedTrainer:
         distributed.set_generator_states(states, self.device)
 
     def _initialise_engine(self, model: torch.nn.Module, mpu: Any) -> None:
-        """Make `engine`."""
+        """Makes `engine` with this model."""
         if self.plan.pp > 1:
             complete_groups(model)
         # BF16_Optimizer, hpZ and the pipeline print their sizes.
@@ -121,9 +121,9 @@ class DeepSpeedTrainer:
         return self.plan.zero_stage == 0 and self.plan.training.precision == "fp32"
 
     def _steps_when_built(self) -> bool:
-        """At stage 0 in bf16 or fp16 DeepSpeed allocates Adam's state by a step with gradients of zero (initialize_optimizer_states in
-        fp16/unfused_optimizer.py and fused_optimizer.py:125): it decays the weights once, and Adam's bias correction is one step ahead for
-        ever. We give that step no learning rate, and forget its count."""
+        """Whether DeepSpeed steps when it is built. At stage 0 in bf16 or fp16 it allocates Adam's state by a step with gradients of zero
+        (initialize_optimizer_states in fp16/unfused_optimizer.py and fused_optimizer.py:125): it decays the weights once, and Adam's bias
+        correction is one step ahead for ever. We give that step no learning rate, and forget its count."""
         return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
 
     def _ds_config(self, ds_config: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class DeepSpeedTrainer:
         return ds_config
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        """Of one micro-batch, without a pipeline."""
+        """The loss of one micro-batch, without a pipeline."""
         raise NotImplementedError
 
     def _backward(self, loss: torch.Tensor) -> None:
@@ -213,7 +213,7 @@ class DeepSpeedTrainer:
         return math.sqrt(float(square))
 
     def save(self, folder: Path, step: int) -> None:
-        """By places in the whole model where that covers this plan; else as DeepSpeed does, for this layout only."""
+        """Writes a checkpoint: by places in the whole model where that covers this plan; else as DeepSpeed does, for this layout only."""
         from orchestrator.workers import states
 
         if not states.covers(self.plan):

@@ -21,7 +21,8 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 
 TIMEOUT = timedelta(minutes=30)
-"""Of a collective: a first step compiles kernels, a checkpoint of a large model is written between two collectives."""
+"""The longest that a collective may take: a first step compiles kernels, a checkpoint of a large model is written between two
+collectives."""
 
 LEAVE = timedelta(seconds=60)
 """What a rank that is done waits for the others."""

@@ -1,4 +1,4 @@
-"""To be imported before the engines: without a GPU nothing is compiled, and torch's compiler is not loaded.
+"""Keeps torch's compiler from being loaded without a GPU, where nothing is compiled. To be imported before the engines.
 
 megatron-core 0.16.1 decorates its fusions with `torch.compile` when it is imported (jit.py:22), which loads the compiler: 2.1 of the 5.6
 CPU seconds that a rank needs to import its worker (2 cores, 2026-11-22). On a CPU a first call would also start a C++ compiler.

@@ -1,7 +1,7 @@
-"""To be imported before all else by what a rank runs: while the engines are imported, nothing is garbage. In any other program that imports
-a worker (a user's own, pytest), nothing changes.
+"""Turns collections of garbage off while the engines are imported. To be imported before all else by what a rank runs; in any other program
+that imports a worker (a user's own, pytest), nothing changes.
 
-Importing them makes half a million objects that stay. Python looks through those that it has again and again meanwhile: 0.4 of the 2.5 CPU
+Importing the engines makes half a million objects that stay. Python looks through those that it has again and again meanwhile: 0.4 of the 2.5 CPU
 seconds that a rank needs to import its worker (2 cores, 2026-11-23); and later in each full collection, 0.24 s.
 """
 
@@ -14,7 +14,8 @@ THRESHOLDS = gc.get_threshold()
 
 
 def look_only_at_what_is_made_from_now_on() -> None:
-    """Once everything is imported: collections are as often as before, and pass over the modules."""
+    """Leaves what exists by now out of later collections, which are as often as before: they pass over the modules. To be called once
+    everything is imported."""
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
 

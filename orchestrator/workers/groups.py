@@ -23,8 +23,8 @@ KINDS = (*AXES, REPLICAS, MODEL)
 
 
 class Groups:
-    """By kind (an axis, REPLICAS, MODEL): this rank's group, of the ranks that differ from it in those axes alone. A kind that is not there
-    is this rank alone."""
+    """The process groups of this rank by kind (an axis, REPLICAS, MODEL), each of the ranks that differ from it in those axes alone. A kind
+    that is not there is this rank alone."""
 
     def __init__(self, by_kind: Mapping[str, dist.ProcessGroup]) -> None:
         self._by_kind = {kind: group for kind, group in by_kind.items() if dist.get_world_size(group) > 1}
@@ -37,7 +37,7 @@ class Groups:
         return dist.get_world_size(self._by_kind[kind]) if kind in self._by_kind else 1
 
     def rank(self, kind: str) -> int:
-        """This rank's place in it, from 0."""
+        """This rank's place in its group of this kind, from 0."""
         return dist.get_rank(self._by_kind[kind]) if kind in self._by_kind else 0
 
     def sum(self, kind: str, tensor: torch.Tensor) -> None:

@@ -63,7 +63,7 @@ def places(model: torch.nn.Module, groups: Groups, fields: dict[str, Any]) -> li
 
 
 def _whole_shapes(fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of the model that nothing has cut."""
+    """The shape of each weight of the model that nothing has cut, by name."""
     with torch.device("meta"):
         uncut = hugging_face.build_model(fields | {"gradient_checkpointing": False})
     return {name: tuple(parameter.shape) for name, parameter in uncut.named_parameters()}

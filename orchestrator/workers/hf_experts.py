@@ -20,7 +20,7 @@ STACKED = {".experts.gate_up_proj": ("gate_proj", "up_proj"), ".experts.down_pro
 """transformers' tensors of all experts, and what an expert has in a checkpoint, one below the other."""
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 FILE = "biases.pt"
-"""In a checkpoint of a run: the routers' biases, which are no parameters."""
+"""The file in a checkpoint of a run that has the routers' biases, which are no parameters."""
 
 
 def is_mixtral(model: torch.nn.Module) -> bool:
@@ -100,14 +100,14 @@ def biases(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def put(model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
-    """These biases into the routers, in fp32 whatever the model is in: what they tell apart lies near each other. Raises KeyError."""
+    """Puts these biases into the routers, in fp32 whatever the model is in: what they tell apart lies near each other. Raises KeyError."""
     for name, module in biases(model).items():
         before = getattr(module, BIAS)
         setattr(module, BIAS, values[name].to(before.device, torch.float32))
 
 
 def read_biases(model: torch.nn.Module, folder: Path) -> None:
-    """Those of a Hugging Face checkpoint, once an engine has cast what it casts."""
+    """Reads the routers' biases of a Hugging Face checkpoint, once an engine has cast what it casts."""
     found = biases(model)
     if found:
         checkpoint = Checkpoint(folder)

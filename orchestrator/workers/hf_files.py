@@ -24,11 +24,11 @@ TOKENIZER_FILES = (
     *("tokenizer*", "chat_template.jinja", "vocab.*", "merges.txt"),
     *("special_tokens_map.json", "added_tokens.json", "spiece.model"),
 )
-"""As transformers' tokenizers save them."""
+"""Files that transformers' tokenizers save, as patterns."""
 SECOND_NAMES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
 """BERT's output bias stands under either."""
 OLD_NORMS = {".LayerNorm.weight": ".LayerNorm.gamma", ".LayerNorm.bias": ".LayerNorm.beta"}
-"""As the first BERT checkpoints name them (transformers/modeling_utils.py still renames these)."""
+"""Endings of norms' names in the first BERT checkpoints (transformers/modeling_utils.py still renames these)."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ class Checkpoint:
         return file.get_tensor(name) if self.files[name].suffix == ".safetensors" else file[name]
 
     def read(self, rows: Rows, inner: tuple[slice, ...], inner_shape: tuple[int, ...]) -> torch.Tensor:
-        """Those rows, and the part `inner` of the other dimensions, whose whole is `inner_shape`. Raises InputError for another shape."""
+        """These rows of a tensor, and the part `inner` of its other dimensions, whose whole is `inner_shape`. Raises InputError for another
+        shape."""
         name = self._find(rows.name)
         file = self._opened(self.files[name])
         tensor = file.get_slice(name) if self.files[name].suffix == ".safetensors" else file[name]
@@ -154,8 +155,8 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path, dtype: torch.dtype, run: RunSettings) -> None:
-    """config.json, last: where it is, the checkpoint is whole. Special tokens and the tokenizer's files are those of the checkpoint that
-    training began with, else those of the tokenizer that it read with: without an end-of-sequence token generation would not end.
+    """Writes config.json, last: where it is, the checkpoint is whole. Special tokens and the tokenizer's files are those of the checkpoint
+    that training began with, else those of the tokenizer that it read with: without an end-of-sequence token generation would not end.
     `fields`: "config_class" and "model_class"."""
     import transformers
 
@@ -173,5 +174,5 @@ def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path,
 
 
 def save_config(config: Any, folder: Path) -> None:
-    """config.json, last: where it is, the checkpoint is whole."""
+    """Writes config.json, last: where it is, the checkpoint is whole."""
     config.save_pretrained(folder)

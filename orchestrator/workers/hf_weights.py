@@ -42,8 +42,8 @@ the end is padding. Raises KeyError for a key that Hugging Face's model has not.
 
 
 def _qkv(a: Architecture, q: tuple[str, int], k: tuple[str, int], v: tuple[str, int], transposed: bool = False) -> list[Rows]:
-    """megatron-core's linear_qkv: for each group its queries, its key, its value (attention.py, get_query_key_value_tensors). Each tensor
-    by its name and the row where it begins."""
+    """The rows of megatron-core's linear_qkv: for each group its queries, its key, its value (attention.py, get_query_key_value_tensors).
+    Each tensor by its name and the row where it begins."""
     width, per_group = a.head_dim, a.num_attention_heads // a.query_groups
     found = []
     for group in range(a.query_groups):
@@ -54,7 +54,7 @@ def _qkv(a: Architecture, q: tuple[str, int], k: tuple[str, int], v: tuple[str, 
 
 
 def _gpt(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
-    """transformers' GPT2LMHeadModel."""
+    """The rows of a weight in transformers' GPT2LMHeadModel. Raises KeyError for a weight that it has not."""
     outside = {
         "embedding.word_embeddings.weight": ("transformer.wte.weight", a.vocab_size),
         "embedding.position_embeddings.weight": ("transformer.wpe.weight", rows),
@@ -116,7 +116,8 @@ NORMS_BEFORE = {
     "self_attention.linear_q_up_proj": "self_attn.q_a_layernorm",
     "self_attention.linear_kv_up_proj": "self_attn.kv_a_layernorm",
 }
-"""Where a linear's own norm stands: Transformer Engine has it in the linear, and local layers' keys say so too."""
+"""The norm in transformers that belongs to a linear of megatron-core: Transformer Engine has it in the linear, and local layers' keys say
+so too."""
 LATENT_NAMES = {
     "self_attention.linear_q_proj": "q_proj",
     "self_attention.linear_q_down_proj": "q_a_proj",
@@ -126,7 +127,8 @@ LATENT_NAMES = {
     "self_attention.q_layernorm": "q_a_layernorm",
     "self_attention.kv_layernorm": "kv_a_layernorm",
 }
-"""Of latent attention. Both have a head's part without positions before its rotary part, and a head's key before its value."""
+"""transformers' names for megatron-core's modules of latent attention. Both have a head's part without positions before its rotary part,
+and a head's key before its value."""
 
 
 def has_latent(a: Architecture) -> bool:
@@ -164,7 +166,8 @@ def is_mixtral(a: Architecture) -> bool:
 
 
 def _bert(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
-    """transformers' MegatronBertForMaskedLM: pre-norm, as megatron-core's. (BertForMaskedLM is post-norm: another function.)"""
+    """The rows of a weight in transformers' MegatronBertForMaskedLM: pre-norm, as megatron-core's. (BertForMaskedLM is post-norm: another
+    function.) Raises KeyError for a weight that it has not."""
     outside = {
         "embedding.word_embeddings.weight": ("bert.embeddings.word_embeddings.weight", a.vocab_size),
         "embedding.position_embeddings.weight": ("bert.embeddings.position_embeddings.weight", rows),
@@ -328,7 +331,8 @@ def _join_parts(a: Architecture, parts: Parts, folder: Path) -> torch.dtype:
 
 
 def pieces_by_name(a: Architecture, shapes: Mapping[Whole, tuple[int, ...]]) -> dict[str, list[Piece]]:
-    """Of which of megatron-core's tensors, whose global shapes these are, each of Hugging Face's is made."""
+    """The pieces of megatron-core's tensors, whose global shapes `shapes` has, that each of Hugging Face's tensors is made of, by its
+    name."""
     wanted: dict[str, list[Piece]] = {}
     for (kind, key, index), shape in shapes.items():
         at = 0

@@ -27,7 +27,7 @@ ZERO_CENTERED = ("gemma3_text",)
 
 
 def model_class(fields: dict[str, Any]) -> Any:
-    """Of `engine.json`'s "model"."""
+    """The class of transformers that `engine.json`'s "model" names."""
     return getattr(transformers, fields["model_class"])
 
 
@@ -170,12 +170,13 @@ DRAWN: dict[str, Callable[[Any], Callable[..., Any]]] = {
 
 
 def _gpt2(config: Any) -> Callable[[str], float]:
-    """modeling_gpt2.py: what writes into the residual stream is divided by sqrt(2 * layers)."""
+    """Standard deviation of a weight of GPT-2 by its name (modeling_gpt2.py): what writes into the residual stream is divided by sqrt(2 *
+    layers)."""
     return lambda name: STD / sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else STD
 
 
 def _t5(config: Any) -> Callable[[str], float]:
-    """modeling_t5.py: T5 does not scale its scores, the queries' weights do."""
+    """Standard deviation of a weight of T5 by its name (modeling_t5.py): T5 does not scale its scores, the queries' weights do."""
     by_name = {
         "shared": 1.0,
         "lm_head": 1.0,
@@ -224,8 +225,9 @@ def losses(model: Callable[..., Any], stack: str, batch: Batch, *, balance: list
 
 
 def _balance_of(model: Any, router_logits: Any, real: torch.Tensor) -> torch.Tensor:
-    """The same loss over the tokens that are no padding: transformers leaves those out that an attention mask names, which no model gets
-    here, since packed samples are told apart by their positions where there is none (masking_utils.py, find_packed_sequence_indices)."""
+    """The loss that balances the experts' load, over the tokens that are no padding: transformers leaves those out that an attention mask
+    names, which no model gets here, since packed samples are told apart by their positions where there is none (masking_utils.py,
+    find_packed_sequence_indices)."""
     bare = getattr(model, "module", model)
     found: torch.Tensor = sys.modules[type(bare).__module__].load_balancing_loss_func(
         router_logits, bare.num_experts, bare.num_experts_per_tok, real

@@ -27,7 +27,7 @@ from orchestrator.errors import InputError
 from orchestrator.workers import data
 
 PART_BYTES = 32 * 2**20
-"""Of text in one part: seconds of work, so that little is lost and progress is seen."""
+"""Bytes of text in one part: seconds of work, so that little is lost and progress is seen."""
 BATCH = 256
 """Documents that a tokenizer gets at once."""
 MANIFEST = "manifest.json"
@@ -49,9 +49,9 @@ class Piece:
 
 
 CUTS = ("file", "blank_lines", "lines")
-"""How a text file is cut; "lines" and "blank_lines" drop what is blank."""
+"""Ways to cut a text file into documents; "lines" and "blank_lines" drop what is blank. `SEPARATOR` is another."""
 SEPARATOR = "separator:"
-"""Or by the text behind this, which stands between two documents."""
+"""Beginning of a `cut` whose rest is a text that stands between two documents."""
 
 
 def parts_of(files: Sequence[Path], part_bytes: int, cut: str = "file") -> list[list[Piece]]:
@@ -130,7 +130,7 @@ def _paragraphs(piece: Piece, file: BinaryIO) -> Iterator[bytes]:
 
 
 def _seek_line(piece: Piece, file: BinaryIO) -> None:
-    """To the first line that begins in the piece."""
+    """Goes to the first line that begins in the piece."""
     if piece.begin:
         file.seek(piece.begin - 1)
         file.readline()
@@ -176,7 +176,7 @@ def vocabulary(folder: str | None) -> int:
 
 
 class Progress:
-    """Bytes done: a bar on a terminal, a line each tenth elsewhere."""
+    """Shows the bytes that are done: a bar on a terminal, a line each tenth elsewhere."""
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done, self.told, self.bar = max(1, total), done, 0, None

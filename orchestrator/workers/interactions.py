@@ -16,22 +16,23 @@ from orchestrator.plan import Plan
 from orchestrator.workers.batch import Batch
 
 PAD, MASK, FIRST_ITEM = 0, 1, 2
-"""Token ids."""
+"""Token ids of padding, of the mask and of the first item."""
 SHARE: Final = 0.2
-"""Of a sequence's items that are masked in training (the paper's for MovieLens)."""
+"""Share of a sequence's items that are masked in training (the paper's for MovieLens)."""
 FEWEST: Final = 5
 """Users who took fewer items are left out (the paper, section 4.1)."""
 TOP: Final = 10
 COLUMNS: Final = {"user": ("user", "userid", "user_id"), "item": ("item", "movieid", "movie_id", "item_id"), "time": ("time", "timestamp")}
 """Names of a CSV's columns, in any case."""
 USERS, ITEMS, TAKEN = 512, 100, 40
-"""Of the generated interactions."""
+"""Users, items and items taken by each user of the generated interactions."""
 FOLLOWED: Final = 0.9
 """Share of generated steps that go to what follows the item before; the others go anywhere, popular items first."""
 
 
 def generated(seed: int) -> list[list[int]]:
-    """Items 0.. by user: each item has one that mostly follows it, a permutation of all."""
+    """Generated interactions: for each user the items taken, numbered from 0. Each item has one that mostly follows it, a permutation of
+    all."""
     rng = np.random.default_rng(seed)
     follows = rng.permutation(ITEMS)
     weight = 1.0 / np.arange(1, ITEMS + 1)

@@ -21,7 +21,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
 
 class DuplicatedLinear(torch.nn.Module):
-    """As Transformer Engine's linear with parallel_mode="duplicated": (output_size, input_size), whole on every tensor-parallel rank. Under
+    """Transformer Engine's linear with parallel_mode="duplicated": (output_size, input_size), whole on every tensor-parallel rank. Under
     sequence parallelism each rank has some tokens, and finalize_model_grads sums the gradients over the group."""
 
     def __init__(self, input_size: int, output_size: int, *, config: Any, init_method: Any, **_: Any) -> None:
@@ -41,7 +41,7 @@ class DuplicatedLinear(torch.nn.Module):
 
 @cache
 def with_widths(attention: type[DotProductAttention]) -> type[DotProductAttention]:
-    """The same attention, told the widths: scores over the queries' whole one, values over their own."""
+    """A subclass of this attention that is told the widths: scores over the queries' whole one, values over their own."""
 
     class LatentDotProductAttention(attention):
         def __init__(self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **more: Any) -> None:

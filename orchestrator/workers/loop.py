@@ -58,7 +58,8 @@ class Trainer(Protocol):
         ...
 
     def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        """As the loss of `forward_backward`, without gradients and dropout; leaves weights, gradients and generators as they are."""
+        """The loss of these micro-batches, without gradients and dropout, where `forward_backward` gives one; leaves weights, gradients and
+        generators as they are."""
         ...
 
     def save(self, folder: Path, step: int) -> None: ...
@@ -79,11 +80,11 @@ class OwnBatches(Protocol):
     """A trainer whose model is not trained on text, or not only."""
 
     def open_batches(self, cache: Path) -> tuple[Any, Any]:
-        """As `open_batches`."""
+        """The batches that are trained on, and those that are evaluated on, or None. `cache`: a folder for what is made of data."""
         ...
 
     def scores(self) -> dict[str, float]:
-        """Of what was evaluated since the last call, beside the loss: they go into metrics.jsonl as "valid_" and their name."""
+        """Scores of what was evaluated since the last call, beside the loss: they go into metrics.jsonl as "valid_" and their name."""
         ...
 
 
@@ -111,7 +112,7 @@ def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the allocator's peak on a GPU, the process' resident peak on a CPU."""
+    """Bytes of the allocator's peak on a GPU, or of the process' resident peak on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return host_peak()

@@ -19,9 +19,9 @@ from orchestrator.workers import parts
 ADAPTER: Final = "default"
 BASE: Final = ".base_layer"
 FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
-"""As peft names them (utils/constants.py)."""
+"""Files of an adapter as peft names them (utils/constants.py)."""
 PREFIX: Final = "base_model.model."
-"""Before every name in peft's files."""
+"""The beginning of every name in peft's files."""
 
 
 def config(fields: dict[str, Any], source: str | None) -> Any:
@@ -44,7 +44,7 @@ def put_in(model: torch.nn.Module, fields: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def seen_into() -> Iterator[None]:
-    """Where AutoTP finds the linears inside of peft's: it takes every module with a two-dimensional `weight` for a linear
+    """Lets AutoTP find the linears inside of peft's: it takes every module with a two-dimensional `weight` for a linear
     (module_inject/auto_tp.py:1079), and peft's has such a property, that of its base."""
     from peft.tuners.lora.layer import Linear
 
@@ -88,7 +88,7 @@ def peft_name(name: str) -> str:
 
 
 def scalings(model: torch.nn.Module) -> dict[str, tuple[str, str, float]]:
-    """By the name of an adapted weight: the names of its A and B, and what their product is multiplied by."""
+    """For each adapted weight, by its name: the names of its A and B, and what their product is multiplied by."""
     found = {}
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and ADAPTER in getattr(module, "scaling", {}):

@@ -38,8 +38,8 @@ from orchestrator.workers.routing_trace import RoutingTrace
 from orchestrator.workers.saving import Snapshot
 
 T5_HEAD_BIAS = "lm_head.output_layer.bias"
-"""As long as the padded vocabulary, which a checkpoint of another cluster may have padded otherwise: T5Model does not say of it, as other
-models do, that it may be read into another length (t5_model.py, T5LMHead)."""
+"""A parameter as long as the padded vocabulary, which a checkpoint of another cluster may have padded otherwise: T5Model does not say of
+it, as other models do, that it may be read into another length (t5_model.py, T5LMHead)."""
 
 OWN_WRITER = {"async_strategy": "mcore"} if "async_strategy" in signature(dist_checkpointing.save).parameters else {}
 """megatron-core's own asynchronous request: 0.19 makes one of nvidia-resiliency-ext, a package of its own, unless it is told."""
@@ -88,8 +88,9 @@ class MegatronTrainer:
         return functions[0] if len(functions) == 1 else functions
 
     def _forward_step(self, batches: Iterator[Batch], chunk: torch.nn.Module, return_schedule_plan: bool = False) -> tuple[Any, Any]:
-        """`return_schedule_plan`: the pass cut into its layers, for Megatron to run beside another micro-batch's
-        (overlap_moe_expert_parallel_comm, pipeline_parallel/combined_1f1b.py)."""
+        """What a chunk makes of the next micro-batch, and the function that makes the loss of it. `return_schedule_plan`: the pass cut into
+        its layers, for Megatron to run beside another micro-batch's (overlap_moe_expert_parallel_comm,
+        pipeline_parallel/combined_1f1b.py)."""
         batch = context_parallel.cut(next(batches), self.groups)
         made = schedule_plan(chunk, batch) if return_schedule_plan else self.losses(chunk, batch)
         return made, partial(context_parallel.loss_and_log, batch, groups=self.groups)
@@ -179,7 +180,7 @@ class MegatronTrainer:
         return ShardedObject("generators", states, (dist.get_world_size(),), (dist.get_rank(),), replica_id=0)
 
     def trace_routing(self, out: Path, first_step: int) -> RoutingTrace:
-        """Of all steps from now on. All ranks call this."""
+        """Begins a trace of the routing of all steps from now on. All ranks call this."""
         return RoutingTrace(self.chunks, out, first_step)
 
     def save(self, folder: Path, step: int) -> None:
@@ -228,7 +229,7 @@ class MegatronTrainer:
         hf_weights.export(found, self.plan, folder, self.engine_fields, lambda parameter: nullcontext())
 
     def _gather_weights(self) -> None:
-        """Where the last update's weights are gathered lazily, in the next forward pass: now."""
+        """Gathers the last update's weights at once, where they would be gathered in the next forward pass."""
         for chunk in self.chunks:
             if chunk.ddp_config.overlap_param_gather:
                 chunk.start_param_sync(force_sync=True)
@@ -309,7 +310,8 @@ def _bare(chunk: torch.nn.Module) -> torch.nn.Module:
 
 
 def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> MegatronTrainer:
-    """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json."""
+    """The trainer of this rank; torch.distributed must be initialised. `engine` is the content of engine.json. Raises InputError for
+    Megatron-FSDP."""
     if plan.megatron_fsdp:
         raise InputError("pin.megatron_fsdp", "true", "this worker has no Megatron-FSDP: start Megatron's own program with entry=")
     return MegatronTrainer(plan, engine, device)

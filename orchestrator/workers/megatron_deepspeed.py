@@ -80,8 +80,8 @@ class MegatronDeepSpeedTrainer(MegatronLayersTrainer):
         return mean_loss(batch, self.losses(self.engine, batch))
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        """With a pipeline megatron-core's 1F1B calls autograd itself. No micro-batch is a boundary for DeepSpeed, so that gradients add up
-        locally; `_finalise` reduces them once."""
+        """The loss of a step's micro-batches; None on stages that have none. With a pipeline megatron-core's 1F1B calls autograd itself. No
+        micro-batch is a boundary for DeepSpeed, so that gradients add up locally; `_finalise` reduces them once."""
         if self.plan.pp == 1:
             return super().forward_backward(batches)
         self.engine.set_gradient_accumulation_boundary(False)
@@ -109,7 +109,8 @@ class MegatronDeepSpeedTrainer(MegatronLayersTrainer):
         return self.losses(model, batch), partial(_loss_and_log, batch)
 
     def _finalise(self, *args: Any, **kwargs: Any) -> None:
-        """In place of finalize_model_grads: the tied embedding's two copies, then the data-parallel reduction."""
+        """Sums the gradients of the tied embedding's two copies, then reduces over data-parallel ranks, in place of
+        finalize_model_grads."""
         self._sum_tied_gradients()
         self.engine.set_gradient_accumulation_boundary(True)
         self.engine.allreduce_gradients()
@@ -122,7 +123,8 @@ def _loss_and_log(batch: Batch, losses: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> MegatronLayersTrainer:
-    """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json with "ds_config"."""
+    """The trainer of this rank; torch.distributed must be initialised. `engine` is the content of engine.json with "ds_config". Raises
+    InputError for a plan that it can't run."""
     if plan.vpp > 1 or plan.cp > 1:
         raise InputError("pin.vpp" if plan.vpp > 1 else "pin.cp", max(plan.vpp, plan.cp), "this worker has neither vpp nor cp", ["1"])
     if plan.schedule == "deepspeed_1f1b":

@@ -19,7 +19,8 @@ GROUPS = {"loss": "train", "grad_norm": "train", "lr": "train", "valid_loss": "v
 
 
 def tag(name: str) -> str:
-    """
+    """The name of a number of metrics.jsonl on a board, with its group.
+
     >>> tag("loss"), tag("valid_loss"), tag("step_time_s")
     ('train/loss', 'valid/loss', 'speed/step_time_s')
     """
@@ -57,7 +58,7 @@ class Monitors:
             return None
 
     def write(self, row: dict[str, Any]) -> None:
-        """One row: its numbers by the step."""
+        """Writes the numbers of one row at its step."""
         numbers = {tag(name): value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
         if self.board is not None:
             for name, value in numbers.items():

@@ -100,7 +100,7 @@ def _scaler(written: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _read(state: dict[Any, Any], wrapped: Any, step: float | None) -> dict[str, Any]:
-    """Of one optimizer that is not chained."""
+    """What is read into one optimizer that is not chained, in the format that it takes."""
     inner = wrapped.optimizer
     in_state = isinstance(inner, torch.optim.Adam | torch.optim.AdamW)
     groups = [{name: value for name, value in group.items() if name not in ("params", "step")} for group in inner.param_groups]

@@ -8,7 +8,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""linux/prctl.h: the signal that a process gets when the thread that started it ends."""
+"""The prctl of linux/prctl.h that sets the signal a process gets when the thread that started it ends."""
 LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE")
 """What torchrun (torch/distributed/elastic/agent/server/local_elastic_agent.py) and DeepSpeed's launcher (deepspeed/launcher/launch.py) put
 into the environment of the ranks that they start and watch."""

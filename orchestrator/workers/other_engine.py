@@ -27,7 +27,7 @@ from orchestrator.workers.hf_weights import EXPERTS, LAYERS, Piece, assemble, pi
 from orchestrator.workers.parts import STATES, WEIGHT, Parts, Place, Whole
 
 Names = Literal["transformers", "megatron_core"]
-"""Whose names a checkpoint's tensors have."""
+"""The program whose names a checkpoint's tensors have."""
 EMBEDDING = "embedding.word_embeddings.weight"
 """A tensor of megatron-core's that every model has."""
 METADATA = ".metadata"
@@ -113,7 +113,7 @@ class DistributedParts:
         self.tensors = {name: found for name, found in stored if isinstance(found, TensorStorageMetadata)}
         self.files.set_up_storage_reader(self.metadata, is_coordinator=True)
         self.shapes: dict[Whole, tuple[int, ...]] = {}
-        """Global shapes."""
+        """Global shapes of the checkpoint's tensors."""
         for name, found in self.tensors.items():
             if not name.startswith("optimizer."):
                 lead = _lead(name)

@@ -20,7 +20,7 @@ from orchestrator.errors import InputError
 UMASK = os.umask(0)
 os.umask(UMASK)
 FILE_BYTES = 4 * 2**30
-"""Of one written file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
+"""Bytes of one written file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
 WEIGHT = "weight"
 """The kind of tensor that is a parameter itself; optimizer states have other kinds."""
 STATES = "states"
@@ -107,7 +107,7 @@ class Parts:
 
     def __init__(self, folder: Path) -> None:
         self.shapes: dict[Whole, tuple[int, ...]] = {}
-        """Global shapes."""
+        """Global shapes of the checkpoint's tensors."""
         self._parts: dict[Whole, list[_Part]] = {}
         self._open: dict[Path, Any] = {}
         for listing in sorted(folder.glob("*.json")):

@@ -81,7 +81,7 @@ class Layer(torch.nn.Module):
         return self._run(hidden)
 
     def _run(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As TransformerBlock.forward runs it (transformer_block.py)."""
+        """The layer's output for `hidden`, run as TransformerBlock.forward runs it (transformer_block.py)."""
         rotary = self._rotary[0](self.seq_length) if self._rotary else None
         mask = None
         if self._rows:
@@ -138,7 +138,8 @@ class Pipeline(PipelineModule):
         super().__init__(partition_method="uniform", activation_checkpoint_interval=0, **more)
 
     def _partition_layers(self, method: str = "uniform") -> None:
-        """In place of a partitioning by number or size: layers bounds[stage] to bounds[stage + 1] of embedding, layers, head."""
+        """Partitions the layers as the plan says, in place of a partitioning by number or size: layers bounds[stage] to bounds[stage + 1]
+        of embedding, layers, head."""
         self.parts = self._bounds
         stage = self._topo.get_coord(self.global_rank).pipe
         self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])

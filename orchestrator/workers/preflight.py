@@ -34,7 +34,7 @@ from orchestrator.workers.watchdog import host
 MISMATCH_STATUS = 4
 """Exit status of every rank where the nodes are not what the plan was made for: the same nodes would give the same again."""
 TIMEOUT_S = 50.0
-"""For all ranks to come and agree, so that a job that can't start ends within a minute."""
+"""Seconds for all ranks to come and agree, so that a job that can't start ends within a minute."""
 SHARED_S = 5.0
 """A file that was just written may take seconds to show on another node (NFS keeps attributes for 3 s and more)."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -47,9 +47,9 @@ SLOW = 2.0
 """Times the seconds that the plan's link gives, from which a group is reported: a lost link or adapter halves the bandwidth at least, while
 healthy nodes lose 10 to 30 per cent (nccl-tests)."""
 SLOW_ON_SHARED_CORES = 20.0
-"""The same for gloo: ranks that share cores wait for their turn."""
+"""Times the seconds that the plan's link gives from which a group is reported under gloo: ranks that share cores wait for their turn."""
 FREE_SHARE = 0.97
-"""Of the predicted peak that must be free: the context of this process is already part of the prediction."""
+"""Share of the predicted peak that must be free: the context of this process is already part of the prediction."""
 
 
 class PreflightError(Exception):
@@ -240,7 +240,8 @@ def _gpu(plan: Plan, facts: Facts, first: Facts, local_world: int) -> str | None
 
 
 def host_ranges(hosts: Sequence[str]) -> str:
-    """
+    """The ranks of each host in one line.
+
     >>> host_ranges(["n0", "n0", "n1", "n1", "n2"])
     'ranks 0-1: n0, 2-3: n1, 4: n2'
     """

@@ -28,13 +28,13 @@ from orchestrator.plan import from_json
 from orchestrator.workers import distributed, loop, orphans, rehearsal
 
 REPEATS: Final = 5
-"""Of each collective and size, after one that is not kept."""
+"""Repetitions of each collective and size, after one that is not kept."""
 IN_A_ROW: Final = 10
 """Products, and collectives between them, of a repetition."""
 WIDTH: Final = 512
 """Rows and columns of a product's matrices: some milliseconds on a core, as the half of a small layer."""
 STEPS: Final = 8
-"""Of each case, of which the first is not kept."""
+"""Steps of each case, of which the first is not kept."""
 WAIT: Final = timedelta(minutes=10)
 
 

@@ -30,11 +30,12 @@ from orchestrator.plan import Plan, from_json
 from orchestrator.workers import distributed, loop
 
 MOST_MICROBATCHES: Final = 8
-"""Of a step that is not longer for the pipeline's sake: each is like the next."""
+"""The most micro-batches of a step that is not longer for the pipeline's sake: each is like the next."""
 
 WITHOUT_KERNELS: Final = {"gradient_accumulation_fusion": False, "tp_comm_overlap": False, "fp8": None, "cuda_graph_impl": "none",
                           "perform_initialization": False}  # fmt: skip
-"""Of a model that is built without memory: its compiled kernels are not looked for and nothing is filled, which changes no weight."""
+"""Settings of a model that is built without memory: its compiled kernels are not looked for and nothing is filled, which changes no
+weight."""
 
 
 def join_alone(plan: Plan, rank: int) -> None:

@@ -108,7 +108,7 @@ class SaveBeside:
         return True
 
     def wait(self) -> None:
-        """Until it is whole. Collective."""
+        """Waits until the checkpoint is whole. Collective."""
         done = False
         while not done:
             self.thread.join()

@@ -39,7 +39,7 @@ class Samples:
         return len(self.starts) - 1
 
     def sample(self, index: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Its first `most` ids, and which of them are of an answer."""
+        """The first `most` ids of a sample, and which of them are of an answer."""
         first, last = int(self.starts[index]), int(self.starts[index + 1])
         inside = slice(first, min(last, first + most))
         return self.ids[inside].astype(np.int64), self.answer[inside]

@@ -84,7 +84,7 @@ def _get(engine: Any, parameter: torch.nn.Parameter, kind: str, plan: Plan) -> t
 
 
 def _set(engine: Any, parameter: torch.nn.Parameter, kind: str, value: torch.Tensor, plan: Plan) -> None:
-    """This rank's part of `value` into the optimizer, and a weight into the model as well."""
+    """Puts this rank's part of `value` into the optimizer, and a weight into the model as well."""
     with torch.no_grad():
         if plan.zero_stage == 0:
             (parameter if kind == WEIGHT else engine.optimizer.state[parameter][kind]).copy_(value)

@@ -1,4 +1,5 @@
-"""Where two steps of a run go on every rank: its own computing, transfers, and waiting for other ranks. OUT/timers.jsonl, a row a rank.
+"""How long two steps of a run take on every rank: its own computing, transfers, and waiting for other ranks. OUT/timers.jsonl has a row for
+each rank.
 
 For the length of those steps torch's process groups are looked on: how long a collective holds this rank up (its launch and its wait on a
 CPU, the compute stream's wait by CUDA events on a GPU), so that traffic behind computing counts nothing. The n-th collective of a group is
@@ -52,7 +53,7 @@ def timed_steps(first_step: int, steps: int) -> range:
 
 
 def nbytes_of(arguments: Iterable[Any]) -> int:
-    """Of the whole tensor that is reduced, gathered, scattered or sent: the largest argument, the tensors of a list together."""
+    """Bytes of the whole tensor that is reduced, gathered, scattered or sent: the largest argument, the tensors of a list together."""
 
     def size(value: Any) -> int:
         if isinstance(value, torch.Tensor):
@@ -63,7 +64,7 @@ def nbytes_of(arguments: Iterable[Any]) -> int:
 
 
 class Held:
-    """One operation: of which group (or, p2p, which pair), and how long it held this rank up."""
+    """One operation: its group (or, p2p, its pair), and how long it held this rank up."""
 
     __slots__ = ("begin", "events", "group", "is_sync", "key", "nbytes", "operation", "phase", "seconds", "share", "step")
 
@@ -71,7 +72,7 @@ class Held:
         self.key, self.group, self.operation, self.nbytes, self.step, self.phase = key, group, operation, nbytes, step, phase
         self.seconds = 0.0
         self.share = 1.0
-        """Of `seconds`: several operations that are waited for together each have all of them."""
+        """Share of `seconds` that is this operation's: several operations that are waited for together each have all of them."""
         self.events: list[tuple[Any, Any]] = []
         self.begin: Any = None
         self.is_sync = False
@@ -132,7 +133,7 @@ class Interceptor:
             held.seconds += end - begin
 
     def _of(self, group: Any, name: str, operation: str, arguments: tuple[Any, ...]) -> Held | None:
-        """None in a group of this rank alone, or of ranks that nobody knows."""
+        """The operation to be timed; None in a group of this rank alone, or of ranks that nobody knows."""
         if group.size() == 1:
             return None
         ranks = self._ranks.get(group.group_name)
@@ -280,8 +281,8 @@ class StepTimers:
             partial.replace(self._out / FILE)
 
     def _least(self) -> dict[tuple[Any, ...], list[float]]:
-        """By group or pair, of each operation in order, the seconds on the rank that it held up least. Of a group whose ranks counted
-        different numbers of operations, its own."""
+        """For each operation of a group or pair, in order, the seconds on the rank that it held up least; where a group's ranks counted
+        different numbers of operations, the seconds on this rank."""
         by_key: dict[tuple[Any, ...], list[Held]] = defaultdict(list)
         for held in self._held:
             by_key[held.key].append(held)
@@ -314,7 +315,7 @@ class StepTimers:
 
 
 class NoTimers:
-    """In the place of StepTimers under train.step_timers=false: no step is looked at, nothing is written."""
+    """Takes the place of StepTimers under train.step_timers=false: no step is looked at, nothing is written."""
 
     def begin(self, step: int) -> None: ...
 
@@ -324,7 +325,7 @@ class NoTimers:
 
 
 def rows_of(held: Iterable[Held], least: dict[tuple[Any, ...], list[float]]) -> list[dict[str, Any]]:
-    """By step, phase, group (or pair) and operation: how many, bytes together, seconds of transfer and of waiting."""
+    """Rows of operations by step, phase, group (or pair) and operation: how many, bytes together, seconds of transfer and of waiting."""
     found: dict[tuple[Any, ...], list[float]] = {}
     at: dict[tuple[Any, ...], int] = defaultdict(int)
     for one in held:

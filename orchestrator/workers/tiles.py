@@ -43,7 +43,7 @@ class TiledHead:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Where the model gives hidden states for logits."""
+        """Makes the model give hidden states in place of logits, inside of the `with`."""
         self._left_out = True
         try:
             yield

@@ -154,7 +154,7 @@ class TracedTrainer(DeepSpeedTrainer):
         self.sums: dict[str, torch.Tensor] = {}
 
     def _build(self, fields: dict[str, Any]) -> nn.Module:
-        """At stage 3 in partitions."""
+        """The model of these fields; at stage 3 in partitions."""
         dtype = getattr(torch, fields["dtype"])
         outer: Any = torch.device("cpu" if self.plan.tp > 1 else self.device)  # AutoTP cuts a whole model in host memory
         if fields["zero_init"]:
@@ -211,7 +211,7 @@ class TracedTrainer(DeepSpeedTrainer):
             self.sums[name] = self.sums.get(name, torch.zeros((), dtype=torch.float64, device=self.device)) + value.double()
 
     def scores(self) -> dict[str, float]:
-        """Since the last call, over all ranks: shares of the samples that were evaluated."""
+        """Shares of the samples that were evaluated since the last call, over all ranks, by score."""
         if not self.sums:
             return {}
         names = sorted(self.sums)

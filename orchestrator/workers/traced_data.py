@@ -44,7 +44,8 @@ class Batches:
         mean over micro-batches and ranks is the mean over the global batch's."""
 
     def microbatches(self, step: int) -> list[Sample]:
-        """As workers.data.Batches: what a step sees depends neither on the layout nor on a resume."""
+        """The micro-batches of a step on this data-parallel rank: what a step sees depends neither on the layout nor on a resume
+        (workers/data.py, Batches)."""
         plan = self.plan
         first, wide = step * plan.global_batch_size, plan.micro_batch_size * plan.dp
         starts = [first + m * wide + self.dp_rank * plan.micro_batch_size for m in range(plan.num_microbatches)]

@@ -22,8 +22,8 @@ from orchestrator.workers.hf_files import KEY, Checkpoint, Rows, copy_tokenizer,
 from orchestrator.workers.parts import Place
 
 POOLER = "pooler"
-"""In the name of parameters that a base model has and a checkpoint of its language model lacks: they stay as the seed made them, as in
-transformers."""
+"""A part of the names of parameters that a base model has and a checkpoint of its language model lacks: they stay as the seed made them, as
+in transformers."""
 
 
 def load(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
@@ -58,7 +58,7 @@ def load(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _kept_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those that checkpoints have (statistics of batch norms)."""
+    """The buffers that checkpoints have (statistics of batch norms), by name."""
     for path, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:

@@ -17,10 +17,10 @@ import torch
 from orchestrator.errors import InputError
 
 FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""With this variable torch.load reads tensors and plain values alone, also where its caller asks for more, as DeepSpeed does
+"""Environment variable with which torch.load reads tensors and plain values alone, also where its caller asks for more, as DeepSpeed does
 (runtime/checkpoint_engine/torch_checkpoint_engine.py:37; torch/serialization.py, `load`)."""
 METADATA = ".metadata"
-"""Of torch's distributed checkpoints, which torch reads by pickle (distributed/checkpoint/filesystem.py, `read_metadata`)."""
+"""The file of torch's distributed checkpoints that torch reads by pickle (distributed/checkpoint/filesystem.py, `read_metadata`)."""
 PLAIN = {
     *(("builtins", name) for name in ("set", "frozenset")),
     *(("pathlib", name) for name in ("PosixPath", "PurePosixPath")),

@@ -30,10 +30,11 @@ POLLS = 8
 """Looks at the clock per limit."""
 LONGEST_POLL_S = 5.0
 GRACE_S = 8.0
-"""What the ranks get to report after the first did: their clocks of progress differ by a micro-batch or so, and they look every 5 s."""
+"""Seconds that the ranks get to report after the first did: their clocks of progress differ by a micro-batch or so, and they look every 5
+s."""
 STORE_TIMEOUT = timedelta(seconds=10)
 LAST_WORD_S = 4 * GRACE_S
-"""After that a rank leaves without a verdict: the store hangs too, since the process that holds it does."""
+"""Seconds after which a rank leaves without a verdict: the store hangs too, since the process that holds it does."""
 NOT_WAITING = "working"
 WAITING = "waiting for other ranks"
 WAITS_IN = (
@@ -206,7 +207,7 @@ class Watchdog:
 
 
 class NoWatchdog:
-    """For a loop that nobody watches (tests that call it directly)."""
+    """A watchdog that does nothing, for a loop that nobody watches (tests that call it directly)."""
 
     def phase(self, name: str, limit_s: float | None = None) -> None:
         pass
