@@ -1,8 +1,8 @@
 """Turns collections of garbage off while the engines are imported. To be imported before all else by what a rank runs; in any other program
 that imports a worker (a user's own, pytest), nothing changes.
 
-Importing the engines makes half a million objects that stay. Python looks through those that it has again and again meanwhile: 0.4 of the 2.5 CPU
-seconds that a rank needs to import its worker (2 cores, 2026-11-23); and later in each full collection, 0.24 s.
+Importing the engines makes half a million objects that stay. Python looks through those that it has again and again meanwhile: 0.4 of the
+2.5 CPU seconds that a rank needs to import its worker (2 cores, 2026-11-23); and later in each full collection, 0.24 s.
 """
 
 from __future__ import annotations
