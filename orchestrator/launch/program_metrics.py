@@ -63,12 +63,13 @@ class Follower:
 
     def poll(self, *, ended: bool = False) -> None:
         """Read what is new; once the run has `ended`, with the step whose evaluation never came. Another process may follow too (the job at
-        its end, and who waits for it): what it has written counts."""
+        its end, and who waits for it), or the program writes them itself before it prints: what is there counts."""
+        found = (*self.printed.new_rows(ended=ended), *self.monitored.new_rows())
         size = self.metrics.stat().st_size if self.metrics.exists() else 0
         if size != self.size:
             self.last_step = last_step(self.metrics)
         rows: dict[int, Row] = {}
-        for row in (*self.printed.new_rows(ended=ended), *self.monitored.new_rows()):
+        for row in found:
             if row["step"] > self.last_step:
                 rows.setdefault(row["step"], row)
         if rows:

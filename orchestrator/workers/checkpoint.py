@@ -66,27 +66,34 @@ def commit(folder: Path, step: int, plan: Plan) -> None:
     what `plan.run` does not keep. All ranks call this."""
     dist.barrier()
     if dist.get_rank() == 0:
-        content = json.dumps({"step": step, "folder": folder.name, "layout": layout(plan)}, indent=1)
         (folder / PLAN).write_text(to_json(plan))
         found = digests.digests(folder, digests.written_by(folder, None))
         for part in sorted(folder.glob(f"{digests.LISTING}.*")):
             found |= json.loads(part.read_text())
             part.unlink()
         (folder / digests.LISTING).write_text(json.dumps(found, indent=1))
-        (folder / MARKER).write_text(content)
-        partial = folder.parent / (MARKER + ".tmp")
-        partial.write_text(content)
-        partial.replace(folder.parent / MARKER)
-        for old in superseded(folder.parent, step, plan.run.keep_last, plan.run.keep_every):
-            (old / MARKER).unlink(missing_ok=True)  # first, so that what is removed by half is nobody's checkpoint
-            shutil.rmtree(old, ignore_errors=True)
+        mark(folder, step, plan)
     dist.barrier()
 
 
-def superseded(folder: Path, step: int, keep_last: int, keep_every: int) -> list[Path]:
+def mark(folder: Path, step: int, plan: Plan) -> None:
+    """Rank 0's part once a checkpoint is whole, of our worker's or of the engine's own program: the marker moved to it in one rename, and
+    what `plan.run` does not keep removed."""
+    content = json.dumps({"step": step, "folder": folder.name, "layout": layout(plan)}, indent=1)
+    (folder / MARKER).write_text(content)
+    partial = folder.parent / (MARKER + ".tmp")
+    partial.write_text(content)
+    partial.replace(folder.parent / MARKER)
+    prefix = folder.name.rstrip("0123456789")
+    for old in superseded(folder.parent, step, plan.run.keep_last, plan.run.keep_every, prefix):
+        (old / MARKER).unlink(missing_ok=True)  # first, so that what is removed by half is nobody's checkpoint
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def superseded(folder: Path, step: int, keep_last: int, keep_every: int, prefix: str = STEP) -> list[Path]:
     """The checkpoints in `folder` before `step` that may go now that `step` is whole: all but the newest `keep_last` (that of `step` is one
     of them; 0: all are kept) and those of every `keep_every`-th step. What an interrupted save left goes in any case."""
-    steps = {int(path.name.removeprefix(STEP)): path for path in folder.glob(f"{STEP}*") if path.name.removeprefix(STEP).isdigit()}
+    steps = {int(path.name.removeprefix(prefix)): path for path in folder.glob(f"{prefix}*") if path.name.removeprefix(prefix).isdigit()}
     before = sorted(number for number in steps if number < step)
     whole = [number for number in before if (steps[number] / MARKER).is_file()]
     gone = set(before) - set(whole)

@@ -37,20 +37,23 @@ def _devices() -> None:
     torch.cuda.synchronize = lambda device=None: None
 
 
+def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The function of torch's with device="cuda" read as the CPU."""
+
+    @functools.wraps(factory)
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+            # models/common/embeddings/rotary_pos_embedding.py and utils.py:2117 pin what they build for the GPU.
+            kwargs.pop("pin_memory", None)
+        return factory(*args, **kwargs)
+
+    return call
+
+
 def _factories() -> None:
     """`device="cuda"` in literals: pipeline_parallel/schedules.py:596,983,2138, optimizer/optimizer.py:473,481,485,907,
     optimizer/clip_grads.py:90,103,115, transformer/utils.py:35."""
-
-    def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(factory)
-        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-            if str(kwargs.get("device", "")).startswith("cuda"):
-                kwargs["device"] = "cpu"
-                # models/common/embeddings/rotary_pos_embedding.py and utils.py:2117 pin what they build for the GPU.
-                kwargs.pop("pin_memory", None)
-            return factory(*args, **kwargs)
-
-        return call
 
     for name in FACTORIES:
         setattr(torch, name, on_cpu(getattr(torch, name)))

@@ -158,12 +158,12 @@ def norm_is_usable(grad_norm: float | None, precision: str) -> bool:
 
 class Metrics:
     """OUT/metrics.jsonl, one flushed line a step, written by rank 0. A run that resumes in its own folder keeps the lines before. The
-    monitors get the same rows."""
+    monitors get the same rows; without `monitors` the engine's own program has its own."""
 
-    def __init__(self, plan: Plan, out: Path, first_step: int) -> None:
-        self.file = None
+    def __init__(self, plan: Plan, out: Path, first_step: int, *, monitors: bool = True) -> None:
+        self.file = self.monitors = None
         if dist.get_rank() == 0:
-            self.monitors = Monitors(plan, out)
+            self.monitors = Monitors(plan, out) if monitors else None
             path = out / METRICS
             lines = path.read_text().splitlines() if path.exists() else []
             kept = [line for line in lines if json.loads(line)["step"] <= first_step]
@@ -174,11 +174,13 @@ class Metrics:
         if self.file is not None:
             self.file.write(json.dumps(values) + "\n")
             self.file.flush()
+        if self.monitors is not None:
             self.monitors.write(values)
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
+        if self.monitors is not None:
             self.monitors.close()
 
 
@@ -298,39 +300,54 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRet
     parser.add_argument("--continue", action="store_true", dest="continued", help="from the newest checkpoint in --out, if there is one")
     arguments = parser.parse_args()
     garbage.look_only_at_what_is_made_from_now_on()
-    distributed.quiet()
-    distributed.end_at_once_on_signals()
-    orphans.end_with_launcher()
     plan = from_json(arguments.plan.read_bytes(), str(arguments.plan))
     engine = read_engine(arguments.plan.parent)
     out = arguments.out
-    limit = plan.run.step_timeout_s
+
+    def body(job: distributed.Job, watchdog: Watchdog) -> None:
+        limit = plan.run.step_timeout_s
+        watchdog.phase("building the model", BUILD_S if limit else 0.0)
+        trainer = build(plan, engine, job.device)
+        watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
+        look_at_groups(plan, trainer.groups, job.device)
+        watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
+        batches, valid = open_batches(trainer, out / "data")
+        first_step = 0
+        resume = str(out) if arguments.continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
+        if resume:
+            saved = checkpoint.find(resume)
+            checkpoint.require_as_written(saved)
+            with unpickling.refused(saved.folder):
+                trainer.load(saved)
+            first_step = saved.step
+        train(trainer, batches, out, first_step, watchdog, valid)
+
+    as_rank(plan, out, engine.get("requires", {}), body)
+
+
+def look_at_groups(plan: Plan, groups: Groups, device: torch.device) -> None:
+    """Preflight of the process groups; rank 0 prints what is slower than planned. All ranks call this. Raises PreflightError."""
+    for line in preflight.bandwidth_report(plan, preflight.check_groups(groups.several(), device)):
+        if dist.get_rank() == 0:
+            print(f"preflight: {line}", flush=True)
+
+
+def as_rank(plan: Plan, out: Path, requires: dict[str, str], body: Callable[[distributed.Job, Watchdog], None]) -> NoReturn:
+    """Join the job that torchrun or srun describes, with preflight of the node, do `body` under a watchdog, leave with all ranks: ends the
+    process. What is known to go wrong ends it with one line and its own status. `requires`: distributions and their versions."""
+    distributed.quiet()
+    distributed.end_at_once_on_signals()
+    orphans.end_with_launcher()
 
     def before(store: dist.Store, rank: int, world: int) -> None:
-        places = preflight.check_nodes(plan, out, store, rank, world, engine.get("requires", {}))
+        places = preflight.check_nodes(plan, out, store, rank, world, requires)
         if rank == 0:
             print(places, flush=True)
 
     try:
         job = distributed.join(plan, before)
-        with Watchdog.beside(job.store, job.rank, job.world, out, limit) as watchdog:
-            watchdog.phase("building the model", BUILD_S if limit else 0.0)
-            trainer = build(plan, engine, job.device)
-            watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
-            for line in preflight.bandwidth_report(plan, preflight.check_groups(trainer.groups.several(), job.device)):
-                if job.rank == 0:
-                    print(f"preflight: {line}", flush=True)
-            watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
-            batches, valid = open_batches(trainer, out / "data")
-            first_step = 0
-            resume = str(out) if arguments.continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
-            if resume:
-                saved = checkpoint.find(resume)
-                checkpoint.require_as_written(saved)
-                with unpickling.refused(saved.folder):
-                    trainer.load(saved)
-                first_step = saved.step
-            train(trainer, batches, out, first_step, watchdog, valid)
+        with Watchdog.beside(job.store, job.rank, job.world, out, plan.run.step_timeout_s) as watchdog:
+            body(job, watchdog)
         job.leave()
     except NonFiniteLossError as error:
         print(f"NonFiniteLossError: {error}", file=sys.stderr, flush=True)
@@ -375,12 +392,22 @@ def read_engine(folder: Path) -> dict[str, Any]:
     return engine
 
 
-def main(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
-    """`run` under torch's error recorder, so that torchrun knows the first failure; ends the process."""
+def main(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoReturn:
+    """`run`, as `recorded`."""
+
+    def program() -> None:
+        run(build)
+
+    recorded(program)
+
+
+def recorded(program: Callable[[], None]) -> NoReturn:
+    """The program under torch's error recorder, so that torchrun knows the first failure; ends the process."""
     try:
-        record(run)(build)
+        record(program)()
     except SystemExit as end:
         distributed.leave(end.code if isinstance(end.code, int) else int(end.code is not None))
     except BaseException:
         traceback.print_exc()
         distributed.leave(1)
+    distributed.leave(0)

@@ -24,13 +24,22 @@ from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSys
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import context_parallel, hf_weights, loop, megatron_groups, optimizer_formats, other_engine, parts, weights
+from orchestrator.workers import (
+    context_parallel,
+    hf_weights,
+    loop,
+    megatron_groups,
+    optimizer_formats,
+    other_engine,
+    parts,
+    torch_adam,
+    weights,
+)
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, schedule_plan, transformer_config, with_types
@@ -156,24 +165,6 @@ class MegatronTrainer:
         state["optimizer"] = self.optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(optimizer_formats.FORMAT))
         return state
 
-    def _torch_adams(self) -> list[DistributedOptimizer]:
-        """The distributed optimizers over torch's own AdamW."""
-        return [
-            wrapped
-            for wrapped in self.optimizer.chained_optimizers
-            if isinstance(wrapped, DistributedOptimizer) and isinstance(wrapped.optimizer, torch.optim.AdamW)
-        ]
-
-    def _prepare_torch_adam(self) -> None:
-        """What loading lacks where the distributed optimizer has torch's AdamW, without Transformer Engine and Apex: AdamW makes its state
-        in the first step, but what is loaded is described by that state (distrib_optimizer.py:642); and the state is put back without the
-        step count, which is asked for all the same (distrib_optimizer.py:940)."""
-        for wrapped in self._torch_adams():
-            for parameter in (p for group in wrapped.optimizer.param_groups for p in group["params"]):
-                zeros = torch.zeros_like(parameter)
-                wrapped.optimizer.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
-            wrapped._set_main_param_and_optimizer_states = partial(_set_with_step, wrapped, wrapped._set_main_param_and_optimizer_states)
-
     def _generators(self) -> ShardedObject:
         """Generator states, one set a rank."""
         states = megatron_groups.generator_states(self.device)
@@ -241,24 +232,21 @@ class MegatronTrainer:
             for place in weights.every_place([_bare(chunk) for chunk in self.chunks]):
                 place.parameter.copy_(found.of(parts.WEIGHT, place))
         self.optimizer.reload_model_params()
-        self._prepare_torch_adam()
+        torch_adam.prepare(self.optimizer)
         state = optimizer_formats.taken(self._state(is_loading=True)["optimizer"], found)
         self._put_back(optimizer_formats.read(state, self.optimizer, float(saved.step)))
 
     def _put_back(self, state: dict[Any, Any]) -> None:
         """The optimizer's states."""
         self.optimizer.load_state_dict(state)
-        for wrapped in self._torch_adams():
-            # One tensor for all parameters (distrib_optimizer.py:813): it would count every parameter's step.
-            for values in wrapped.optimizer.state.values():
-                values["step"] = values["step"].clone()
+        torch_adam.count_steps_apart(self.optimizer)
 
     def load(self, saved: Saved) -> None:
         """Any layout of this engine; the generators only in the same one. Another engine's too."""
         if saved.layout["engine"] != self.plan.engine:
             self._load_other(saved)
             return
-        self._prepare_torch_adam()
+        torch_adam.prepare(self.optimizer)
         state = self._state(is_loading=True)
         same = saved.layout == layout(self.plan)
         other_kind = (saved.layout["zero_stage"] == 0) != (self.plan.zero_stage == 0)
@@ -293,13 +281,6 @@ def _make_user_buffers(plan: Plan) -> None:
     else:
         how = {"use_fp8": fp8}
     base.initialize_ub(shape=[tokens, plan.model.hidden_size], tp_size=plan.tp, bootstrap_backend="nccl", **how)
-
-
-def _set_with_step(wrapped: Any, put: Any, model_parameter: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """`put(model_parameter, tensors)` with the step count that the state holds already."""
-    group, order = wrapped.model_param_group_index_map[model_parameter]
-    state = wrapped.optimizer.state[wrapped.optimizer.param_groups[group]["params"][order]]
-    put(model_parameter, {"step": state["step"], **tensors})
 
 
 def _bare(chunk: torch.nn.Module) -> torch.nn.Module:

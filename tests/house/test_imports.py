@@ -32,7 +32,7 @@ COMMANDS = PURE | {
         "run",
     ),
 }
-"""What the commands and the Python interface may import: anything but workers and tracing, which import the engines' packages."""
+"""What the commands and the Python interface may import: anything but workers, programs and tracing, which import the engines' packages."""
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "hardware": set(),
@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validate": {"cost", "model", "hardware", "strategy", "plan", "search", "engines", "words"},
     "tracing": {"model"},
     "workers": {"plan", "strategy", "model", "hardware", "tracing"},
+    "programs": {"plan", "workers"},
     "describe": {"model"},
     "recipe": PURE | {"detect", "describe"},
     "detect": PURE,
@@ -115,10 +116,10 @@ def test_rooms_import_only_what_the_design_allows() -> None:
         assert here not in PURE or not used & WORLDLY, f"{path} ({here}) is pure: it ends no command"
 
 
-def test_only_workers_and_tracing_import_the_engines_and_only_readers_of_yaml_import_omegaconf() -> None:
+def test_only_what_ranks_run_and_tracing_import_the_engines_and_only_readers_of_yaml_import_omegaconf() -> None:
     for path in FILES:
         used = {name.split(".")[0] for name in imports(path)}
-        if room(path) not in ("workers", "tracing"):
+        if room(path) not in ("workers", "programs", "tracing"):
             assert not used & ENGINE_PACKAGES, path
         if room(path) != "recipe" and path.relative_to(PACKAGE).as_posix() != "audit/document.py":
             assert "omegaconf" not in used, path

@@ -32,13 +32,13 @@ def test_megatrons_program_gets_the_plans_arguments_and_its_log_becomes_metrics(
     program.write_bytes((HERE / "megatron_stand_in.py").read_bytes())
     out = tmp_path / "run"
     done = run(out, f"entry={program}", f"env.T_FLAGS={FLAGS}", "train.save_every=5", "entry.args=--timing-log-level 2 --split 98,2,0",
-               "entry.without=--async-save", "launch=local", "pin.tp=2", "train.step_timeout_s=90")  # fmt: skip
+               "entry.without=--log-throughput", "launch=local", "pin.tp=2", "train.step_timeout_s=90")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     parsed = json.loads((out / "parsed.json").read_text())
     wanted = {"tensor_model_parallel_size": 2, "num_layers": 4, "train_iters": 5, "timing_log_level": 2, "split": "98,2,0"}
     wanted |= {"distributed_timeout_minutes": 2, "mock_data": True, "exit_signal": "SIGUSR1", "load": "checkpoints"}
     assert {name: parsed.get(name) for name in wanted} == wanted
-    assert "async_save" not in parsed
+    assert "log_throughput" not in parsed
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert [row["loss"] for row in rows] == pytest.approx([2.0, 1.0, 2 / 3, 0.5, 0.4], rel=1e-6)

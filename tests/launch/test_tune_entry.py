@@ -35,7 +35,7 @@ def test_megatrons_program_is_tuned_by_its_own_step_times_and_only_the_training_
     program, out = tmp_path / "pretrain_gpt.py", tmp_path / "run"
     program.write_bytes((HERE / "megatron_stand_in.py").read_bytes())
     words = ("engine=megatron", "pin.tp=2", "train.steps=8", "train.warmup=6", "train.save_every=4", f"env.T_FLAGS={FLAGS}", "tune=2",
-             "tune.steps=4", f"entry.args=--log-interval 7 --save {tmp_path / 'kept'}", "entry.without=--async-save")  # fmt: skip
+             "tune.steps=4", f"entry.args=--log-interval 7 --save {tmp_path / 'kept'}", "entry.without=--log-throughput")  # fmt: skip
     done = tune(out, f"entry={program}", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     trials = tuning.read_trials(out)

@@ -251,14 +251,9 @@ class Megatron:
         sys.path.insert(0, checkout)
         sys.path.insert(1, str(ROOT))
         sys.path.insert(2, str(ROOT / "tests" / "engines"))
-        sys.path.insert(3, str(HERE))
-        import on_cpu
+        from orchestrator.workers import cpu_training
 
-        try:
-            import triton  # noqa: F401
-        except ImportError:
-            on_cpu.without_triton()
-        sys.path.remove(str(HERE))
+        cpu_training.without_triton()
         if not hasattr(typing, "override"):  # from 0.17 on Megatron-LM is for Python 3.12
             typing.override = lambda method: method  # type: ignore[attr-defined]
         import torch

@@ -42,8 +42,9 @@ def useful_flags(plan: Plan, exit_minutes: int | None = None) -> tuple[Flag, ...
     if not plan.cluster.is_cpu:
         flags += [("--log-straggler",)]
     if plan.run.save_every:
-        # Without a worker of its own for it, saving beside the training is turned off with a warning (arguments.py:1139).
-        flags += [("--async-save",), ("--use-persistent-ckpt-worker",)]
+        if not plan.cluster.is_cpu:  # what it starts for that would lack what megatron-core lacks without a GPU (workers/cpu_shims.py)
+            # Without a worker of its own for it, saving beside the training is turned off with a warning (arguments.py:1139).
+            flags += [("--async-save",), ("--use-persistent-ckpt-worker",)]
         flags += [("--exit-signal-handler",), ("--exit-signal", "SIGUSR1")]
         if plan.zero_stage:
             flags += [("--dist-ckpt-optim-fully-reshardable",)]

@@ -1,4 +1,4 @@
-"""Megatron-LM's own programs, started through entry= with the arguments that we emit, train on gloo ranks to our worker's losses.
+"""Megatron-LM's own programs, out of a checkout, with the arguments that we emit, train on gloo ranks to our worker's losses.
 
 Needs a checkout of Megatron-LM, tag core_v0.16.1, named by the variable MEGATRON_LM (skips without one), and the package six, which
 that tag's tokenizers import. About 10 minutes on two cores: eight of its thirteen tests took 350 CPU seconds.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from orchestrator.tuning import read_trials
 
 CHECKOUT = os.environ.get("MEGATRON_LM")
 HERE = Path(__file__).parent
+PROGRAM = HERE.parents[1] / "orchestrator" / "programs" / "megatron.py"
 TAG = "core_v0.16.1"
 
 pytestmark = [
@@ -68,9 +68,6 @@ class Workshop:
     valid: tuple[Path, Path]
     rows: list[dict[str, Any]]
 
-    def program(self, name: str) -> Path:
-        return self.folder / "programs" / name
-
 
 def orchestrator(out: Path, *words: str) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl of one run."""
@@ -86,9 +83,6 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     import corpora
 
     folder = tmp_path_factory.mktemp("megatron_lm")
-    (folder / "programs").mkdir()
-    for name in ("pretrain_gpt.py", "pretrain_bert.py", "pretrain_t5.py"):
-        shutil.copy(HERE / "on_cpu.py", folder / "programs" / name)
     evaluations = STEPS // EVERY + 1  # Megatron counts one at the end too (training.py, get_train_valid_test_num_samples)
     train = corpora.make(folder, "train", DOCUMENTS, corpora.Reading(SEQ, STEPS * BATCH, SEED, VOCAB))
     valid = corpora.make(folder, "valid", DOCUMENTS, corpora.Reading(SEQ, evaluations * EVAL_STEPS * BATCH, SEED, VOCAB), split=1)
@@ -98,7 +92,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 def started(workshop: Workshop, out: Path, *words: str) -> list[dict[str, Any]]:
     """The rows of Megatron's own program under these words."""
-    entry = (f"entry={workshop.program('pretrain_gpt.py')}", f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}")
+    entry = (f"entry={PROGRAM}", f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}")
     return orchestrator(out, *MODEL, f"data={workshop.train[0]}", *entry, *words)
 
 
@@ -124,7 +118,7 @@ def test_megatrons_program_trains_as_our_worker(name: str, workshop: Workshop, t
 def test_it_is_tuned_by_its_own_step_times_and_then_trains_as_our_worker(workshop: Workshop, tmp_path: Path) -> None:
     """Two plans of Megatron's own program take four steps each; nothing but the whole training saves."""
     out = tmp_path / "run"
-    words = ("gpus=2", "pin.vpp=1", "pin.recompute=none", "pin.zero_stage=0", "entry.without=--async-save --use-persistent-ckpt-worker")
+    words = ("gpus=2", "pin.vpp=1", "pin.recompute=none", "pin.zero_stage=0")
     found = started(workshop, out, *words, f"train.save_every={STEPS}", "tune=2", "tune.steps=4", "tune.rounds=1")
     assert_same_rows(found, workshop.rows)
     trials = read_trials(out)
@@ -204,7 +198,8 @@ def started_masked(masked: Masked, workshop: Workshop, out: Path, *words: str) -
     import corpora
 
     sentences, vocabulary = corpora.sentences(workshop.folder)
-    program = (f"entry={workshop.program(f'pretrain_{masked.family}.py')}", f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}")
+    given = any(word.startswith("env.SAMPLES=") for word in words)
+    program = (f"entry={HERE / 'given_samples.py' if given else PROGRAM}", f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}")
     data = f"entry.args=--data-path {sentences} --vocab-file {vocabulary} --legacy-tokenizer"
     return orchestrator(out, *masked.words, *program, data, *words)
 
@@ -228,7 +223,7 @@ def test_the_programs_that_mask_train_alike_in_two_layouts_on_their_own_samples(
 
 def test_it_evaluates_as_our_worker_and_goes_on_in_another_layout(workshop: Workshop, tmp_path: Path) -> None:
     saved, out = tmp_path / "saved", tmp_path / "continued"
-    alone = ("pin.zero_stage=0", "pin.vpp=1", "entry.without=--async-save --use-persistent-ckpt-worker")
+    alone = ("pin.zero_stage=0", "pin.vpp=1")
     evaluated = (*EVALUATED, f"data.valid={workshop.valid[0]}")
     first = started(workshop, saved, "gpus=2", "pin.tp=2", *alone, *evaluated, f"train.save_every={EVERY}")
     assert_same_rows(first, workshop.rows)

@@ -1,0 +1,43 @@
+"""What loading a checkpoint lacks where megatron-core's distributed optimizer has torch's AdamW, without Transformer Engine and Apex."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+
+def _adams(optimizer: Any) -> list[DistributedOptimizer]:
+    """The distributed optimizers over torch's own AdamW."""
+    return [
+        wrapped
+        for wrapped in optimizer.chained_optimizers
+        if isinstance(wrapped, DistributedOptimizer) and isinstance(wrapped.optimizer, torch.optim.AdamW)
+    ]
+
+
+def prepare(optimizer: Any) -> None:
+    """Before it is loaded: AdamW makes its state in the first step, but what is loaded is described by that state
+    (distrib_optimizer.py:642); and the state is put back without the step count, which is asked for all the same
+    (distrib_optimizer.py:940)."""
+    for wrapped in _adams(optimizer):
+        for parameter in (p for group in wrapped.optimizer.param_groups for p in group["params"]):
+            zeros = torch.zeros_like(parameter)
+            wrapped.optimizer.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        wrapped._set_main_param_and_optimizer_states = partial(_set_with_step, wrapped, wrapped._set_main_param_and_optimizer_states)
+
+
+def count_steps_apart(optimizer: Any) -> None:
+    """Once it is loaded: there is one tensor for all parameters (distrib_optimizer.py:813), which would count every parameter's step."""
+    for wrapped in _adams(optimizer):
+        for values in wrapped.optimizer.state.values():
+            values["step"] = values["step"].clone()
+
+
+def _set_with_step(wrapped: Any, put: Any, model_parameter: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """`put(model_parameter, tensors)` with the step count that the state holds already."""
+    group, order = wrapped.model_param_group_index_map[model_parameter]
+    state = wrapped.optimizer.state[wrapped.optimizer.param_groups[group]["params"][order]]
+    put(model_parameter, {"step": state["step"], **tensors})

@@ -1,0 +1,8 @@
+"""Plans of small models are made as for the workers' tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "workers"))

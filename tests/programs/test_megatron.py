@@ -1,0 +1,254 @@
+"""Megatron's own training loop (programs/megatron.py) trains what our worker trains, from the same weights in the same order of data.
+
+Most of it needs a megatron-core that has megatron/training (0.19 or later): `.ci/megatron_019` runs that, the gate skips it. Ranks are
+forked from a server that has everything imported: a few seconds a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import corpora
+import own_ranks
+import pytest
+from msgspec.structs import replace
+from worker_plans import GPT, LLAMA, QWEN3, QWEN3_MOE, make_plan
+
+from orchestrator.engines import ENGINES
+from orchestrator.engines.megatron.own import own_job, why_not_own
+from orchestrator.job import Job
+from orchestrator.launch import local, render
+from orchestrator.model.spec import Architecture
+from orchestrator.plan import Plan, RunSettings, to_json
+
+HAS_TRAINING = find_spec("megatron.training") is not None
+pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("own_megatron")]
+
+STEPS, VOCAB, SEQ, BATCH, SEED = 5, 256, 32, 8, 7
+EVERY = 2
+WORKER = "orchestrator.workers.megatron"
+MODELS = {model.name: replace(model, vocab_size=VOCAB) for model in (GPT, LLAMA, QWEN3, QWEN3_MOE)}
+"""A vocabulary without padding: our worker takes padding out of the softmax, Megatron leaves it in."""
+
+Row = dict[str, Any]
+
+
+class Workshop:
+    """Where runs are made: the same samples in the orders of both, and what our worker's rows are by model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.context = folder, own_ranks.start_server()
+        self.theirs, self.mine = corpora.make(folder, "train", 64, corpora.Reading(SEQ, STEPS * BATCH, SEED, VOCAB))
+        evaluations = STEPS // EVERY + 1  # Megatron counts one at the end too (training.py, get_train_valid_test_num_samples)
+        self.valid = corpora.make(folder, "valid", 64, corpora.Reading(SEQ, evaluations * BATCH, SEED, VOCAB), split=1)
+        self.rows: dict[str, list[Row]] = {}
+
+    def plan(self, model: Architecture, *, own: bool = True, **more: Any) -> Plan:
+        settings = RunSettings(data=f"{self.theirs if own else self.mine}.idx", **more.pop("run", {}))
+        return make_plan(model, run=settings, **({"steps": STEPS, "seed": SEED, "lr": 3e-3, "weight_decay": 0.1} | more))
+
+    def job(self, plan: Plan, name: str, *, own: bool = True) -> tuple[Path, Job]:
+        """A run's folder with its files."""
+        out = self.folder / name.replace(" ", "-")
+        out.mkdir(exist_ok=True)
+        job = ENGINES["megatron"].translate(plan)
+        if own:
+            assert why_not_own(plan) is None
+            job = own_job(plan, job)
+        for file in job.files:
+            (out / file.path).write_text(file.content)
+        (out / "plan.json").write_text(to_json(plan))
+        return out, job
+
+    def trained(
+        self, plan: Plan, name: str, *, own: bool = True, more: Sequence[str] = (), meanwhile: Any = lambda process: None
+    ) -> list[Row]:
+        """The rows of a run that ends well."""
+        out, job = self.job(plan, name, own=own)
+        codes = own_ranks.run(self.context, job.module, [*job.arguments, *more], out, plan.world_size, meanwhile)
+        logs = "".join(f"\n--- {log.name}\n{log.read_text()[-2500:]}" for log in sorted(out.glob("logs/rank-*.log")))
+        assert codes == [0] * plan.world_size, logs
+        return rows_of(out)
+
+    def expected(self, name: str) -> list[Row]:
+        """The rows of our worker, which a layout does not change (tests/workers/test_parity.py)."""
+        if name not in self.rows:
+            self.rows[name] = self.trained(self.plan(MODELS[name], own=False, dp=2), f"worker {name}", own=False)
+        return self.rows[name]
+
+
+def rows_of(out: Path) -> list[Row]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    if not HAS_TRAINING:
+        pytest.skip("this megatron-core has no megatron/training (0.19 has)")
+    return Workshop(tmp_path_factory.mktemp("own"))
+
+
+def assert_same(found: list[Row], expected: list[Row]) -> None:
+    """Every step: losses to 1e-5, rates, norms."""
+    assert [row["step"] for row in found] == [row["step"] for row in expected]
+    for row, ours in zip(found, expected, strict=True):
+        assert row["loss"] == pytest.approx(ours["loss"], abs=1e-5), (row, ours)
+        assert row["lr"] == pytest.approx(ours["lr"], rel=1e-9), (row, ours)
+        assert row["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4), (row, ours)
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt tp2": ("gpt_test", {"tp": 2}),
+    "gpt tp2 pp2 sequence parallel": ("gpt_test", {"tp": 2, "pp": 2, "sequence_parallel": True}),
+    "gpt pp2 vpp2 tied": ("gpt_test", {"pp": 2, "vpp": 2}),
+    "gpt dp2 zero1": ("gpt_test", {"dp": 2, "zero_stage": 1}),
+    "gpt pp2 uneven": ("gpt_test", {"pp": 2, "split": [[3], [1]]}),
+    "llama tp2 zero1": ("llama_test", {"tp": 2, "dp": 2, "zero_stage": 1}),
+    "llama pp2 all recomputed": ("llama_test", {"pp": 2, "recompute": ["full", "full"]}),
+    "llama cp2": ("llama_test", {"cp": 2}),
+    "llama pp2 vpp2 uneven": ("llama_test", {"pp": 2, "vpp": 2, "split": [[1, 1], [2, 0]]}),
+    "qwen3 tp2 modules recomputed": ("qwen3_test", {"tp": 2, "recompute": ["selective"]}),
+    "qwen3 cp2 dp2 zero1": ("qwen3_test", {"cp": 2, "dp": 2, "zero_stage": 1}),
+    "qwen3_moe ep2": ("qwen3_moe_test", {"dp": 2, "ep": 2}),
+    "qwen3_moe ep2 pp2 zero1": ("qwen3_moe_test", {"dp": 2, "ep": 2, "pp": 2, "zero_stage": 1}),
+    "qwen3_moe tp2 etp2 sequence parallel": ("qwen3_moe_test", {"tp": 2, "etp": 2, "sequence_parallel": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_what_our_worker_trains(name: str, workshop: Workshop) -> None:
+    model, strategy = CASES[name]
+    assert_same(workshop.trained(workshop.plan(MODELS[model], **strategy), name), workshop.expected(model))
+
+
+def test_it_evaluates_what_our_worker_evaluates(workshop: Workshop) -> None:
+    """Once: later Megatron reads on, our worker has the same samples."""
+    theirs, ours = (
+        workshop.trained(
+            workshop.plan(MODELS["gpt_test"], own=own, dp=2, run={"valid": f"{valid}.idx", "eval_every": EVERY, "eval_steps": 1}),
+            f"evaluated {own}",
+            own=own,
+        )
+        for own, valid in zip((True, False), workshop.valid, strict=True)
+    )
+    assert_same(theirs, ours)
+    assert [row["step"] for row in theirs if "valid_loss" in row] == [row["step"] for row in ours if "valid_loss" in row] == [2, 4, 5]
+    assert theirs[EVERY - 1]["valid_loss"] == pytest.approx(ours[EVERY - 1]["valid_loss"], abs=1e-5)
+
+
+CONTINUED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tp2 to pp2": ({"tp": 2}, {"pp": 2}),
+    "dp2 zero1 to tp2 dp2 zero1": ({"dp": 2, "zero_stage": 1}, {"tp": 2, "dp": 2, "zero_stage": 1}),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+def test_it_goes_on_from_its_checkpoint_in_another_layout(name: str, workshop: Workshop) -> None:
+    before, after = CONTINUED[name]
+    model = MODELS["llama_test"]
+    first = workshop.plan(model, run={"save_every": 2, "keep_last": 2, "keep_every": 4}, **before)
+    assert_same(workshop.trained(first, f"{name} before"), workshop.expected(model.name))
+    saved = workshop.folder / f"{name} before".replace(" ", "-") / "checkpoints"
+    marker = json.loads((saved / "latest.json").read_text())
+    assert (marker["step"], marker["folder"]) == (STEPS, "iter_0000005")
+    assert sorted(path.name for path in saved.glob("iter_*")) == ["iter_0000004", "iter_0000005"]
+    rows = workshop.trained(workshop.plan(model, run={"resume": str(saved / "iter_0000004")}, **after), f"{name} after")
+    assert_same(rows, workshop.expected(model.name)[4:])
+
+
+def wait_for(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_warning_before_the_time_limit_saves_and_ends_and_the_rest_follows(workshop: Workshop) -> None:
+    plan = workshop.plan(MODELS["gpt_test"], dp=2, steps=40, run={"save_every": 1000})
+    out, _ = workshop.job(plan, "warned")
+    metrics = out / "metrics.jsonl"
+
+    def warn(rank: int) -> None:
+        wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3)
+        os.kill(rank, signal.SIGUSR1)  # job.sbatch warns all; the ranks agree on it
+
+    first = workshop.trained(plan, "warned", meanwhile=warn)
+    marker = json.loads((out / "checkpoints" / "latest.json").read_text())
+    assert marker["step"] == first[-1]["step"] < 40
+    rest = workshop.trained(plan, "warned", more=["--continue"])  # as launch.sh says it
+    assert rest[: len(first)] == first
+    assert [row["step"] for row in rest] == [*range(1, 41)]
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through launch.sh, as on a machine: status.json says which rank ended first and how."""
+    plan = workshop.plan(MODELS["llama_test"], tp=2, run={"save_every": 2})
+    out, job = workshop.job(plan, "killed")
+    for file in render.files(job):
+        (out / file.path).write_text(file.content)
+
+    def kill(row: Row) -> None:
+        if row["step"] == 3:
+            os.kill(rank_of(out, 1), signal.SIGKILL)
+
+    outcome = local.start(job, out, on_step=kill)
+    assert (outcome.status, outcome.rank) == ("failed", 1), outcome
+    assert "SIGKILL" in str(outcome.last_line)
+    assert json.loads((out / "checkpoints" / "latest.json").read_text())["step"] == 2
+    monkeypatch.setenv("CONTINUE", "1")
+    outcome = local.start(job, out)
+    assert outcome.status == "finished", outcome
+    assert_same(rows_of(out), workshop.expected("llama_test"))
+    timers = [json.loads(line) for line in (out / "timers.jsonl").read_text().splitlines()]
+    assert [row["rank"] for row in timers] == [0, 1]
+    assert all({"data", "passes", "update", "agree"} <= {*row["phases"][0]} for row in timers)
+
+
+def rank_of(out: Path, rank: int) -> int:
+    """Its process id, by its environment and working directory."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in environment and (process / "cwd").resolve() == out.resolve() and is_program(process):
+                return int(process.name)
+        except OSError:
+            continue
+    raise AssertionError(f"no rank {rank}")
+
+
+def is_program(process: Path) -> bool:
+    """Not a data loader that it started."""
+    return b"orchestrator.programs.megatron" in (process / "cmdline").read_bytes() and parent_is_no_program(process)
+
+
+def parent_is_no_program(process: Path) -> bool:
+    status = (process / "status").read_text()
+    parent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
+    return b"--nproc-per-node" in Path("/proc", parent, "cmdline").read_bytes()
+
+
+@pytest.mark.skipif(HAS_TRAINING, reason="this megatron-core has megatron/training")
+@pytest.mark.parametrize("checkout", [None, "/no/such/folder"])
+def test_without_a_training_loop_it_says_what_to_install_or_name(
+    checkout: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.json").write_text(to_json(make_plan(GPT)))
+    monkeypatch.delenv("MEGATRON_LM", raising=False)
+    if checkout is not None:
+        monkeypatch.setenv("MEGATRON_LM", checkout)
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator.programs.megatron"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    lacks = "the installed megatron-core" if checkout is None else f"MEGATRON_LM={checkout}"
+    assert line.startswith(f"ProgramError: {lacks} has no megatron/training: install megatron-core>=0.19, or name a checkout")
