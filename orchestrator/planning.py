@@ -40,7 +40,8 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
-SHOWN_ALTERNATIVES = 5
+SHOWN_PLANS = 4
+"""The fastest, and three that differ from it, and from each other, in kind."""
 SHOWN_FASTER = 1e-3
 """Share of a step below which a plan that may run out of memory is not worth showing."""
 TRIED = 4
@@ -219,9 +220,9 @@ class Planner:
         fitted = calibration.kept(base, plan.calibration, saved.fitted_on, saved.constants, saved.interval, saved.measured)
         return EnginePrices(self.settings, traits, fitted, saved)
 
-    def space(self, top_k: int = SHOWN_ALTERNATIVES, without: Collection[str] = (), prunings: tuple[Rule, ...] = ()) -> Space:
-        """The space that is searched. `without`: engines that are left out; `prunings`: further rules that a plan must keep. Raises
-        InputError where no engine is left."""
+    def space(self, top_k: int | None = None, without: Collection[str] = (), prunings: tuple[Rule, ...] = ()) -> Space:
+        """The space of the settings. `top_k`: how many of the best plans are wanted; None: those that are shown, each of another kind.
+        `without`: engines that are left out; `prunings`: further rules that a plan must keep. Raises InputError where no engine is left."""
         settings = self.settings
         engines = [engine for engine in self.engines if engine.name not in without]
         able = [self._capabilities(engine, program=settings.entry is not None) for engine in engines]
@@ -231,7 +232,9 @@ class Planner:
             engines=tuple(engines),
             prices=prices,
             planned=tuple(each.engine(capabilities) for each, capabilities in zip(prices, able, strict=True)),
-            settings=SearchSettings(pins=settings.pins, limit=settings.limit, top_k=top_k, prunings=prunings),
+            settings=SearchSettings(
+                pins=settings.pins, limit=settings.limit, top_k=top_k or SHOWN_PLANS, of_other_kinds=not top_k, prunings=prunings
+            ),
         )
 
     # -------------------------------------------------------------------------------------------------------------- plans

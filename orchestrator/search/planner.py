@@ -241,7 +241,6 @@ class _Search:
         self.workload, self.engines, self.settings = space.workload, space.engines, space.settings
         self.limits = [self.settings.limits_for(engine, self.workload)[0 if cautious else -1] for engine in self.engines]
         self.costs = space.costs
-        self.best = _Best(top_k or self.settings.top_k, below_s)
         self.complete = True
         self.cut = list(space.cut)
         """Branches that the trees cut, each with the place of the mesh before it."""
@@ -260,6 +259,10 @@ class _Search:
                 self.crowded.append((states, mesh))
             else:
                 self.queue.append((space.bound(mesh), mesh.order, SHAPE, [mesh], None))
+        kind = _itself
+        if self.settings.of_other_kinds:
+            kind = _by_mesh if len({_by_mesh(mesh) for *_, (mesh,), _ in self.queue}) >= self.settings.top_k else _by_batch
+        self.best = _Best(top_k or self.settings.top_k, below_s, kind)
         heapify(self.queue)
         self.total, self.done = len(self.queue), 0
 
@@ -279,7 +282,7 @@ class _Search:
     def look(self, progress: Progress | None) -> None:
         """Take the queue's heads until none of them can be among the k best, or it is late."""
         while self.queue:
-            bound, order, step, group, inner = heappop(self.queue)
+            bound, _, step, group, inner = heappop(self.queue)
             if progress is not None:
                 progress(self.done, self.total, self.best.score)
             if self._late():
@@ -287,7 +290,7 @@ class _Search:
                 for choice in (choice for left in (group, *(item[3] for item in self.queue)) for choice in left):
                     self.outcomes.setdefault(choice.order, self._outcome(choice, reason=STOPPED))
                 break
-            if self.best.excludes(bound, order):
+            if self.best.excludes(bound, group[0]):
                 for choice in group:
                     if choice.order not in self.outcomes:
                         self._slower(choice, bound)
@@ -337,7 +340,7 @@ class _Search:
             given = self.costs[i], model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout
             inner = Inner(*given, self.floors[i].leaf)
         look = bound * LOOK_AHEAD
-        answer = inner.bound(bound, min(look, self.best.threshold * BEYOND))
+        answer = inner.bound(bound, min(look, self.best.threshold(choice) * BEYOND))
         if answer.fits:
             step = FLOOR if answer.bound_s == look else SOLVE
             heappush(self.queue, (max(bound, answer.bound_s), choice.order, step, [choice], inner))
@@ -347,7 +350,8 @@ class _Search:
     def _solved(self, bound: float, choice: Choice, inner: Inner, *, first: bool) -> None:
         """The choice's fastest plan, if it can be among the k best. The first time only near its bound, and after a few partitions: the
         others wait in the queue by their own bound, which is mostly the higher one."""
-        most = min(self.best.threshold, bound * LOOK_AHEAD) if first else self.best.threshold
+        threshold = self.best.threshold(choice)
+        most = min(threshold, bound * LOOK_AHEAD) if first else threshold
         answer = inner.solve(most, Effort(AT_FIRST if first else MOST_SIMULATED))
         if not answer.fits:
             self._too_large(choice, inner)
@@ -358,14 +362,14 @@ class _Search:
             self.bounds[choice.leaf.candidate] = min(seconds, inner.left)
             self.best.add(answer.solution, choice)
         left = inner.left if answer.solution is not None else min(inner.left, most)
-        if first and not self.best.excludes(left, choice.order):
+        if first and not self.best.excludes(left, choice):
             heappush(self.queue, (max(bound, left), choice.order, AGAIN, [choice], inner))
             return
         self.done += 1
         if inner.left < float("inf"):
             self.unfinished.append((inner, choice))
         if answer.solution is None:
-            self._slower(choice, max(bound, answer.bound_s, min(self.best.threshold, inner.left) * (1 - ROUNDING)))
+            self._slower(choice, max(bound, answer.bound_s, min(self.best.threshold(choice), inner.left) * (1 - ROUNDING)))
 
     def _too_large(self, choice: Choice, least: float | Inner) -> None:
         """The choice is out: it takes so many bytes at least, or what the inner search says once somebody asks."""
@@ -445,14 +449,31 @@ class _Search:
         )
 
 
+def _itself(choice: Choice) -> object:
+    """A kind of which this outer choice is the only one."""
+    return choice.order
+
+
+def _by_mesh(choice: Choice) -> object:
+    """The engine, and how GPUs are divided."""
+    mesh = choice.leaf.candidate.mesh
+    return choice.engine, mesh.tp, mesh.pp, mesh.cp, mesh.ep, mesh.etp
+
+
+def _by_batch(choice: Choice) -> object:
+    """What is one group of a mesh's choices; a mesh whose choices were not looked at is none's like."""
+    candidate = choice.leaf.candidate
+    return (_by_mesh(choice), candidate.micro_batch_size, candidate.strategy.sequence_parallel) if choice.whole else choice.order
+
+
 class _Best:
-    """The best solutions so far, one for each outer choice, best first; the k-th is what the others must beat.
+    """The best solutions so far, one for each kind of outer choice, best first; the k-th is what other kinds must beat.
 
     Those that differ by rounding from the fastest are a tie, which goes to the declared order; so on behind them.
     """
 
-    def __init__(self, k: int, below_s: float) -> None:
-        self.k, self.below_s = max(1, k), below_s
+    def __init__(self, k: int, below_s: float, kind: Callable[[Choice], object] = _itself) -> None:
+        self.k, self.below_s, self.kind = max(1, k), below_s, kind
         self.ranked: list[tuple[Solution, Choice]] = []
 
     @property
@@ -460,26 +481,38 @@ class _Best:
         """Seconds of the best."""
         return self.ranked[0][0].step_time_s if self.ranked else None
 
-    @property
-    def threshold(self) -> float:
-        """Seconds that the next must not be above: rounding more than the k-th best; while there are fewer, `below_s`."""
-        return self.ranked[-1][0].step_time_s * (1 + ROUNDING) if len(self.ranked) == self.k else self.below_s
+    def _to_beat(self, choice: Choice) -> tuple[Solution, Choice] | None:
+        """What a plan of the choice must beat: the k-th best; None: there are fewer. Where a kind is several choices, the first k kinds
+        that come, in the order of their bounds, will do: it must beat the best of another choice of its kind or, where there are k or it
+        is one of them, the best of all."""
+        if self.kind is _itself:
+            return self.ranked[-1] if len(self.ranked) == self.k else None
+        orders = [other.order for _, other in self.ranked]
+        alike = (item for item in self.ranked if item[1].order != choice.order and self.kind(item[1]) == self.kind(choice))
+        return next(alike, self.ranked[0] if len(orders) == self.k or choice.order in orders else None)
 
-    def excludes(self, bound: float, order: int) -> bool:
-        """Whether a choice with this lower bound and place can't be among the k best any more."""
-        if len(self.ranked) < self.k:
+    def threshold(self, choice: Choice) -> float:
+        """Seconds that a plan of the choice must not be above: rounding more than what it must beat; where that is nothing, `below_s`."""
+        worst = self._to_beat(choice)
+        return self.below_s if worst is None else worst[0].step_time_s * (1 + ROUNDING)
+
+    def excludes(self, bound: float, choice: Choice) -> bool:
+        """Whether a choice, or the choices of a mesh from this on, with this lower bound can't be among the k best any more."""
+        worst = self._to_beat(choice)
+        if worst is None:
             return bound > self.below_s
-        worst, last = self.ranked[-1]
-        return bound > self.threshold or (bound >= worst.step_time_s and order > last.order)
+        return bound > worst[0].step_time_s * (1 + ROUNDING) or (bound >= worst[0].step_time_s and choice.order > worst[1].order)
 
     def add(self, solution: Solution, choice: Choice) -> None:
-        """Ranks this solution, in place of another one of the same choice, and keeps the best `k`."""
+        """With this solution in place of another one of the same choice, and of a slower one of the same kind."""
         others = [item for item in self.ranked if item[1].order != choice.order]
         rest = sorted([*others, (solution, choice)], key=lambda item: (item[0].step_time_s, item[1].order))
         self.ranked = []
         while rest and len(self.ranked) < self.k:
             tie = [item for item in rest if item[0].step_time_s <= rest[0][0].step_time_s * (1 + ROUNDING)]
-            self.ranked += sorted(tie, key=lambda item: item[1].order)
+            for item in sorted(tie, key=lambda item: item[1].order):
+                if self.kind(item[1]) not in map(self.kind, (other for _, other in self.ranked)):
+                    self.ranked.append(item)
             rest = rest[len(tie) :]
         del self.ranked[self.k :]
 

@@ -67,6 +67,8 @@ class SearchSettings(Value, frozen=True, kw_only=True):
     limit: MemoryLimit | None = None
     """The bytes that a plan may use; None: all that the GPU has, less what each engine keeps free."""
     top_k: int = 5
+    of_other_kinds: bool = False
+    """Whether each of the `top_k` is to have another engine or mesh or, of fewer meshes, another micro-batch, not other chunks alone."""
     prunings: tuple[Rule, ...] = ()
     most_further: int = 1_500_000
     """Passes simulated at the end, or what takes as long (a second), to prove that no partition that was left out is the fastest."""

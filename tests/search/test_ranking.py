@@ -10,6 +10,7 @@ from instances import Instance
 from msgspec.structs import replace
 
 from orchestrator.search.inner import Solution
+from orchestrator.errors import NoPlanError
 from orchestrator.search.planner import REJECTED_IN_PLAN, ROUNDING, Choice, _Best, _in_order, _percent, _rejected, search
 from orchestrator.strategy.spec import Candidate, Mesh, Strategy
 from orchestrator.strategy.tree import LEVELS, Leaf, Outcome
@@ -39,7 +40,7 @@ def test_the_k_fastest_are_kept_whatever_the_order_in_which_they_come(seed: int,
     for _ in range(12):
         order, seconds = rng.randrange(8), float(rng.randint(1, 20))
         if order not in known or seconds < known[order]:
-            out = best.excludes(seconds, order)
+            out = best.excludes(seconds, choice(order))
             before = {place for _, place in ranked(best)}
             known[order] = seconds
             best.add(solution(seconds), choice(order))
@@ -47,8 +48,8 @@ def test_the_k_fastest_are_kept_whatever_the_order_in_which_they_come(seed: int,
         assert ranked(best) == sorted((time, place) for place, time in known.items())[:k]
         assert best.score == min(known.values())
         full = len(known) >= k
-        assert best.threshold == (pytest.approx(sorted(known.values())[k - 1], rel=1e-8) if full else math.inf)
-        assert best.threshold > (sorted(known.values())[k - 1] if full else 0.0)
+        assert best.threshold(choice(0)) == (pytest.approx(sorted(known.values())[k - 1], rel=1e-8) if full else math.inf)
+        assert best.threshold(choice(0)) > (sorted(known.values())[k - 1] if full else 0.0)
 
 
 def test_what_differs_by_rounding_is_a_tie_that_goes_to_the_first_declared() -> None:
@@ -59,20 +60,20 @@ def test_what_differs_by_rounding_is_a_tie_that_goes_to_the_first_declared() -> 
         assert [place for _, place in ranked(best)] == [3, 5][:k]
     alone = _Best(1, math.inf)
     alone.add(solution(10.0), choice(5))
-    assert alone.excludes(10.0, 6)
-    assert not alone.excludes(10.0, 4), "as fast, and declared before"
-    assert alone.excludes(10.0 * (1 + 3 * ROUNDING), 4)
-    assert not alone.excludes(9.9, 9)
+    assert alone.excludes(10.0, choice(6))
+    assert not alone.excludes(10.0, choice(4)), "as fast, and declared before"
+    assert alone.excludes(10.0 * (1 + 3 * ROUNDING), choice(4))
+    assert not alone.excludes(9.9, choice(9))
 
 
 def test_while_there_are_fewer_than_k_only_a_limit_excludes() -> None:
     best = _Best(2, 7.0)
-    assert (best.threshold, best.score) == (7.0, None)
-    assert not best.excludes(7.0, 0)
-    assert best.excludes(7.1, 0)
+    assert (best.threshold(choice(0)), best.score) == (7.0, None)
+    assert not best.excludes(7.0, choice(0))
+    assert best.excludes(7.1, choice(0))
     best.add(solution(3.0), choice(1))
-    assert (best.threshold, best.score) == (7.0, 3.0)
-    assert not best.excludes(6.9, 0)
+    assert (best.threshold(choice(0)), best.score) == (7.0, 3.0)
+    assert not best.excludes(6.9, choice(0))
     assert _Best(0, 7.0).k == 1
 
 
@@ -103,3 +104,22 @@ def test_a_plan_keeps_the_alternatives_and_of_what_was_cut_the_broadest() -> Non
     assert all(reason.why.startswith("slower by ") for reason in found[:2])
     broad = sorted(range(60), key=lambda place: place % 5)[: REJECTED_IN_PLAN - 2]
     assert [reason.why for reason in found[2:]] == [f"because {place}" for place in broad]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_alternatives_of_other_kinds_change_nothing_of_the_fastest(seed: int) -> None:
+    """They have another mesh each or, of fewer meshes, another micro-batch; each is slower than the plan."""
+    i = Instance(seed)
+    try:
+        alone = search(i.workload, i.planned_engines, i.settings)
+    except NoPlanError:
+        pytest.skip("nothing fits")
+    found = search(i.workload, i.planned_engines, replace(i.settings, top_k=4, of_other_kinds=True))
+    assert (found.plan.candidate, found.plan.stages) == (alone.plan.candidate, alone.plan.stages)
+    assert found.at_least_s == alone.at_least_s
+    plans = [found.plan, *found.alternatives]
+    meshes = [(plan.engine, plan.tp, plan.pp, plan.cp, plan.ep, plan.etp) for plan in plans]
+    kinds = [(*mesh, plan.micro_batch_size, plan.sequence_parallel) for mesh, plan in zip(meshes, plans, strict=True)]
+    assert len(set(meshes)) == len(plans) or len(set(kinds)) == len(plans)
+    steps = [plan.predicted.step_time_s for plan in plans if plan.predicted]
+    assert steps == sorted(steps)
