@@ -504,7 +504,7 @@ class _Best:
         return bound > worst[0].step_time_s * (1 + ROUNDING) or (bound >= worst[0].step_time_s and choice.order > worst[1].order)
 
     def add(self, solution: Solution, choice: Choice) -> None:
-        """With this solution in place of another one of the same choice, and of a slower one of the same kind."""
+        """Ranks this solution, in place of another one of the same choice or a slower one of its kind, and keeps the best `k`."""
         others = [item for item in self.ranked if item[1].order != choice.order]
         rest = sorted([*others, (solution, choice)], key=lambda item: (item[0].step_time_s, item[1].order))
         self.ranked = []

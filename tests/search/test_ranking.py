@@ -9,8 +9,8 @@ import pytest
 from instances import Instance
 from msgspec.structs import replace
 
-from orchestrator.search.inner import Solution
 from orchestrator.errors import NoPlanError
+from orchestrator.search.inner import Solution
 from orchestrator.search.planner import REJECTED_IN_PLAN, ROUNDING, Choice, _Best, _in_order, _percent, _rejected, search
 from orchestrator.strategy.spec import Candidate, Mesh, Strategy
 from orchestrator.strategy.tree import LEVELS, Leaf, Outcome
