@@ -44,7 +44,9 @@ class Key(msgspec.Struct, frozen=True):
     read: Callable[[str, Any], Any] | None = None
     """Reads name and text (or YAML's list or mapping) to a value, where the type does not say how. Raises InputError."""
     offered: Any = None
-    """A value that trains the same model and that only the user sets: a plan that would gain by it says so (report/unasked.py)."""
+    """A value that trains the same model and that only the user sets: a plan that would gain by it says so (search/unasked.py)."""
+    asks: str = ""
+    """What that asks for: needs another optimizer."""
     path: bool = False
     """Whether the value is, or may be, a path."""
     aliases: tuple[str, ...] = ()

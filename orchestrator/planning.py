@@ -29,10 +29,10 @@ from orchestrator.plan import Plan, Prices
 from orchestrator.plan.check import check_fits, check_plan
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
-from orchestrator.report.unasked import Unasked, unasked
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import UNKNOWN, Bounds, Outcome, Progress, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
+from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -280,7 +280,6 @@ class Planner:
         plan, space = found.plan, found.space
         assert space is not None
         index = space.index(plan)
-        engine = space.planned[index]
         inside = narrower_tp(plan) if settings.pins.tp is None else None
         with without_gc():
             return msgspec.structs.replace(
@@ -288,7 +287,7 @@ class Planner:
                 explained=space.explain(settings.explain),
                 narrower=space.explain(Pins(tp=inside)) if inside is not None else (),
                 alone=data_parallelism_alone(space.workload, space.planned) if divided(plan) else (),
-                unasked=unasked(plan, engine.capabilities, engine.traits, engine.calibration),
+                unasked=unasked((plan, *found.alternatives), found.bounds.usual, space.workload, space.planned, space.settings),
                 uneven=space.prices[index].unevenness(plan),
                 elsewhere=self.elsewhere(plan),
             )

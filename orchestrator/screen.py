@@ -164,7 +164,7 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     for other_tp in found.narrower:
         say(text.wide_tp_text(plan, other_tp.plan, other_tp.why, Planner(settings).chance_beside(found.limit, other_tp.plan)))
     for other in found.unasked:
-        say(text.unasked_text(plan, other.key, other.predicted, found.limit))
+        say(text.unasked_text(plan, other.key, other.asks, other.plan))
     say(text.proof(plan, found.at_least_s, found.searched) + ".")
     total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
     say(text.choices_text(total, priced))

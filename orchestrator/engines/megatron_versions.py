@@ -96,6 +96,15 @@ def release_of(version: str) -> Release:
     return min(RELEASES, key=lambda release: abs(_place(release.version) - _place(version)))
 
 
+def later(version: str) -> tuple[str, ...]:
+    """The releases behind the one that has this version, oldest first.
+
+    >>> later("0.16.1"), later("0.19.2")
+    (('0.19.2',), ())
+    """
+    return tuple(release.version for release in RELEASES[RELEASES.index(release_of(version)) + 1 :])
+
+
 def _place(version: str) -> int:
     """A number for the version, in which any minor number is further than all patches, and any major number than all minor ones."""
     major, minor, patch = number(version)

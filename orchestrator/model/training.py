@@ -78,7 +78,13 @@ class Training(Value, frozen=True, kw_only=True):
     grad_reduce_dtype: Annotated[Dtype, Key("train.grad_reduce_dtype", "what crosses the data-parallel network")] = "fp32"
     grad_accum_dtype: Annotated[Dtype, Key("train.grad_accum_dtype", "what micro-batches are summed in")] = "fp32"
     precision_aware_optimizer: Annotated[
-        bool, Key("train.precision_aware_optimizer", "Transformer Engine's Adam, whose states take fewer bytes (megatron)", offered=True)
+        bool,
+        Key(
+            "train.precision_aware_optimizer",
+            "Transformer Engine's Adam, whose states take fewer bytes (megatron)",
+            offered=True,
+            asks="needs Transformer Engine's Adam",
+        ),
     ] = False
     """Transformer Engine's Adam that keeps of its fp32 weights only the 16 bits which the bf16 ones lack, reads gradients in their own
     type, and may keep moments in fewer bits (Megatron's --use-precision-aware-optimizer)."""

@@ -488,15 +488,16 @@ def even_text(ep: int) -> str:
     )
 
 
-def unasked_text(plan: Plan, key: str, other: Prediction, limit: MemoryLimit) -> str:
-    """What this plan takes with a choice that nobody asked for. It may need more memory than there is: another plan with it then won't."""
-    now = plan.predicted
-    if now is None:
-        raise ValueError("the plan has no prediction")
-    seconds = f"{format_seconds(other.step_time_s)} ({100 * (other.step_time_s / now.step_time_s - 1):+.1f}%)"
-    lacking = other.peak_memory_bytes - limit.usable
-    room = f" ({format_bytes(lacking)} too much: asked for it, the search makes room)" if lacking > 0 else ""
-    return f"Not asked for: {key}: this plan in {seconds}, {format_bytes(other.peak_memory_bytes)}{room}"
+def unasked_text(plan: Plan, key: str, asks: str, other: Plan) -> str:
+    """What this plan, or another, takes with a choice that nobody asked for, and what that `asks` for."""
+    if plan.predicted is None or other.predicted is None:
+        raise ValueError("a plan has no prediction")
+    seconds, peak = other.predicted.step_time_s, format_bytes(other.predicted.peak_memory_bytes)
+    gain = f"{100 * (seconds / plan.predicted.step_time_s - 1):+.1f}%"
+    changed = [each for each in OUTER_CHOICES if getattr(other, each.name) != getattr(plan, each.name)]
+    alike = len(changed) <= 1 and (other.engine, other.stages) == (plan.engine, plan.stages)
+    which = "this plan" if alike else f"{other.engine} {choice(other)}"
+    return f"Not asked for: {key}: {gain}, {format_seconds(seconds)} and {peak} ({which}); {asks}"
 
 
 def wide_tp_text(plan: Plan, other: Plan | None, why: str, risk: float | None = None) -> str:

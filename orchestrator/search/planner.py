@@ -14,7 +14,7 @@ is faster by rounding only is a tie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -28,17 +28,18 @@ from orchestrator.cost.price import CostModel
 from orchestrator.plan import Plan, Reason, chosen
 from orchestrator.plan.check import workload_of
 from orchestrator.search.inner import MOST_SIMULATED, Effort, Inner, Solution
-from orchestrator.search.question import DEFAULTS, Engines, SearchSettings
+from orchestrator.search.question import DEFAULTS, Engines, PlannedEngine, SearchSettings
 from orchestrator.search.refuse import no_plan
-from orchestrator.strategy.capabilities import Traits
+from orchestrator.strategy.capabilities import Rule, Traits
+from orchestrator.strategy.legality import legal_modes, rules_of
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate
-from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree
+from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
-__all__ = ["Outcome", "SearchResult", "reprice", "search"]
+__all__ = ["Outcome", "SearchResult", "faster", "fastest_of", "reprice", "search"]
 
 ROUNDING = 1e-9
 """Relative slack of every bound: a bound and a price add the same terms in another order."""
@@ -161,6 +162,60 @@ def search(
     running.look(progress)
     safer = cautious.plan() if cautious is not None and cautious.best.ranked else None
     return replace(running.result(running.finish()), too_slow=safer)
+
+
+def faster(workload: Workload, engines: Engines, settings: SearchSettings, below_s: float, *, any_plan: bool = False) -> Plan | None:
+    """The fastest plan that takes less than so many seconds and leaves free what `search` does where it can; None: there is none. It is
+    found sooner than the fastest of all: the bound cuts from the start. `any_plan`: the first that is found will do."""
+    running = _Search(_Space(workload, engines, settings), {}, lambda: any_plan, cautious=True, top_k=1, below_s=below_s)
+    running.look(None)
+    return running.plan() if running.best.ranked else None
+
+
+def fastest_of(
+    bounds: Mapping[Candidate, float],
+    workload: Workload,
+    engine: PlannedEngine,
+    settings: SearchSettings,
+    below_s: float,
+    rules: Sequence[Rule],
+) -> Plan | None:
+    """As `faster`, of one engine's choices alone, each given with seconds that none of its plans undercuts; those that break one of the
+    `rules` are left out."""
+    costs, limit, found = engine.costs(workload), settings.limits_for(engine, workload)[0], None
+    capabilities = engine.capabilities
+    of_groups = about_groups(rules_of(capabilities, workload))
+    tried = [mode for mode in capabilities.recompute if mode not in capabilities.pinned_recompute]
+    if settings.pins.recompute is not None:
+        tried = [settings.pins.recompute]
+    for candidate, bound in sorted(bounds.items(), key=lambda item: item[1]):
+        if bound >= below_s:
+            break
+        modes = legal_modes(rules, candidate, workload, tried)
+        if not modes or costs.memory_floor(candidate) > limit.usable:
+            continue
+        leaf = Leaf(candidate, modes, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))
+        inner = Inner(costs, workload.model, capabilities, leaf, limit, settings.pins.layout)
+        least = inner.bound(bound, below_s)
+        if not least.fits or least.bound_s >= below_s:
+            continue
+        solution = inner.solve(below_s, Effort(MOST_SIMULATED)).solution
+        if solution is not None and solution.step_time_s < below_s:
+            below_s, found = solution.step_time_s, solution
+    return None if found is None else _plan_of(found, workload, costs)
+
+
+def _plan_of(solution: Solution, workload: Workload, costs: CostModel) -> Plan:
+    return Plan(
+        **chosen(solution.candidate),
+        global_batch_size=workload.training.global_batch_size,
+        stages=solution.stages,
+        predicted=costs.price(solution.candidate, solution.stages),
+        model=workload.model.architecture,
+        training=workload.training,
+        cluster=workload.cluster,
+        calibration=costs.calibration.name,
+    )
 
 
 class _Space:
@@ -404,17 +459,7 @@ class _Search:
     def plan(self, place: int = 0) -> Plan:
         """The best, or what comes so many places behind it."""
         solution, choice = self.best.ranked[place]
-        training, costs = self.workload.training, self.costs[choice.engine]
-        return Plan(
-            **chosen(solution.candidate),
-            global_batch_size=training.global_batch_size,
-            stages=solution.stages,
-            predicted=costs.price(solution.candidate, solution.stages),
-            model=self.workload.model.architecture,
-            training=training,
-            cluster=self.workload.cluster,
-            calibration=costs.calibration.name,
-        )
+        return _plan_of(solution, self.workload, self.costs[choice.engine])
 
     def result(self, least: float) -> SearchResult:
         """The plans, and every other choice with its reason. `least`: seconds that no plan undercuts. Raises NoPlanError."""

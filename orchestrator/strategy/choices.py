@@ -19,6 +19,16 @@ import msgspec
 from orchestrator.values import Value
 
 
+class Offered(Value, frozen=True, kw_only=True):
+    """Values of a choice that compute the same and that only a pin gives: a plan that would gain by one says so (search/unasked.py)."""
+
+    values: tuple[Any, ...]
+    asks: str
+    """What they ask for, or why the search leaves them out: needs DeepEP installed on every node."""
+    saves_memory: bool = False
+    """Whether a plan may fit with one that does not fit without: tried where nothing fits (search/refuse.py)."""
+
+
 class Choice(Value, frozen=True, kw_only=True):
     """What is said of a choice where it is declared; the last four fields are filled in from there (`declared`)."""
 
@@ -43,8 +53,8 @@ class Choice(Value, frozen=True, kw_only=True):
     """The name of its pin where that is another."""
     pin_type: Any = None
     """The pin's type where that is another: an order of axes is given in one word."""
-    offered: Any = None
-    """A value that computes the same and that only a pin gives: a plan that would gain by it says so (report/unasked.py)."""
+    offered: Offered | None = None
+    """Values that only a pin gives."""
     after: str = ""
     """The choice behind which it is listed, where that is declared in another struct."""
 

@@ -6,15 +6,17 @@ file and line), `Capabilities.sources` names it, and the report shows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
+
+from msgspec.structs import replace
 
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.megatron_layout import transformer_layers
-from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, Candidate, ZeroStage
+from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, Candidate, Recompute, ZeroStage
 from orchestrator.strategy.workload import Workload
 
 PLANNER: Final = "planner"
@@ -86,6 +88,15 @@ def broken_rule(capabilities: Capabilities, candidate: Candidate, workload: Work
         if why is not None:
             return rule, why
     return None
+
+
+def legal_modes(rules: Sequence[Rule], candidate: Candidate, workload: Workload, modes: Sequence[Recompute]) -> tuple[Recompute, ...]:
+    """Of these recompute modes those with which the candidate breaks none of the rules; none where it breaks one whatever the mode."""
+    if any(rule.check(candidate, workload) is not None for rule in rules if "recompute" not in rule.needs):
+        return ()
+    about_modes = [rule for rule in rules if "recompute" in rule.needs]
+    given = [(mode, replace(candidate, strategy=replace(candidate.strategy, recompute=mode))) for mode in modes]
+    return tuple(mode for mode, each in given if all(rule.check(each, workload) is None for rule in about_modes))
 
 
 def derived_rules(capabilities: Capabilities, workload: Workload) -> tuple[Rule, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, get_args
 
 from orchestrator.model.training import Dtype
-from orchestrator.strategy.choices import Choice, declared, getter, line
+from orchestrator.strategy.choices import Choice, Offered, declared, getter, line, shown
 from orchestrator.values import Value
 
 Recompute = Literal[
@@ -33,6 +33,9 @@ CudaGraphImpl = Literal["none", "local"]
 Dispatcher = Literal["alltoall", "allgather", "flex"]
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 """A mesh's `order` in one word, as megatron-core's initialize_model_parallel takes it."""
+PIECES: Final = (8, 64)
+"""Of a sequence, that are offered: more take less memory and a little longer."""
+IN_THE_PROGRAM: Final = "needs calls of DeepSpeed's in the program that trains, which our worker makes"
 RANK_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """The axes of a mesh in Megatron's default order: ranks of the first axis are adjacent."""
 PP_BEFORE_DP = ("tp", "cp", "ep", "pp", "dp")
@@ -108,6 +111,7 @@ class Options(Value, frozen=True, kw_only=True):
             unit="ranks",
             searched=True,
             in_layer_price=False,
+            offered=Offered(values=(8, 64), asks="no published run has it"),
         ),
     ] = None
     sequence_parallel: Annotated[bool, Choice(doc="Megatron's: norms and dropout on parts of the sequence", searched=True, short="sp")] = (
@@ -129,49 +133,88 @@ class Options(Value, frozen=True, kw_only=True):
         Choice(
             doc="the linears' weights in FP8 alone, kept and gathered without bf16 ones (megatron, train.precision=fp8, ZeRO)",
             in_layer_price=False,
-            offered=True,
+            offered=Offered(values=(True,), asks="checkpoints have weights in FP8 alone"),
         ),
     ] = False
     tp_comm_overlap: Annotated[
         bool,
         Choice(
             doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)",
-            offered=True,
+            offered=Offered(values=(True,), asks="needs Transformer Engine's user buffers, which not every node sets up"),
         ),
     ] = False
     cuda_graph_impl: Annotated[
-        CudaGraphImpl, Choice(doc="layers as CUDA graphs, one of each pass (megatron)", in_layer_price=False, offered="local")
+        CudaGraphImpl,
+        Choice(
+            doc="layers as CUDA graphs, one of each pass (megatron)",
+            in_layer_price=False,
+            offered=Offered(values=("local",), asks="needs memory for the graphs, of which no published run says how much"),
+        ),
     ] = "none"
     cp_comm_type: Annotated[
         CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp")
     ] = "p2p"
     moe_token_dispatcher_type: Annotated[
-        Dispatcher, Choice(doc="how tokens reach their experts; flex (DeepEP) only where it is pinned (megatron)", searched=True)
+        Dispatcher,
+        Choice(
+            doc="how tokens reach their experts; flex (DeepEP) only where it is pinned (megatron)",
+            searched=True,
+            offered=Offered(values=("flex",), asks="needs DeepEP installed on every node"),
+        ),
     ] = "alltoall"
-    moe_shared_expert_overlap: Annotated[bool, Choice(doc="the shared experts beside the exchange of tokens (megatron)", offered=True)] = (
-        False
-    )
+    moe_shared_expert_overlap: Annotated[
+        bool,
+        Choice(
+            doc="the shared experts beside the exchange of tokens (megatron)",
+            offered=Offered(values=(True,), asks="needs nothing"),
+        ),
+    ] = False
     overlap_moe_expert_parallel_comm: Annotated[
         bool,
         Choice(
             doc="the experts' exchange of tokens beside the computing of another micro-batch, forward beside backward (megatron)",
-            offered=True,
+            offered=Offered(values=(True,), asks="needs memory for two micro-batches at once, of which runs took more than predicted"),
         ),
     ] = False
     delay_wgrad_compute: Annotated[
         bool,
-        Choice(doc="with it, the experts' weight gradients behind their inputs' ones, beside the exchange (megatron, Transformer Engine)"),
+        Choice(
+            doc="with it, the experts' weight gradients behind their inputs' ones, beside the exchange (megatron, Transformer Engine)",
+            offered=Offered(values=(True,), asks="comes with overlap_moe_expert_parallel_comm"),
+        ),
     ] = False
     megatron_fsdp: Annotated[
         bool,
-        Choice(doc="ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads...)", in_layer_price=False),
+        Choice(
+            doc="ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads...)",
+            in_layer_price=False,
+            offered=Offered(
+                values=(True,), asks="needs Megatron's own program (entry=): our worker has no Megatron-FSDP", saves_memory=True
+            ),
+        ),
     ] = False
-    tiled_mlp: Annotated[int, Choice(doc="MLPs one piece of a sequence at a time, again in backward (deepspeed)", unit="pieces")] = 1
+    tiled_mlp: Annotated[
+        int,
+        Choice(
+            doc="MLPs one piece of a sequence at a time, again in backward (deepspeed)",
+            unit="pieces",
+            offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True),
+        ),
+    ] = 1
     tiled_logits: Annotated[
-        int, Choice(doc="logits and loss one piece of a sequence at a time, again in backward (deepspeed)", unit="pieces")
+        int,
+        Choice(
+            doc="logits and loss one piece of a sequence at a time, again in backward (deepspeed)",
+            unit="pieces",
+            offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True),
+        ),
     ] = 1
     offload_activations: Annotated[
-        bool, Choice(doc="activation checkpoints in host memory: the layers' inputs under full recompute (deepspeed)", offered=True)
+        bool,
+        Choice(
+            doc="activation checkpoints in host memory: the layers' inputs under full recompute (deepspeed)",
+            offered=Offered(values=(True,), asks=IN_THE_PROGRAM, saves_memory=True),
+        ),
     ] = False
 
 
@@ -242,6 +285,8 @@ OUTER_VALUES: Final = getter(choice.path for choice in OUTER_CHOICES)
 """A candidate's values of `OUTER_CHOICES`, in their order."""
 PINNED_ONLY: Final = tuple(choice for choice in CHOICES if not choice.searched and not choice.fixed_with)
 """Options of the engines that the search takes as they are pinned."""
+OFFERED: Final = tuple((choice, value) for choice in CHOICES if choice.offered is not None for value in choice.offered.values)
+"""What only a pin gives, with each of its values."""
 ENGINE_OPTIONS: Final = tuple(choice.name for choice in PINNED_ONLY)
 TILED: Final = ("tiled_mlp", "tiled_logits")
 """Pieces of a sequence, of DeepSpeed's ALST (arXiv 2506.13996)."""
@@ -275,6 +320,18 @@ def options_of(value: Options) -> dict[str, Any]:
     True
     """
     return {name: getattr(value, name) for name in _OPTIONS}
+
+
+def typed(candidate: Candidate) -> str:
+    """The candidate as the keys that fix it.
+
+    >>> strategy = Strategy(mesh=Mesh(tp=2, dp=4), zero_stage=1, sequence_parallel=True)
+    >>> typed(Candidate(engine="megatron", strategy=strategy, micro_batch_size=1, num_microbatches=8))
+    'engine=megatron pin.tp=2 pin.pp=1 pin.dp=4 pin.zero_stage=1 pin.sequence_parallel=true pin.micro_batch_size=1'
+    """
+    given = zip(OUTER_CHOICES, OUTER_VALUES(candidate), strict=True)
+    said = [f"pin.{choice.pin}={shown(value)}" for choice, value in given if choice.always_said or value != choice.default]
+    return " ".join([f"engine={candidate.engine}", *said])
 
 
 def said_options(value: Options) -> list[str]:

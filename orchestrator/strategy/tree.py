@@ -10,7 +10,7 @@ A branch is cut at the first level at which a rule that forbids it can be judged
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -155,6 +155,23 @@ def larger_groups(pp: int, num_microbatches: int, size: int | None) -> tuple[int
     return tuple(found)
 
 
+def about_groups(rules: Iterable[Rule]) -> list[Rule]:
+    """Those about interleaving's groups."""
+    return [rule for rule in rules if "microbatch_group_size_per_vp_stage" in rule.needs]
+
+
+def groups_beside(
+    candidate: Candidate, capabilities: Capabilities, pins: Pins, rules: Sequence[Rule], workload: Workload
+) -> tuple[int, ...]:
+    """Larger groups than the candidate's (`larger_groups`) that none of these rules forbids, where the engine has them and nobody pins
+    one."""
+    if candidate.vpp == 1 or not capabilities.microbatch_groups or pins.microbatch_group_size_per_vp_stage is not None:
+        return ()
+    sizes = larger_groups(candidate.mesh.pp, candidate.num_microbatches, candidate.microbatch_group_size_per_vp_stage)
+    given = [(size, replace(candidate, microbatch_group_size_per_vp_stage=size)) for size in sizes]
+    return tuple(size for size, each in given if all(rule.check(each, workload) is None for rule in rules))
+
+
 def level_of(rule: Rule) -> int:
     """The level at which the rule can be judged: -1 before any choice; the last level for a field that the tree does not know."""
     deepest = -1
@@ -201,7 +218,7 @@ class Tree:
                 self._alone.setdefault(axis, []).append(rule)
             else:
                 self._at[level_of(rule) + 1].append(rule)
-        self._of_groups = [rule for rule in self.rules if "microbatch_group_size_per_vp_stage" in rule.needs]
+        self._of_groups = about_groups(self.rules)
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
             *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dispatcher, self._dp, self._rank_order),
             self._zero_stage,
@@ -245,14 +262,7 @@ class Tree:
 
     def _larger_groups(self, candidate: Candidate) -> tuple[int, ...]:
         """Sizes of interleaving's groups that no rule forbids, where the engine has them and nobody pins one; else none."""
-        if candidate.vpp == 1 or not self.capabilities.microbatch_groups or self.pins.microbatch_group_size_per_vp_stage is not None:
-            return ()
-        sizes = larger_groups(candidate.mesh.pp, candidate.num_microbatches, candidate.microbatch_group_size_per_vp_stage)
-        return tuple(size for size in sizes if not self._forbidden(replace(candidate, microbatch_group_size_per_vp_stage=size)))
-
-    def _forbidden(self, candidate: Candidate) -> bool:
-        """Whether a rule about interleaving's groups forbids it."""
-        return any(rule.check(candidate, self.workload) is not None for rule in self._of_groups)
+        return groups_beside(candidate, self.capabilities, self.pins, self._of_groups, self.workload)
 
     def micro_batch_sizes(self, shape: Candidate) -> list[int]:
         """The micro-batch sizes in samples that a mesh may have, but for what rules forbid; ascending."""

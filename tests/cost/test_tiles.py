@@ -18,7 +18,6 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan
 from orchestrator.planning import Planner
-from orchestrator.report.unasked import unasked
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.workload import Workload
 
@@ -140,14 +139,12 @@ def test_checkpoints_in_host_memory_make_room_for_a_million_tokens() -> None:
 
 
 def test_a_plan_that_would_gain_by_it_says_so() -> None:
+    """As fast, and 29 GiB less."""
     settings = recipe.load([*LONG, "launch=none", "pin.tiled_mlp=64"], machine(), list(ENGINES))
-    asked = Planner(settings).space(top_k=1)
-    plan = Planner(settings).fastest(asked).plan
-    (engine,) = asked.planned
-    found = unasked(plan, engine.capabilities, engine.traits, engine.calibration)
-    assert [one.key for one in found] == ["pin.offload_activations=true"]
-    asked = Planner(recipe.load([*LONG, "launch=none", "pin.offload_activations=true"], machine(), list(ENGINES))).space(top_k=1)
-    assert Planner(settings).fastest(asked).plan.offload_activations
+    (found,) = Planner(settings).searched().unasked
+    assert found.key == "pin.offload_activations=true"
+    assert found.plan.offload_activations
+    assert found.asks.startswith("needs calls of DeepSpeed's")
 
 
 @pytest.mark.parametrize(

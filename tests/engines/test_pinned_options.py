@@ -15,7 +15,6 @@ from orchestrator.model.families import describe
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.plan.check import check_fits, check_plan
-from orchestrator.report.unasked import unasked
 from orchestrator.search.planner import search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -98,17 +97,3 @@ def test_an_edited_plan_is_judged_by_the_same_rules() -> None:
                         "zero_shard_size"), ({"moe_token_dispatcher_type": "flex"}, "moe_token_dispatcher_type")):  # fmt: skip
         with pytest.raises(InputError, match=key):
             check_plan(replace(plan, **change), CAPABILITIES)
-
-
-def test_what_nobody_asked_for_is_priced_on_the_plan_where_it_helps() -> None:
-    def kept(plan: Plan) -> dict[str, Any]:
-        return {found.key: found.predicted for found in unasked(plan, PLANNED.capabilities, PLANNED.traits, PLANNED.calibration)}
-
-    plan = planned(tp=8, sequence_parallel=True)
-    offered = kept(plan)
-    assert offered["pin.tp_comm_overlap=true"].step_time_s < seconds(plan)
-    with_it = planned(tp=8, sequence_parallel=True, tp_comm_overlap=True)
-    assert "pin.tp_comm_overlap=true" not in kept(with_it)
-    narrow = kept(planned(tp=8, cp=1, dp=1, zero_stage=1))["train.precision_aware_optimizer=true"]
-    assert narrow.peak_memory_bytes < planned(tp=8, cp=1, dp=1, zero_stage=1).predicted.peak_memory_bytes  # type: ignore[union-attr]
-    assert not any("tp_comm_overlap" in key for key in kept(planned(tp=1)))

@@ -15,13 +15,14 @@ from orchestrator import recipe, run
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, SlurmOptions
+from orchestrator.key import declared
 from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.keys import KEYS, Actions
 from orchestrator.recipe.layers import flatten
-from orchestrator.report.unasked import OFFERED
+from orchestrator.strategy.spec import OFFERED, PINNED_ONLY
 
 SHIPPED = sorted(Path("recipes/models").glob("*.yaml"))
 SCHEMA = recipe.recipe_schema()
@@ -79,17 +80,11 @@ def test_a_wrong_value_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
 
 
 def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:
-    pins = (
-        "fp8_param_gather=true",
-        "tp_comm_overlap=true",
-        "cuda_graph_impl=local",
-        "moe_shared_expert_overlap=true",
-        "overlap_moe_expert_parallel_comm=true",
-    )
-    assert [key for key, _ in OFFERED] == [
-        *(f"pin.{pin}" for pin in (*pins, "offload_activations=true")),
-        "train.precision_aware_optimizer=true",
-    ]
+    """All that only a pin takes, but for what is on by itself, and for sums in fp32, which take longer."""
+    slower = {"overlap_grad_reduce", "overlap_param_gather", "reduce_scatter_with_fp32_accumulation"}
+    offered = {choice.name for choice, _ in OFFERED}
+    assert offered == {choice.name for choice in PINNED_ONLY} - slower | {"moe_token_dispatcher_type", "zero_shard_size"}
+    assert [key.name for key in declared(Training) if key.offered is not None] == ["train.precision_aware_optimizer"]
 
 
 MAY_BE_NONE = {

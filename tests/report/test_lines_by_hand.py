@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from math import exp, expm1, sqrt
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from report_plans import PLAN, PREDICTED
 
-from orchestrator.errors import InputError
-from orchestrator.plan import Plan, Prediction, RunSettings
-from orchestrator.report import failures, memory, risk, sweep, unasked
+from orchestrator.plan import RunSettings
+from orchestrator.report import failures, memory, risk, sweep
 from orchestrator.report.budget import Budget, budget, budget_text
 from orchestrator.report.text import as_text
 from orchestrator.strategy.capabilities import StateBytes
@@ -171,37 +169,3 @@ def test_data_parallelism_alone_stands_beside_the_plan() -> None:
     assert "the plan 70.0 GiB fits" in narrow
     with pytest.raises(ValueError, match="no prediction"):
         memory.data_parallel_table(replace(PLAN, predicted=None), [], LIMIT)
-
-
-# ---- what nobody asked for
-
-
-@pytest.mark.parametrize(
-    ("seconds", "peak", "said"),
-    [
-        (0.98, 1.0, True), (0.995, 1.0, False), (1.0, 0.97, True), (1.0, 0.985, False), (1.001, 0.5, False), (0.98, 2.0, True),
-        (0.995, 0.97, True),
-    ],
-)  # fmt: skip
-def test_a_choice_is_offered_where_it_is_a_hundredth_faster_or_a_fiftieth_smaller_and_no_slower(
-    seconds: float, peak: float, said: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of choices that the engine takes as the plan is, and that it does not have already."""
-    other = replace(PREDICTED, step_time_s=12.0 * seconds, peak_memory_bytes=70 * GIB * peak)
-    taken = (("a=1", {"sequence_parallel": False}), ("b=2", {"training": {"clip": 0.5}}), ("c=3", {"tp": 4}), ("d=4", {"tp": 3}))
-
-    def check(plan: Plan, capabilities: object) -> None:
-        if plan.tp == 3:
-            raise InputError("tp", 3, "is none here")
-
-    class Model:
-        @staticmethod
-        def price(candidate: object, stages: object) -> Prediction:
-            return other
-
-    monkeypatch.setattr(unasked, "OFFERED", taken)
-    monkeypatch.setattr(unasked, "check_plan", check)
-    monkeypatch.setattr(unasked, "cost_model", lambda *_: Model)
-    given: tuple[Any, ...] = (None, None, None)
-    assert [one.key for one in unasked.unasked(PLAN, *given)] == (["a=1", "b=2"] if said else [])
-    assert unasked.unasked(replace(PLAN, predicted=None), *given) == ()

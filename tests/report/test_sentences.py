@@ -161,16 +161,15 @@ def test_a_faster_plan_with_it_says_what_kept_the_search_from_it() -> None:
     assert "pin." not in explanation_text(PLAN, "tp=8", seconds(SLOWER, 12.0), "", {"tp"}), "as fast is not faster"
 
 
-def test_a_choice_that_nobody_asked_for_says_what_it_takes_and_lacks() -> None:
-    limit = MemoryLimit(limit=72 * GIB, reserve=2 * GIB)
-    other = replace(PREDICTED, step_time_s=11.4)
-    assert unasked_text(PLAN, "precision=fp8", other, limit) == "Not asked for: precision=fp8: this plan in 11.4 s (-5.0%), 70.0 GiB"
-    less = replace(limit, reserve=3 * GIB)
-    assert "70.0 GiB (1.00 GiB too much: asked for it, the search makes room)" in unasked_text(PLAN, "x", other, less).replace(
-        "1.0 G", "1.00 G"
-    )
-    with pytest.raises(ValueError, match="no prediction"):
-        unasked_text(UNPREDICTED, "x", other, limit)
+def test_a_choice_that_nobody_asked_for_says_what_it_gains_takes_and_asks_for() -> None:
+    """Of this plan, or of another one, which is named."""
+    other = seconds(replace(PLAN, tp_comm_overlap=True), 11.4)
+    said = unasked_text(PLAN, "pin.tp_comm_overlap=true", "needs user buffers", other)
+    assert said == "Not asked for: pin.tp_comm_overlap=true: -5.0%, 11.4 s and 70.0 GiB (this plan); needs user buffers"
+    assert f"({SLOWER.engine} tp={SLOWER.tp} " in unasked_text(PLAN, "x", "", replace(SLOWER, tp_comm_overlap=True))
+    for plan, with_it in ((UNPREDICTED, other), (PLAN, UNPREDICTED)):
+        with pytest.raises(ValueError, match="no prediction"):
+            unasked_text(plan, "x", "", with_it)
 
 
 def test_a_wide_tp_is_compared_with_one_inside_the_node() -> None:

@@ -10,7 +10,7 @@ from orchestrator.cost.bounds import Floors, filled
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Cluster
 from orchestrator.plan import Plan
-from orchestrator.report.text import explanation_text, proof, unasked_text, wide_tp_text
+from orchestrator.report.text import explanation_text, proof, wide_tp_text
 from orchestrator.search.explain import Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
@@ -111,14 +111,6 @@ def test_a_faster_plan_that_the_users_own_pin_forbids_names_that_pin() -> None:
     text = explanation_text(chosen, "cp=2", faster, "", {"cp": chosen.cp})
     assert text.endswith(f"; you fixed another: pin.cp={chosen.cp}")
     assert "only where it is asked for" not in text
-
-
-def test_what_was_not_asked_for_says_where_it_does_not_fit_as_it_stands() -> None:
-    chosen = some_plan().plan
-    assert chosen.predicted is not None
-    peak = round(chosen.predicted.peak_memory_bytes)
-    assert unasked_text(chosen, "pin.x=true", chosen.predicted, MemoryLimit(limit=peak + MIB, reserve=0)).endswith("iB")
-    assert "1.0 MiB too much" in unasked_text(chosen, "pin.x=true", chosen.predicted, MemoryLimit(limit=peak - MIB, reserve=0))
 
 
 def test_tp_wider_than_a_node_is_shown_beside_the_best_plan_without() -> None:

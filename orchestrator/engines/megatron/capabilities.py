@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import megatron_parts
+from orchestrator.engines import megatron_parts, megatron_versions
 from orchestrator.engines.megatron.requirements import NAME
 from orchestrator.engines.rules import sources
 from orchestrator.engines.rules.experts import expert_rules
@@ -48,6 +48,7 @@ def capabilities(software: Software) -> Capabilities:
         pinned_values={"moe_token_dispatcher_type": ("flex",)},
         fsdp_zero_stages=(2, 3),
         zero_shard_stages=(1,),
+        later_releases=megatron_versions.later(software.megatron_core),
         pinned_options=MEGATRON_OPTIONS,
         precision_aware_optimizer=True,
         precisions=PRECISIONS,

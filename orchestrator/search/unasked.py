@@ -1,0 +1,181 @@
+"""What the user could have asked for: the options that the search leaves out, where a plan with one is faster or smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from orchestrator.cost.mixed import cost_model
+from orchestrator.key import declared
+from orchestrator.model.training import Training
+from orchestrator.plan import Plan
+from orchestrator.plan.check import fits
+from orchestrator.search.planner import faster, fastest_of
+from orchestrator.search.question import Engines, PlannedEngine, SearchSettings
+from orchestrator.strategy.choices import Choice, shown
+from orchestrator.strategy.legality import legal_modes, rules_of
+from orchestrator.strategy.spec import OFFERED, Candidate
+from orchestrator.strategy.workload import Workload
+from orchestrator.values import Value
+
+WORTH_S, WORTH_BYTES = 0.02, 0.02
+"""Share of the step or of the peak that is worth a line."""
+HOPEFUL_S = 0.01
+"""Share of the step that an option must bring to a plan that was found, be it legal there or not, for others to be searched with it."""
+OTHERS_GAIN, FURTHER_S = 2.0, 0.05
+"""What it is taken to bring to any other choice at most: so many times that share, and no more than that share of the step beyond it."""
+
+
+class Unasked(Value, frozen=True, kw_only=True):
+    """A key with its value, what it asks for, and a plan with it: the one that was found, or another."""
+
+    key: str
+    asks: str
+    plan: Plan
+
+
+def unasked(
+    plans: Sequence[Plan], bounds: Mapping[Candidate, float], workload: Workload, engines: Engines, settings: SearchSettings
+) -> tuple[Unasked, ...]:
+    """Options that nobody asked for and with which a plan takes at least WORTH_S less than the first of these `plans`, largest gain first;
+    then those with which that plan itself needs less memory and no more time. `plans`: the fastest that a search over these engines found
+    with these settings, fastest first; `bounds`: seconds that no plan of its choices undercuts.
+
+    Each option is priced on these plans as they are. Where it brings something to one of them, but not enough to one that may have it and
+    fits, other choices with bounds near by are searched with it."""
+    if not plans or plans[0].predicted is None:
+        return ()
+    asked = _Asked(plans, bounds, workload, engines, settings)
+    found = [*asked.options(), *asked.trainings()]
+    return tuple(sorted(found, key=lambda one: seconds_of(one.plan)))
+
+
+class _Asked:
+    """The arguments of `unasked`."""
+
+    def __init__(
+        self, plans: Sequence[Plan], bounds: Mapping[Candidate, float], workload: Workload, engines: Engines, settings: SearchSettings
+    ) -> None:
+        self.plans, self.bounds, self.workload, self.engines, self.settings = plans, bounds, workload, engines, settings
+        self.by_name = {engine.name: engine for engine in engines}
+        self.rules = {engine.name: rules_of(engine.capabilities, workload) for engine in engines}
+        self.plan = plans[0]
+        self.worth_s = seconds_of(self.plan) * (1 - WORTH_S)
+        """Seconds below which a plan is worth a line."""
+
+    def options(self) -> Iterator[Unasked]:
+        """By choice the value with which a plan is fastest, where that is worth it."""
+        best: dict[str, Unasked] = {}
+        for choice, value in OFFERED:
+            if getattr(self.settings.pins, choice.pin) is not None or getattr(self.plan, choice.name) == value:
+                continue
+            found = self.option(choice, value)
+            if found is not None and (choice.name not in best or seconds_of(found.plan) < seconds_of(best[choice.name].plan)):
+                best[choice.name] = found
+        yield from best.values()
+
+    def option(self, choice: Choice, value: Any) -> Unasked | None:
+        """The fastest plan with this value that is known or found, where that is worth it."""
+        assert choice.offered is not None
+        engines = [engine for engine in self.engines if _has(engine, choice, value)]
+        known, later, hoped = self.as_they_are(choice, value, {engine.name for engine in engines})
+        best, asks = min(known, key=seconds_of, default=None), choice.offered.asks
+        if best is None or seconds_of(best) >= self.worth_s:
+            if choice.offered.saves_memory:  # choices that did not fit may, of which a search keeps no bound
+                pinned = replace(self.settings, pins=replace(self.settings.pins, **{choice.pin: value}), top_k=1)
+                best = (faster(self.workload, engines, pinned, self.worth_s) if engines else None) or best
+            elif hoped < 1 - HOPEFUL_S:
+                best = self.near_by(choice, value, engines, max(1 - OTHERS_GAIN * (1 - hoped), hoped * (1 - FURTHER_S))) or best
+        if (best is None or seconds_of(best) >= self.worth_s) and later:
+            release, best = min(later, key=lambda item: seconds_of(item[1]))
+            asks = f"{asks}; needs Megatron-core {release} (cluster.software.megatron_core={release})"
+        if best is None or not (seconds_of(best) < self.worth_s or _smaller(best, self.plan)):
+            return None
+        return Unasked(key=f"pin.{choice.pin}={shown(value)}", asks=asks, plan=best)
+
+    def as_they_are(self, choice: Choice, value: Any, able: Container[str]) -> tuple[list[Plan], list[tuple[str, Plan]], float]:
+        """(the plans with this value that are legal and fit; those that are legal in a later release alone, each with it; the least share
+        of its time that any takes with it, legal or not)."""
+        known: list[Plan] = []
+        later: list[tuple[str, Plan]] = []
+        hoped = 1.0
+        for plan in self.plans:
+            if plan.engine not in able:
+                continue
+            engine = self.by_name[plan.engine]
+            costs, other = engine.costs(self.workload), replace(plan, **{choice.name: value})
+            other = replace(other, predicted=costs.price(other.candidate, other.stages))
+            hoped = min(hoped, seconds_of(other) / seconds_of(plan))
+            if not fits(other, self.settings.limits_for(engine, self.workload)[0]):
+                continue
+            if self.legal(other, self.workload):
+                known.append(other)
+            else:
+                newer = (item for item in engine.capabilities.later_releases if self.legal(other, _with_release(self.workload, item)))
+                later += [(release, other) for release in newer][:1]
+        return known, later, hoped
+
+    def near_by(self, choice: Choice, value: Any, engines: Engines, least: float) -> Plan | None:
+        """The fastest plan with this value, of choices that might be worth it if it takes `least` times as long with it."""
+        best = None
+        for engine in engines:
+            near = {
+                replace(candidate, strategy=replace(candidate.strategy, **{choice.name: value})): bound * least
+                for candidate, bound in self.bounds.items()
+                if candidate.engine == engine.name and bound * least < self.worth_s
+            }
+            below_s = self.worth_s if best is None else seconds_of(best)
+            rules = [rule for rule in self.rules[engine.name] if {choice.name, "recompute"} & set(rule.needs)]  # it keeps the others
+            best = fastest_of(near, self.workload, engine, self.settings, below_s, rules) or best
+        return best
+
+    def legal(self, plan: Plan, workload: Workload) -> bool:
+        """Whether the plan breaks none of its engine's rules."""
+        fixed = {run.layer.kind for run in workload.model.runs if not run.layer.recomputable}
+        modes = list(dict.fromkeys(span.recompute for _, span in plan.spans() if span.kind not in fixed)) or ["none"]
+        return len(legal_modes(self.rules[plan.engine], plan.candidate, workload, modes)) == len(modes)
+
+    def trainings(self) -> Iterator[Unasked]:
+        """The plan with each of the settings that train the same model."""
+        plan, engine = self.plan, self.by_name[self.plan.engine]
+        for key in declared(Training):
+            if key.offered is None or getattr(plan.training, key.field) == key.offered:
+                continue
+            training = replace(plan.training, **{key.field: key.offered})
+            other, given = replace(plan, training=training), replace(self.workload, training=training)
+            if self.legal(other, given):
+                price = cost_model(given, engine.traits, engine.calibration).price(other.candidate, other.stages)
+                other = replace(other, predicted=price)
+                if seconds_of(other) < self.worth_s or _smaller(other, plan):
+                    yield Unasked(key=f"{key.name}={shown(key.offered)}", asks=key.asks, plan=other)
+
+
+def _has(engine: PlannedEngine, choice: Choice, value: Any) -> bool:
+    """Whether the engine takes this value of the choice by a pin, and by that alone."""
+    capabilities = engine.capabilities
+    if choice.name == "zero_shard_size":
+        return bool(capabilities.zero_shard_stages) and not capabilities.zero_shard_groups
+    if choice.searched:
+        return value in capabilities.pinned_values.get(choice.name, ())
+    return choice.name in capabilities.pinned_options
+
+
+def _with_release(workload: Workload, release: str) -> Workload:
+    cluster = workload.cluster
+    return replace(workload, cluster=replace(cluster, software=replace(cluster.software, megatron_core=release)))
+
+
+def seconds_of(plan: Plan) -> float:
+    """Of a step of a plan that a search gave: it is priced."""
+    assert plan.predicted is not None
+    return plan.predicted.step_time_s
+
+
+def _smaller(other: Plan, plan: Plan) -> bool:
+    """Whether it needs less memory by what is worth a line, and no more time."""
+    assert other.predicted is not None
+    assert plan.predicted is not None
+    peaks = other.predicted.peak_memory_bytes, plan.predicted.peak_memory_bytes
+    return peaks[0] < peaks[1] * (1 - WORTH_BYTES) and seconds_of(other) <= seconds_of(plan)

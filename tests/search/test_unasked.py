@@ -1,0 +1,129 @@
+"""What nobody asked for: no option that the search leaves out and that would gain is missing from a plan's list."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator import recipe
+from orchestrator.detect import machine
+from orchestrator.engines import ENGINES
+from orchestrator.errors import NoPlanError
+from orchestrator.planning import Found, Planner
+from orchestrator.search.planner import faster
+from orchestrator.search.unasked import WORTH_S, seconds_of
+from orchestrator.strategy.choices import Choice
+from orchestrator.strategy.spec import PINNED_ONLY
+
+ROOM = 1.0025
+"""The list is made from what a search has found, not by a search for each option: of the gain at the border it may miss this share of a
+step."""
+RECIPES = Path(__file__).parents[2] / "recipes" / "models"
+
+
+def searched(*words: str) -> Found:
+    return Planner(recipe.load([*words, "launch=none"], machine(), list(ENGINES))).searched()
+
+
+def left_out(found: Found) -> Iterator[tuple[str, Any]]:
+    """Every value that the search of this plan did not look at, by the pin's name: of options that only pins take all but the default,
+    and what engines say that only pins take of the others."""
+    space = found.space
+    assert space is not None
+    for choice in PINNED_ONLY:
+        yield from ((choice.pin, value) for value in _values(choice) if value != choice.default)
+    for engine in space.planned:
+        yield from ((name, value) for name, values in engine.capabilities.pinned_values.items() for value in values)
+    yield from (("zero_shard_size", value) for value in (8, 64))
+
+
+def _values(choice: Choice) -> tuple[Any, ...]:
+    if choice.type is bool:
+        return (True, False)
+    return (8, 64) if choice.type is int else typing.get_args(choice.type)
+
+
+def missing(*words: str) -> list[str]:
+    """Options with which a full search finds a plan that is faster by more than WORTH_S, and that the plan's list does not have."""
+    try:
+        found = searched(*words)
+    except NoPlanError:
+        return []
+    space, now = found.space, seconds_of(found.plan)
+    assert space is not None
+    listed = {one.key.split("=")[0] for one in found.unasked}
+    lacking = []
+    for name, value in dict.fromkeys(left_out(found)):
+        if f"pin.{name}" in listed or getattr(space.settings.pins, name) is not None:
+            continue
+        pinned = replace(space.settings, pins=replace(space.settings.pins, **{name: value}), top_k=1)
+        other = faster(space.workload, space.planned, pinned, now * (1 - WORTH_S) / ROOM)
+        if other is not None:
+            lacking.append(f"{' '.join(words)}: pin.{name}={value} takes {seconds_of(other) / now - 1:+.1%}")
+    return lacking
+
+
+COVERING = (
+    ("recipe=gpt_oss_120b", "gpus=512"),  # flex, and the experts' exchange beside computing, each with other degrees than the plan's
+    ("recipe=llama2_7b", "gpus=2048"),  # several instances of the optimizer; user buffers with another pipeline
+    ("recipe=llama3_8b_128k", "gpus=64"),  # Megatron's FSDP; user buffers where the plan has no tp
+    ("recipe=bert_large", "gpus=512"),  # CUDA graphs
+    ("recipe=qwen3_8b_sft", "gpus=8", "cluster=dgx_a100_40gb"),  # logits in pieces, in place of an optimizer in host memory
+    ("recipe=llama3_70b_lora", "gpus=8"),  # checkpoints in host memory, in place of smaller micro-batches
+)
+
+
+@pytest.mark.parametrize("words", COVERING, ids=" ".join)
+def test_no_option_that_would_gain_is_missing(words: tuple[str, ...]) -> None:
+    assert missing(*words) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("gpus", [8, 64, 512, 2048])
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
+def test_no_option_that_would_gain_is_missing_from_any_shipped_recipe(name: str, gpus: int) -> None:
+    assert missing(f"recipe={name}", f"gpus={gpus}") == []
+
+
+def test_the_largest_gain_stands_first_and_each_line_says_what_it_asks_for() -> None:
+    """DeepSeek-V3 on 2,048 H800 in fp8, of which the dispatcher was never offered, and items of 2% were."""
+    words = ("recipe=deepseek_v3", "gpus=2048", "cluster=dgx_h800", "train.precision=fp8")
+    found = searched(*words)
+    seconds = [seconds_of(one.plan) for one in found.unasked]
+    assert seconds == sorted(seconds)
+    first = found.unasked[0]
+    assert (first.key, first.asks) == ("pin.moe_token_dispatcher_type=flex", "needs DeepEP installed on every node")
+    assert seconds[0] < 0.85 * seconds_of(found.plan)
+    asked = searched(*words, first.key)
+    assert seconds_of(asked.plan) <= seconds[0] * (1 + 1e-9)
+    assert first.key not in [one.key for one in asked.unasked]
+
+
+def test_what_only_a_later_release_takes_names_it() -> None:
+    """Shared experts beside flex: 0.19 has it (core/transformer/transformer_config.py:1644), 0.16.1 with alltoall alone."""
+    words = ("recipe=deepseek_v3", "gpus=512", "pin.moe_token_dispatcher_type=flex", "cluster.software.megatron_core=")
+    (old,) = [one for one in searched(*words[:3], f"{words[3]}0.16.1").unasked if "shared" in one.key]
+    assert old.asks.endswith("needs Megatron-core 0.19.2 (cluster.software.megatron_core=0.19.2)")
+    new = [one for one in searched(*words[:3], f"{words[3]}0.19.2").unasked if "shared" in one.key]
+    assert "Megatron-core" not in " ".join(one.asks for one in new)
+
+
+def test_a_plan_says_what_makes_it_smaller_and_no_slower() -> None:
+    found = searched("recipe=llama3_70b", "gpus=64")
+    (aware,) = [one for one in found.unasked if one.key == "train.precision_aware_optimizer=true"]
+    assert found.plan.predicted is not None
+    assert aware.plan.predicted is not None
+    assert aware.plan.predicted.peak_memory_bytes < 0.98 * found.plan.predicted.peak_memory_bytes
+    assert seconds_of(aware.plan) <= seconds_of(found.plan)
+
+
+def test_what_is_fixed_by_a_pin_is_not_offered_against_it() -> None:
+    words = ("recipe=llama3_70b", "gpus=64")
+    assert "pin.tp_comm_overlap=true" in [one.key for one in searched(*words).unasked]
+    for pin in ("true", "false"):
+        assert not any("tp_comm_overlap" in one.key for one in searched(*words, f"pin.tp_comm_overlap={pin}").unasked)
