@@ -9,7 +9,7 @@ import shlex
 from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
-from orchestrator.engines.megatron_versions import RELEASES, release_of
+from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.passthrough import flags_of, with_flags
 from orchestrator.engines.transformer_config import (
     chunk_lengths,
@@ -49,9 +49,9 @@ def megatron_lm(software: Software) -> str:
     return f"Megatron-LM, tag {release_of(software.megatron_core).tag}"
 
 
-def program_of(plan: Plan) -> str | None:
-    """The program of the planned release that trains such a model; None: it has none."""
-    return release_of(plan.cluster.software.megatron_core).programs.get(plan.model.stack)
+def program_of(plan: Plan) -> str:
+    """The program of the planned release that trains such a model, as a path in Megatron-LM's checkout."""
+    return release_of(plan.cluster.software.megatron_core).programs[plan.model.stack]
 
 
 def why_not(plan: Plan) -> str | None:
@@ -88,10 +88,7 @@ def _why_not_training(training: Training, said: str) -> str | None:
 
 def _why_not_model(model: Architecture, software: Software) -> str | None:
     """What the programs take on their command line and never give to the model: it would be another one, silently."""
-    said, script = megatron_lm(software), release_of(software.megatron_core).programs.get(model.stack)
-    if script is None:
-        had = next(release for release in reversed(RELEASES) if model.stack in release.programs)
-        return f"{said} has no {had.programs[model.stack]} any more; {had.tag} has (cluster.software.megatron_core={had.version})"
+    said, script = megatron_lm(software), release_of(software.megatron_core).programs[model.stack]
     if megatron_parts.latent_attention(model) is not None and not software.transformer_engine:
         return f"{script} of {said} needs Transformer Engine for latent attention: megatron-core's own attention has one width for all"
     if not {*megatron_parts.BY_PROGRAM}.isdisjoint(model.features()) and not software.transformer_engine:
@@ -377,6 +374,7 @@ def megatron_args_sh(plan: Plan) -> str:
     script, said = program_of(plan), megatron_lm(plan.cluster.software)
     nodes, ranks = shape(plan)
     variables = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if one_connection(plan) else ""
+    variables += "PYTHONPATH=. " if "/" in script else ""  # Python looks beside the script, where megatron/ is not
     lines = [
         f"# Arguments of {script} of {said}, for {plan.world_size} ranks. Source this file in bash, then for example:",
         f'#   {variables}torchrun --nnodes {nodes} --nproc-per-node {ranks} {script} "${{MEGATRON_ARGS[@]}}"',

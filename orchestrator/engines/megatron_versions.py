@@ -23,8 +23,8 @@ NUMBER: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[a-z.+].*)?\Z")
 
 class Release(Value, frozen=True, kw_only=True):
     """`version`: of the megatron-core that plans are checked with; `also`: others of the same release that ran the same checks. `tag`: of
-    Megatron-LM's programs. `names`: the file of what differs from the first release; None: the first. `programs`: by kind of model.
-    `modules`: what megatron.core imports at its start, beside torch, by the name of its distribution."""
+    Megatron-LM's programs. `names`: the file of what differs from the first release; None: the first. `programs`: by kind of model, in
+    that checkout. `modules`: what megatron.core imports at its start, beside torch, by the name of its distribution."""
 
     version: str
     also: tuple[str, ...] = ()
@@ -58,7 +58,11 @@ RELEASES: Final = (
         also=("0.19.0", "0.19.1"),  # the tag says 0.19.1 of itself
         tag="core_v0.19.0",
         names="known_0.19.json",
-        programs={"decoder": "pretrain_gpt.py"},  # the others left with 0.18
+        programs={
+            "decoder": "pretrain_gpt.py",
+            "encoder": "examples/bert/pretrain_bert.py",
+            "encoder_decoder": "examples/t5/pretrain_t5.py",
+        },
         overlapped_dispatchers=("alltoall", "flex"),  # transformer/transformer_config.py:1644
         overlap_of_prediction_needs_pipeline=False,  # transformer/transformer_config.py:2709, which no longer asks for one
         overlap_needs_several_experts=False,  # models/common/utils.py:45, should_free_input

@@ -99,7 +99,8 @@ def segment(size: int, node: int, num_gpus: int) -> int:
 class Software(Value, frozen=True, kw_only=True):
     """What decides legality and speed on the nodes. On a CPU machine nothing of it is there."""
 
-    megatron_core: str = "0.16.1"
+    megatron_core: str = "0.19.2"
+    """The newest that our rules were read for (engines/megatron_versions.py), which our image has too (docker/Dockerfile.megatron)."""
     deepspeed: str = "0.19.8"
     transformer_engine: bool = True
     flash_attention: bool = True

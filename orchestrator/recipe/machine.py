@@ -20,6 +20,7 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
     if they are enough and known; else the recipe's."""
     gpus = value_of(merged, "gpus", None)
     node = value_of(merged, "gpus_per_node", None)
+    software = Software() if "container.image" in merged else installed(machine)
     raw = value_of(merged, "cluster", None)
     mixed = value_of(merged, "cluster.mixed", None)
     here = _gpu_here(machine, mixed)
@@ -39,17 +40,18 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
             "gpus", None, f"is missing: neither the recipe nor this machine says how many, and {_not_here(machine, False, None)}"
         )
     if isinstance(raw, dict):
-        cluster = cluster_from(changed(raw, fields), "cluster", "cluster", gpus, node, mixed, installed(machine))
+        cluster = cluster_from(changed(raw, fields), "cluster", "cluster", gpus, node, mixed, software)
         why = "written out in the recipe"
     else:
         short, tree = read_named("cluster", raw, "clusters")
-        cluster = cluster_from(changed(tree, fields), short, raw, gpus, node, mixed, installed(machine))
+        cluster = cluster_from(changed(tree, fields), short, raw, gpus, node, mixed, software)
         why = "asked for" if fixed else f"the recipe's, as {_not_here(machine, here is not None, gpus)}"
     return cluster, f"cluster {cluster.name}, {counted(cluster)}{said}: {why}"
 
 
 def installed(machine: Machine) -> Software:
-    """The engines' versions that are planned for where a cluster says none: those of this machine, else the first that we know."""
+    """The engines' versions that are planned for where a cluster says none and ranks run in no image: those of this machine, else the
+    newest that the rules were read for."""
     return Software(megatron_core=machine.megatron_core) if machine.megatron_core else Software()
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
-from hand_plans import BERT, GPT, make_plan
+from hand_plans import BERT, make_plan
 from msgspec.structs import replace
 
+from orchestrator import recipe
+from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES, passthrough
-from orchestrator.engines.megatron_args import why_never, why_not
-from orchestrator.engines.megatron_versions import RELEASES, Release, content, release_of, unknown
+from orchestrator.engines.megatron_args import why_not
+from orchestrator.engines.megatron_versions import RELEASES, Release, content, number, release_of, unknown
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Software
 from orchestrator.plan import Plan
 
+ROOT = Path(__file__).resolve().parents[2]
 OLD, NEW = "0.16.1", "0.19.2"
 
 
@@ -37,10 +42,6 @@ def test_each_file_says_for_which_version_it_is(engine: str, release: Release) -
     assert set(release.modules) <= set(requires)
     if engine == "megatron":
         assert f"of Megatron-LM, tag {release.tag}, for " in files["megatron_args.sh"].splitlines()[0]
-
-
-def test_what_is_planned_by_default_is_a_release() -> None:
-    assert Software().megatron_core in {release.version for release in RELEASES}
 
 
 @pytest.mark.parametrize("engine", ["megatron", "megatron_deepspeed"])
@@ -92,17 +93,34 @@ def test_a_value_that_only_a_later_version_takes_is_refused_before() -> None:
         passthrough.typed(f"megatron.{name}", kinds[OLD], "sqrtsoftplus")
 
 
-def test_a_program_that_left_is_not_written_for() -> None:
-    """pretrain_bert.py and pretrain_t5.py left Megatron-LM with 0.18; our worker trains BERT under both."""
+def test_a_program_is_named_where_its_release_has_it() -> None:
+    """pretrain_bert.py and pretrain_t5.py moved to examples/ with 0.18, beside which Python finds no megatron."""
     plan = of_version(make_plan("megatron", model=BERT), NEW)
-    reason = why_not(plan)
-    assert reason == (
-        "Megatron-LM, tag core_v0.19.0 has no pretrain_bert.py any more; core_v0.16.1 has (cluster.software.megatron_core=0.16.1)"
-    )
-    assert why_never(plan.model, plan.training, plan.cluster.software) == reason
-    assert "megatron_args.sh" not in files_of(plan)
-    assert "megatron_args.sh" in files_of(of_version(plan, OLD))
-    assert why_not(of_version(make_plan("megatron", model=GPT), NEW)) is None
+    assert why_not(plan) is None
+    assert " PYTHONPATH=. torchrun --nnodes 1 --nproc-per-node 8 examples/bert/pretrain_bert.py " in files_of(plan)["megatron_args.sh"]
+    old = files_of(of_version(plan, OLD))["megatron_args.sh"]
+    assert "PYTHONPATH" not in old
+    assert " torchrun --nnodes 1 --nproc-per-node 8 pretrain_bert.py " in old
+
+
+def test_what_is_planned_by_default_is_what_the_image_and_new_pythons_have() -> None:
+    """Cluster files say no version: the newest that the rules were read for, which docker/ builds and setup.cfg installs from 3.12 on."""
+    newest = RELEASES[-1]
+    assert Software().megatron_core == newest.version
+    assert f"ARG MEGATRON_LM_TAG={newest.tag}\n" in (ROOT / "docker" / "Dockerfile.megatron").read_text()
+    low, high = re.search(r'megatron-core>=([\d.]+),<([\d.]+); python_version >= "3.12"', (ROOT / "setup.cfg").read_text()).groups()
+    assert number(low) <= number(newest.version) < number(high)
+
+
+def test_in_an_image_the_engines_are_the_images() -> None:
+    """Else those of this machine, where it has any."""
+    here = Machine(megatron_core=OLD)
+    words, image = ["recipe=gpt3_175b", "gpus=64", "cluster=dgx_h100"], ["container.image=/images/mcore.sqsh"]
+    planned = {
+        name: recipe.load(words + more, machine, [*ENGINES]).cluster.software.megatron_core
+        for name, more, machine in (("here", [], here), ("image", image, here), ("nowhere", [], Machine()))
+    }
+    assert planned == {"here": OLD, "image": NEW, "nowhere": NEW}
 
 
 def test_no_default_that_changed_decides_what_a_plan_decides() -> None:

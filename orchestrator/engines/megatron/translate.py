@@ -64,9 +64,7 @@ def without_worker(plan: Plan) -> str:
 
 def its_own_program(plan: Plan) -> str:
     """Says which program of the planned release trains what our worker lacks."""
-    script = program_of(plan)
-    there = f"has: entry=PATH/{script}" if script else f"of Megatron-core {plan.cluster.software.megatron_core} is not there any more"
-    return f"Megatron's own program {there}"
+    return f"Megatron's own program has: entry=PATH/{program_of(plan)}"
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
