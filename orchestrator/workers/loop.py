@@ -25,7 +25,7 @@ from orchestrator.workers import checkpoint, data, distributed, garbage, orphans
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.monitors import Monitors
-from orchestrator.workers.saving import CheckpointError, SaveBeside, Snapshot, save
+from orchestrator.workers.saving import CheckpointError, SaveBeside, Snapshot, limit_s, save
 from orchestrator.workers.schedule import learning_rate
 from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
@@ -38,7 +38,7 @@ CHECKPOINT_STATUS = NO_ROOM
 """Exit status of a rank that could not write its part of a checkpoint."""
 
 BUILD_S = 1800.0
-"""What building the model, loading and saving may last: a checkpoint of a large model takes minutes to write."""
+"""Seconds that building the model, and reading data and a checkpoint, may last."""
 
 
 class Trainer(Protocol):
@@ -272,7 +272,7 @@ def train(
             **evaluated,
         )
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
-            now(f"step {done}: checkpoint", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
+            now(f"step {done}: checkpoint", limit_s(plan))
             if beside is not None:
                 beside.wait()
             if plan.run.async_save:
@@ -282,9 +282,10 @@ def train(
         if stop:
             break
     if beside is not None:
+        now("the last checkpoint", limit_s(plan))
         beside.wait()
     if not stop and plan.run.export_to:
-        now("export", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
+        now("export", limit_s(plan))
         trainer.export(Path(plan.run.export_to))
     metrics.close()
     if sys.platform != "win32":

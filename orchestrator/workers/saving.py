@@ -14,7 +14,23 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.plan import Plan
+from orchestrator.plan.check import workload_of
 from orchestrator.workers import checkpoint
+
+STATE_BYTES = 14
+"""Of a parameter in a checkpoint at most: 16-bit weights with fp32 ones and Adam's two moments beside (ZeRO, arXiv 1910.02054)."""
+SLOWEST = 200e6
+"""Bytes that a node writes and reads again in a second at least: a file system that several share over 10 Gbit/s."""
+
+
+def limit_s(plan: Plan) -> float:
+    """Seconds after which writing a checkpoint or an export of this plan has hung: those that any part of a step may last
+    (train.step_timeout_s), and what a slow file system takes for the states that a node writes; 0: never."""
+    if not plan.run.step_timeout_s:
+        return 0.0
+    writers = plan.world_size if plan.zero_stage else plan.world_size // plan.dp  # without ZeRO each copy has all, and one writes
+    nodes = -(-writers // plan.cluster.gpus_per_node)
+    return plan.run.step_timeout_s + STATE_BYTES * workload_of(plan).model.parameters / nodes / SLOWEST
 
 
 class CheckpointError(Exception):

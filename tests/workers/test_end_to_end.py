@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from ports import free_port
 from worker_plans import GPT, make_plan
 
+from orchestrator import recipe
+from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, RunSettings, to_json
+from orchestrator.plan.check import workload_of
+from orchestrator.planning import Planner
+from orchestrator.workers.saving import limit_s
 
 pytestmark = pytest.mark.engines
 
@@ -45,6 +51,38 @@ def start(plan: Plan, out: Path) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr[-3000:]
     assert not [line for line in done.stdout.splitlines() if not line.startswith(("ranks 0", "preflight: "))]
     return read_metrics(out)
+
+
+def test_a_checkpoint_that_hangs_is_ended_after_the_time_that_a_step_may_last_and_its_bytes_take(tmp_path: Path) -> None:
+    """The rename of the marker waits for a file that nobody reads: a file system that no longer answers. It hung 1,800 s at least,
+    whatever train.step_timeout_s= said."""
+    plan = make_plan(GPT, tp=1, zero_stage=1, steps=1, run=RunSettings(save_every=1, step_timeout_s=10.0))
+    command, environment = write_job(plan, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    os.mkfifo(tmp_path / "run" / "checkpoints" / "latest.json.tmp")
+    assert 10.0 < limit_s(plan) < 11.0
+    done = subprocess.run(command, cwd=tmp_path / "run", env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode != 0
+    verdict = json.loads((tmp_path / "run" / "logs" / "hang.json").read_text())
+    assert verdict["status"] == 5
+    assert verdict["said"].startswith("step 1: checkpoint: no progress for 1")
+    assert verdict["reports"][0]["seconds"] < limit_s(plan) + 5
+    assert len(read_metrics(tmp_path / "run")) == 1
+
+
+def test_a_checkpoint_has_the_time_that_its_bytes_take_on_a_slow_file_system() -> None:
+    """70 billion parameters on 8 nodes: 14 bytes each, an eighth a node, at 200 MB/s; one copy of them without ZeRO; 0 stays never."""
+    plan = load_plan("recipe=llama3_70b", "gpus=64", "cluster=dgx_h100", "pin.zero_stage=1", "train.step_timeout_s=30")
+    parameters = workload_of(plan).model.parameters
+    assert limit_s(plan) == pytest.approx(30 + 14 * parameters / 8 / 200e6)
+    assert 600 < limit_s(plan) < 700
+    alone = replace(plan, zero_stage=0)
+    assert limit_s(alone) == pytest.approx(30 + 14 * parameters / -(-64 // plan.dp // 8) / 200e6)
+    assert limit_s(replace(plan, run=RunSettings(step_timeout_s=0.0))) == 0.0
+
+
+def load_plan(*words: str) -> Plan:
+    return Planner(recipe.load([*words, "launch=none"], machine(), list(ENGINES))).fastest().plan
 
 
 def test_two_ranks_train_and_a_resumed_run_continues_on_one(tmp_path: Path) -> None:
