@@ -17,7 +17,7 @@ import torch
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json, to_json
-from orchestrator.workers import checkpoint, distributed, loop
+from orchestrator.workers import checkpoint, distributed, loop, saving
 from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import Watchdog
 
@@ -102,6 +102,8 @@ class Hooks:
 
     def __init__(self, plan: Plan, device: torch.device, watchdog: Watchdog) -> None:
         self.plan, self.device, self.watchdog = plan, device, watchdog
+        self._aside_s = saving.limit_s(plan) + plan.run.step_timeout_s * (plan.run.eval_steps if plan.run.eval_every else 0)
+        """Seconds that evaluation and a checkpoint behind a step may last; 0: for ever."""
         self.metrics: loop.Metrics | None = None
         self.timers: StepTimers | NoTimers = NoTimers()
         self.row: dict[str, Any] = {}
@@ -211,7 +213,7 @@ class Hooks:
         is_last = done + 1 == args_of_run.train_iters
         if not (args_of_run.do_valid and (is_last or (done + 1) % args_of_run.eval_interval == 0)):
             self.write()
-        self.watchdog.phase(f"step {done + 1}: update and checkpoint", loop.BUILD_S if self.plan.run.step_timeout_s else 0.0)
+        self.watchdog.phase(f"step {done + 1}: evaluation and checkpoint", self._aside_s)
         return answer
 
     def _agreed(self, losses: dict[str, torch.Tensor]) -> tuple[float, int]:
