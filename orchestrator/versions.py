@@ -19,7 +19,7 @@ def main() -> int:
     """0 where all engines can be imported; 1 and the reason where one can't."""
     failed = False
     with suppress(Exception):  # torch may be what can't be imported
-        importlib.import_module("orchestrator.workers.eager")  # as a rank begins: without a GPU no compiler is loaded
+        importlib.import_module("orchestrator.cpu.eager")  # as a rank begins: without a GPU no compiler is loaded
     for name in (*modules_of_engines(), *OPTIONAL):
         try:
             module = importlib.import_module(name)

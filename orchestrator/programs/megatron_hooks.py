@@ -51,7 +51,7 @@ def prepare() -> None:
         print(f"ProgramError: {why}", file=sys.stderr, flush=True)
         distributed.leave(1)
     if read_plan().cluster.is_cpu:
-        from orchestrator.workers import cpu_training
+        from orchestrator.cpu import training as cpu_training
 
         cpu_training.apply()
 
@@ -114,7 +114,7 @@ class Hooks:
         from megatron.training import argument_utils, training
 
         if self.plan.cluster.is_cpu:
-            from orchestrator.workers import cpu_training
+            from orchestrator.cpu import training as cpu_training
 
             cpu_training.start_without_cuda()
         self._around(training, "initialize_megatron", self._initialised)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 
-from orchestrator.workers import eager  # noqa: F401  # isort: skip  (before DeepSpeed)
+from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before DeepSpeed)
 from orchestrator.workers import as_planned, distributed, groups, parts
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.workers import eager  # noqa: F401  # isort: skip  (before megatron-core)
+from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before megatron-core)
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor

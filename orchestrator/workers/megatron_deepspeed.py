@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.workers import eager  # noqa: F401  # isort: skip  (before megatron-core)
+from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before megatron-core)
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module

@@ -13,11 +13,11 @@ from orchestrator.workers.groups import MODEL, REPLICAS, Groups
 
 
 def prepare(plan: Plan) -> None:
-    """What megatron-core needs on a machine without a GPU (cpu_shims.py)."""
+    """What megatron-core needs on a machine without a GPU (cpu/shims.py)."""
     if plan.cluster.is_cpu:
-        from orchestrator.workers import cpu_shims
+        from orchestrator.cpu import shims
 
-        cpu_shims.apply()
+        shims.apply()
 
 
 def initialise(plan: Plan, hierarchical_sizes: list[int] | None = None) -> Groups:

@@ -131,7 +131,7 @@ def _gpt(config: TransformerConfig, engine: dict[str, Any], first: bool, last: b
     # A head of multi-token prediction has a layer like the model's last, which may stand on another stage.
     last_layer = gpt_layer_specs.get_gpt_decoder_layer_specs(config, te, normalization=norms)[-1] if config.mtp_num_layers else None
     if latent and not te:
-        from orchestrator.workers.latent_attention import complete
+        from orchestrator.cpu.latent_attention import complete
 
         spec, last_layer = complete(spec), last_layer and complete(last_layer)
     head = gpt_layer_specs.get_gpt_mtp_block_spec(config, last_layer, te, vp_stage=vp_stage) if last_layer else None

@@ -151,13 +151,14 @@ def built_without_memory(plan: Plan, engine: dict[str, Any]) -> dict[str, Any]:
         with torch.device("meta"):
             model = hugging_face.build_model(engine["model"])
         return {"stage": 0, "parameters": sum(p.numel() for p in model.parameters()), "host_peak_bytes": loop.host_peak()}
-    from orchestrator.workers import cpu_shims, eager, megatron_groups  # noqa: F401
+    from orchestrator.cpu import eager, shims  # noqa: F401
+    from orchestrator.workers import megatron_groups
     from orchestrator.workers.models import build_chunks, transformer_config
 
     from megatron.core import parallel_state  # isort: skip
 
     if not torch.cuda.is_available():
-        cpu_shims.apply()
+        shims.apply()
     torch.cuda.current_device = lambda: torch.device("meta")  # where megatron-core allocates its weights
     engine = engine | {"module": engine["module"] | {"implementation": "local"}}
     megatron_groups.initialise(plan, engine["transformer_config"].get("hierarchical_context_parallel_sizes"))

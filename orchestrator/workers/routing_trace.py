@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.workers import eager  # noqa: F401  # isort: skip  (before megatron-core)
+from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before megatron-core)
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 

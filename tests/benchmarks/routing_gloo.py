@@ -69,7 +69,7 @@ def rank_main() -> None:
     import torch
     import torch.distributed as dist
 
-    from orchestrator.workers import eager  # noqa: F401  # isort: skip  (before megatron-core)
+    from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before megatron-core)
     from megatron.core.transformer.moe.router import TopKRouter
 
     from orchestrator.workers import loop, megatron

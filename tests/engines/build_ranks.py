@@ -15,7 +15,7 @@ from typing import Any
 warnings.filterwarnings("ignore")
 os.environ["DS_ACCELERATOR"] = "cpu"
 
-from orchestrator.workers import eager  # noqa: E402, F401  # isort: skip  (before the engines: a CPU compiles nothing)
+from orchestrator.cpu import eager  # noqa: E402, F401  # isort: skip  (before the engines: a CPU compiles nothing)
 import deepspeed  # noqa: E402
 import deepspeed.comm.comm as ds_comm  # noqa: E402
 import torch  # noqa: E402

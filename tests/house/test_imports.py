@@ -49,8 +49,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profile": COMMANDS | {"calibrate", "validate"},
     "validate": {"cost", "model", "hardware", "strategy", "plan", "search", "engines", "words"},
     "tracing": {"model"},
-    "workers": {"plan", "strategy", "model", "hardware", "tracing"},
-    "programs": {"plan", "workers"},
+    "cpu": {"workers"},
+    "workers": {"plan", "strategy", "model", "hardware", "tracing", "cpu"},
+    "programs": {"plan", "workers", "cpu"},
     "describe": {"model"},
     "recipe": PURE | {"detect", "describe"},
     "detect": PURE,
@@ -119,7 +120,7 @@ def test_rooms_import_only_what_the_design_allows() -> None:
 def test_only_what_ranks_run_and_tracing_import_the_engines_and_only_readers_of_yaml_import_omegaconf() -> None:
     for path in FILES:
         used = {name.split(".")[0] for name in imports(path)}
-        if room(path) not in ("workers", "programs", "tracing"):
+        if room(path) not in ("cpu", "workers", "programs", "tracing"):
             assert not used & ENGINE_PACKAGES, path
         if room(path) != "recipe" and path.relative_to(PACKAGE).as_posix() != "audit/document.py":
             assert "omegaconf" not in used, path

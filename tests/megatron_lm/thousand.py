@@ -251,7 +251,7 @@ class Megatron:
         sys.path.insert(0, checkout)
         sys.path.insert(1, str(ROOT))
         sys.path.insert(2, str(ROOT / "tests" / "engines"))
-        from orchestrator.workers import cpu_training
+        from orchestrator.cpu import training as cpu_training
 
         cpu_training.without_triton()
         if not hasattr(typing, "override"):  # from 0.17 on Megatron-LM is for Python 3.12

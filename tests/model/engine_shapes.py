@@ -29,7 +29,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch.nn import functional  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from orchestrator.workers import cpu_shims  # noqa: E402
+from orchestrator.cpu import shims  # noqa: E402
 
 # Tied embeddings on two stages are moved to the GPU and summed while the model is built; a meta tensor stays where it is.
 torch.Tensor.cuda = lambda self, *args, **kwargs: self
@@ -158,6 +158,6 @@ if __name__ == "__main__":
         "megatron": [megatron(case["architecture"], case) for case in cases["megatron"]],
         "hugging_face": [hugging_face(fields) for fields in cases["hugging_face"]],
     }
-    cpu_shims.apply()
+    shims.apply()
     answer["saved"] = [saved_by_a_layer(case) for case in cases["saved"]]
     json.dump(answer, sys.stdout)

@@ -1,8 +1,8 @@
 """Imported once, in the fork server of own_ranks.py: all that a rank of Megatron's own program, or of our worker, imports."""
 
-from orchestrator.workers import cpu_training
+from orchestrator.cpu import training
 
-cpu_training.apply()
+training.apply()
 
 import megatron.training.training  # noqa: E402, F401
 from megatron.training import argument_utils, arguments  # noqa: E402, F401

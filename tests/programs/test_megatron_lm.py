@@ -97,16 +97,12 @@ def started(workshop: Workshop, out: Path, *words: str) -> list[dict[str, Any]]:
 
 
 def assert_same_rows(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    """Every step: losses to 1e-5, the rates that the steps were taken at, gradients' norms to the three digits that Megatron prints."""
+    """Every step: losses to 1e-5, the rates that the steps were taken at, gradients' norms."""
     assert [row["step"] for row in found] == [row["step"] for row in expected]
     for row, ours in zip(found, expected, strict=True):
         assert row["loss"] == pytest.approx(ours["loss"], abs=1e-5), (row, ours)
-        resumed = row is found[0] and row["step"] > 1
-        if resumed:
-            assert row["lr"] is None, "Megatron prints a step's rate in the line of the step before, which is another folder's"
-        else:
-            assert row["lr"] == pytest.approx(ours["lr"], rel=1e-6), (row, ours)
-        assert row["grad_norm"] == pytest.approx(ours["grad_norm"], abs=6e-4), (row, ours)
+        assert row["lr"] == pytest.approx(ours["lr"], rel=1e-6), (row, ours)
+        assert row["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4), (row, ours)
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -22,11 +22,11 @@ from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
+from orchestrator.cpu import shims
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
 from orchestrator.workers import (
     checkpoint,
-    cpu_shims,
     data,
     distributed,
     loop,
@@ -61,7 +61,7 @@ KEPT = "_orig_torch_"
 def group(rank: int, world_size: int, store: str) -> Iterator[None]:
     """A process group of its own for one case."""
     distributed.quiet()
-    cpu_shims.apply()
+    shims.apply()
     _shim_deepspeed()
     # Timers are numbered on, loop after loop: ranks that had a case alone before would look for the others under another number.
     vars(step_timers)["_calls"] = itertools.count()

@@ -42,7 +42,7 @@ def useful_flags(plan: Plan, exit_minutes: int | None = None) -> tuple[Flag, ...
     if not plan.cluster.is_cpu:
         flags += [("--log-straggler",)]
     if plan.run.save_every:
-        if not plan.cluster.is_cpu:  # what it starts for that would lack what megatron-core lacks without a GPU (workers/cpu_shims.py)
+        if not plan.cluster.is_cpu:  # what it starts for that would lack what megatron-core lacks without a GPU (cpu/shims.py)
             # Without a worker of its own for it, saving beside the training is turned off with a warning (arguments.py:1139).
             flags += [("--async-save",), ("--use-persistent-ckpt-worker",)]
         flags += [("--exit-signal-handler",), ("--exit-signal", "SIGUSR1")]

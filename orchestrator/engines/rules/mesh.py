@@ -64,7 +64,7 @@ def sp_norm(candidate: Candidate, workload: Workload) -> str | None:
 
 def cp_attention(candidate: Candidate, workload: Workload) -> str | None:
     """Refuses context parallelism without Transformer Engine's attention. On a CPU the worker has an attention of its own
-    (workers/cpu_attention.py)."""
+    (cpu/attention.py)."""
     cluster = workload.cluster
     if candidate.mesh.cp == 1 or cluster.software.transformer_engine or cluster.is_cpu:
         return None

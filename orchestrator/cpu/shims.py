@@ -271,6 +271,6 @@ def _gathering_attention() -> None:
     """transformer/dot_product_attention.py:57 refuses context parallelism."""
     from megatron.core.models import backends
 
-    from orchestrator.workers.cpu_attention import AllGatherAttention
+    from orchestrator.cpu.attention import AllGatherAttention
 
     backends.LocalSpecProvider.core_attention = lambda self: AllGatherAttention

@@ -1,4 +1,4 @@
-"""What megatron/training asks of a GPU beside megatron.core (cpu_shims.py), answered on a machine without one. No arithmetic is changed."""
+"""What megatron/training asks of a GPU beside megatron.core (cpu/shims.py), answered on a machine without one. No arithmetic is changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.workers import cpu_shims, eager  # noqa: F401  (eager: before megatron.core)
+from orchestrator.cpu import eager, shims  # noqa: F401  (eager: before megatron.core)
 
 MEMORY = 4 << 30
 """Bytes that a device is said to have; nothing depends on it."""
@@ -30,7 +30,7 @@ def apply() -> None:
     _compiled_helpers()
     if not hasattr(typing, "override"):  # from 0.17 on Megatron is for Python 3.12, of which this alone is missing in 3.11
         setattr(typing, "override", lambda method: method)  # noqa: B010
-    cpu_shims.apply()
+    shims.apply()
     _answers()
 
 
@@ -60,7 +60,7 @@ def _compiled_helpers() -> None:
                 return
 
 
-class _Event(cpu_shims._Stream):
+class _Event(shims._Stream):
     """Of a stream where everything has happened already (timers)."""
 
     def elapsed_time(self, other: Any) -> float:
@@ -84,7 +84,7 @@ def _answers() -> None:
     for name, dtype in TENSOR_TYPES.items():
         setattr(cuda, f"{name}Tensor", lambda values=(), _dtype=dtype: torch.tensor(values, dtype=_dtype))
     for name in FACTORIES:
-        setattr(torch, name, cpu_shims.on_cpu(getattr(torch, name)))
+        setattr(torch, name, shims.on_cpu(getattr(torch, name)))
 
 
 def start_without_cuda() -> None:
