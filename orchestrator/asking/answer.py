@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from orchestrator.engines import ENGINES
+from orchestrator.engines.deepspeed.requirements import NAME as DEEPSPEED
 from orchestrator.errors import InputError
 from orchestrator.folder import all_files, write_folder
 from orchestrator.job import Job
@@ -131,7 +132,7 @@ class Answer(Value, frozen=True, kw_only=True):
         path = FOR_TRAINER if trainer else DS_CONFIG
         content = next((file.content for file in self.job().files if file.path == path), None)
         if content is None:
-            having = [name for name, engine in ENGINES.items() if "ds" in engine.passes]
+            having = [DEEPSPEED] if trainer else [name for name, engine in ENGINES.items() if "ds" in engine.passes]
             raise InputError("engine", self.plan.engine, f"has no {path}", having)
         found: dict[str, Any] = json.loads(content)
         return found

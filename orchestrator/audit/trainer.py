@@ -31,6 +31,15 @@ UNPRICED: Final = (
 )  # fmt: skip
 LENGTHS: Final = ("max_seq_length", "max_length", "cutoff_len", "block_size", "model_max_length")
 TRAINED: Final = ("lora_r", "lora_rank")
+SCHEDULES: Final = {
+    "cosine_with_min_lr": "cosine",
+    "linear": "linear",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
+"""Those of transformers/optimization.py that have a shape of ours other than its cosine's."""
+LEARNING_RATE: Final = 5e-5
+"""TrainingArguments' own."""
 
 
 def is_trainer(content: Mapping[str, Any]) -> bool:
@@ -113,8 +122,10 @@ def _keys(given: Given) -> dict[str, Any]:
         keys["train.steps"] = steps
         ratio = given.number("warmup_ratio", float) or 0.0
         keys["train.warmup"] = min(steps, int(given.number("warmup_steps", float) or 0) or round(ratio * steps))
-    schedule = str(given.get("lr_scheduler_type", "linear"))
-    keys["train.schedule"] = schedule if schedule in ("cosine", "linear", "constant") else "cosine"
+    keys["train.schedule"] = SCHEDULES.get(str(given.get("lr_scheduler_type", "linear")), "cosine")
+    least = given.number("lr_scheduler_kwargs.min_lr_rate", float)
+    if least is not None:
+        keys["train.min_lr"] = least * (given.number("learning_rate", float) or LEARNING_RATE)
     given.take("warmup_ratio", "warmup_steps", "num_train_epochs")
     if given.values.get("seed") is not None:
         keys["seed"] = given.number("seed")

@@ -1,4 +1,7 @@
-"""A plan as DeepSpeed's JSON: concrete numbers for our worker and for use by hand, and a variant that the HF Trainer fills.
+"""A plan as DeepSpeed's JSON: concrete numbers for our worker and for use by hand.
+
+It has no learning-rate schedule: none of DeepSpeed's classes has the step at the peak after a cosine's warm-up (runtime/lr_schedules.py),
+and a file that has one for some plans only is a trap. BY_HAND.md gives the plan's.
 
 Bucket sizes are elements, not bytes (deepspeed/runtime/zero/config.py:113-251). Nothing is left to a default that changes training:
 without `gradient_clipping` DeepSpeed clips at 1.0, and without `grad_accum_dtype` it sums bf16 gradients in bf16.
@@ -8,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import pi
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -82,71 +84,6 @@ def sizes(plan: Plan) -> Sizes:
     return Sizes(describe(plan.model, training.seq_length, training.decoder_seq_length), plan.tp, training.lora)
 
 
-def scheduler(plan: Plan) -> dict[str, Any] | None:
-    """The plan's schedule for use by hand, by DeepSpeed's own classes (runtime/lr_schedules.py); our worker sets the rates itself.
-
-    DeepSpeed steps its scheduler after each step and begins at last_batch_iteration=-1, so that its Warmup* classes are one step late (the
-    first two steps are at 0), and raises their warmup_num_steps to 2. Begun later they don't touch the first step's rate, which is then
-    the optimizer's (`first_rate`): so constant rates after a warm-up and a cosine without one are the plan's in every step. OneCycle counts
-    as the plan does: a linear decay is its second half, as long as it takes from `lr` to 0. A cosine after a warm-up can't be had
-    (`cosine_error`).
-    """
-    training = plan.training
-    lr, min_lr, warmup, steps = training.lr, training.min_lr, training.warmup, training.steps
-    if _is_constant(plan):
-        if not warmup:
-            return None
-        counted = max(DS_LEAST_WARMUP, warmup)
-        return {"type": "WarmupLR", "params": {
-            "warmup_min_lr": 0.0, "warmup_max_lr": lr, "warmup_num_steps": counted, "warmup_type": "linear",
-            "last_batch_iteration": counted - warmup,
-        }}  # fmt: skip
-    if training.schedule == "linear":
-        if warmup:
-            to_zero = max(0, steps - warmup) * lr / (lr - min_lr)
-            cycle = {"cycle_min_lr": 0.0, "cycle_max_lr": lr, "cycle_first_step_size": warmup, "cycle_second_step_size": to_zero}
-        else:  # from the peak on, which is after a first half of one step
-            cycle = {"cycle_min_lr": min_lr, "cycle_max_lr": lr, "cycle_first_step_size": 1, "cycle_second_step_size": steps,
-                     "last_batch_iteration": 0}  # fmt: skip
-        return {"type": "OneCycle", "params": cycle | {"cycle_momentum": False}}
-    params: dict[str, Any] = {"cos_min_ratio": min_lr / lr, "warmup_type": "linear"}
-    if warmup:
-        # Half of what is missing at the end of the warm-up is too much at its beginning: the largest error is the least.
-        params |= {"total_num_steps": steps, "warmup_num_steps": warmup, "warmup_min_ratio": 2 / (warmup + 1)}
-    else:
-        late = DS_LEAST_WARMUP
-        params |= {"total_num_steps": steps + late, "warmup_num_steps": late, "last_batch_iteration": late - 1}
-    return {"type": "WarmupCosineLR", "params": params}
-
-
-DS_LEAST_WARMUP: Final = 2
-"""What DeepSpeed raises a smaller warmup_num_steps to (runtime/lr_schedules.py)."""
-
-
-def _is_constant(plan: Plan) -> bool:
-    training = plan.training
-    return training.schedule == "constant" or (training.schedule == "linear" and training.min_lr == training.lr)
-
-
-def first_rate(plan: Plan) -> float:
-    """The optimizer's own rate in the file for use by hand: that of the first step, where the scheduler begins with the second."""
-    return 0.0 if _is_constant(plan) and plan.training.warmup else plan.training.lr
-
-
-def cosine_error(plan: Plan) -> float:
-    """How far the rates of `scheduler` are from the plan's at most, as a share of `lr`: 0 but for a cosine after a warm-up, of which
-    DeepSpeed's WarmupCosineLR has no step at the peak.
-
-    With W warm-up steps its step s is at (2 + (s-1)(W-1)/W)/(W+1) in place of s/W, (W-1)/(W(W+1)) off in the first and in the last; its
-    cosine is the plan's. With one it is at the peak twice, and then a step late: the cosine's steepest slope is pi/2.
-    """
-    training = plan.training
-    warmup = training.warmup
-    if training.schedule != "cosine" or not warmup:
-        return 0.0
-    return pi / 2 / max(1, training.steps - 1) if warmup == 1 else (warmup - 1) / (warmup * (warmup + 1))
-
-
 def buckets(plan: Plan) -> dict[str, Any]:
     """How ZeRO's groups of tensors are made, which no plan decides: settings by path."""
     stage = plan.zero_stage
@@ -209,77 +146,24 @@ def ds_config(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
     return with_ds(nested(say((*words.SIZES, *words.TRAINING, *words.ZERO), plan) | settings | dict(more)), plan)
 
 
-def by_hand(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
-    """`ds_config` with the schedule, for a script that leaves the learning rate to DeepSpeed."""
-    config = ds_config(plan, more)
-    schedule = scheduler(plan)
-    if schedule is None:
-        return config
-    optimizer = config["optimizer"]
-    return config | {"optimizer": optimizer | {"params": optimizer["params"] | {"lr": first_rate(plan)}}, "scheduler": schedule}
-
-
-def for_trainer(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
-    """`ds_config` with "auto" where `transformers.Trainer` and accelerate fill in what they are given (raw DeepSpeed drops it or refuses).
-
-    The schedule is left to the Trainer. With tp>1 the Trainer gets DeepSpeed's AutoTP of that size.
-    """
-    config = ds_config(plan, more)
-    config |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
-    for name in ("bf16", "fp16"):
-        if name in config:
-            config[name] = config[name] | {"enabled": "auto"}
-    params = config["optimizer"]["params"]
-    # Not Adam's betas and eps, which accelerate can't fill, nor the clipping, which it would fill with 1.0 whatever it is told. The Trainer
-    # names them where its arguments say otherwise.
-    filled = {name: "auto" for name in ("lr", "weight_decay") if name in params}
-    config["optimizer"] = config["optimizer"] | {"params": params | filled}
-    zero = config["zero_optimization"]
-    sized = ["reduce_bucket_size"]
-    if zero["stage"] == 3:
-        sized += ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"]
-    config["zero_optimization"] = zero | {name: "auto" for name in sized if name in zero}
-    config.pop("sequence_parallel_size", None)  # the Trainer's ParallelismConfig has it
-    if plan.tp > 1:
-        config["tensor_parallel"] = {"autotp_size": plan.tp, **auto_tp(plan)}
-        # The Trainer would fill it with micro * accumulation * world: tp times the samples that are there.
-        del config["train_batch_size"]
-    return with_ds(config, plan)
-
-
 def dumps(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def deepspeed_files(plan: Plan, more: Mapping[str, Any] = NOTHING) -> tuple[list[File], list[str]]:
-    """ds_config.json and ds_config.auto.json, and what a user should know of them. `more`: as `ds_config`."""
-    contents = {"ds_config.json": by_hand(plan, more), "ds_config.auto.json": for_trainer(plan, more)}
-    files = [File(path=path, content=dumps(content)) for path, content in contents.items()]
+def deepspeed_file(plan: Plan, more: Mapping[str, Any] = NOTHING) -> tuple[File, list[str]]:
+    """ds_config.json, and what a user should know of it. `more`: as `ds_config`."""
     found = [f"ds_config.json assumes {plan.dp} data-parallel ranks of {plan.world_size}."]
-    if plan.pp > 1:
-        found.append("ds_config.auto.json: the HF Trainer has no pipeline; it would run these settings over data parallelism.")
     if is_pipeline_module(plan):
         found.append('ds_config.json says nothing of stages: a script of your own gives PipelineModule those of engine.json, "pipeline".')
-    found += _schedule_notes(plan)
-    return files, found
+    own = "the learning rate's schedule and two groups of parameters, as norms and biases don't decay"
+    found.append(f"ds_config.json: what a script gives itself is {own}; orchestrator/engines/BY_HAND.md has the lines.")
+    if plan.zero_stage == 0 and plan.training.precision != "fp32":
+        found.append(f"ds_config.json: {STEPS_WHEN_BUILT}.")
+    return File(path="ds_config.json", content=dumps(ds_config(plan, more))), found
 
 
-def _schedule_notes(plan: Plan) -> list[str]:
-    """What someone who uses ds_config.json by hand should know of its learning rates."""
-    training, found = plan.training, []
-    error = cosine_error(plan)
-    if error:
-        off = f"its rates are up to {100 * error:.2g}% of lr off the plan's, which our worker's are"
-        found.append(f"ds_config.json: DeepSpeed's cosine has no step at the peak after a warm-up: {off}.")
-    if first_rate(plan) != training.lr:
-        own = f"With a scheduler of your own write lr={training.lr} there"
-        found.append(f"ds_config.json: optimizer.params.lr is the first step's, 0; the scheduler has the peak. {own}.")
-    schedule = scheduler(plan)
-    params = schedule["params"] if schedule else {}
-    if "warmup_num_steps" in params and (params["warmup_num_steps"] != training.warmup or first_rate(plan) != training.lr):
-        said = "looks for its own arguments in this scheduler and refuses it; it takes ds_config.auto.json"
-        found.append(f"ds_config.json: the HF Trainer {said}.")
-    return found
+STEPS_WHEN_BUILT: Final = "at stage 0 in 16 bits DeepSpeed steps once when it is built (weights decay by lr, Adam counts one more)"
+"""fp16/unfused_optimizer.py and fused_optimizer.py:125, initialize_optimizer_states."""
 
 
 def deepspeed_environment(plan: Plan) -> dict[str, str]:

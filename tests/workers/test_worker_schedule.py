@@ -1,4 +1,4 @@
-"""The learning rate by step: one meaning in our workers, Megatron-LM and DeepSpeed."""
+"""The learning rate by step: one meaning in our workers, Megatron-LM and transformers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from worker_plans import make_plan
 
-from orchestrator.engines import ds_config
+from orchestrator.engines import ENGINES
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.workers.schedule import learning_rate
@@ -76,37 +77,22 @@ def test_every_step_has_megatrons_rate(fields: dict[str, Any]) -> None:
     assert found == pytest.approx(ours(plan), rel=1e-9, abs=1e-9 * LR)
 
 
-def deepspeeds(plan: Plan) -> list[float]:
-    """The rates of ds_config.json by DeepSpeed's own class (runtime/engine.py, _scheduler_from_config and _take_model_step)."""
-    from deepspeed.runtime import lr_schedules
+@pytest.mark.parametrize("fields", SCHEDULES, ids=str)
+def test_every_step_has_the_rate_of_trainer_yaml(fields: dict[str, Any]) -> None:
+    """By transformers' own schedule, for all but a linear one that ends above 0, which transformers has not."""
+    from transformers import get_scheduler
 
-    config = ds_config.by_hand(plan)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config["optimizer"]["params"]["lr"])
-    wanted = config.get("scheduler")
-    scheduler = getattr(lr_schedules, wanted["type"])(optimizer, **wanted["params"]) if wanted else None
+    plan = make_plan(engine="deepspeed", lr=LR, **fields)
+    files = {file.path: file.content for file in ENGINES["deepspeed"].translate(plan).files}
+    if fields["schedule"] == "linear" and 0 < fields["min_lr"] < LR:
+        assert "trainer.yaml" not in files
+        return
+    said = yaml.safe_load(files["trainer.yaml"])
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=said["learning_rate"])
+    schedule = get_scheduler(said["lr_scheduler_type"], optimizer, said["warmup_steps"], said["max_steps"], said["lr_scheduler_kwargs"])
     found = []
     for _ in range(plan.training.steps):
         found.append(optimizer.param_groups[0]["lr"])
-        if scheduler is not None:
-            scheduler.step()
-    return found
-
-
-@pytest.mark.parametrize("fields", SCHEDULES, ids=str)
-def test_ds_config_by_hand_has_the_rate_of_every_step(fields: dict[str, Any]) -> None:
-    """All schedules but a cosine after a warm-up, of which DeepSpeed has no class; there the note says by how much it is off at most."""
-    plan = make_plan(engine="deepspeed", lr=LR, **fields)
-    found, wanted = deepspeeds(plan), ours(plan)
-    said = ds_config.cosine_error(plan)
-    if fields["schedule"] != "cosine" or not fields["warmup"]:
-        assert said == 0
-        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-9 * LR)
-        return
-    worst = max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / LR
-    assert worst <= said * (1 + 1e-9)
-    if fields["warmup"] > 1:
-        assert worst == pytest.approx(said)
-        after = fields["warmup"] + 1
-        assert found[after:] == pytest.approx(wanted[after:], rel=1e-9)
-    notes = ds_config.deepspeed_files(plan)[1]
-    assert any(f"up to {100 * said:.2g}% of lr" in note for note in notes)
+        optimizer.step()
+        schedule.step()
+    assert found == pytest.approx(ours(plan), rel=1e-9, abs=1e-9 * LR)

@@ -7,7 +7,8 @@ from typing import Any, Final
 from orchestrator.engines import passthrough
 from orchestrator.engines.deepspeed.experts import PRESETS, balance
 from orchestrator.engines.deepspeed.requirements import REQUIREMENTS
-from orchestrator.engines.ds_config import auto_tp, deepspeed_environment, deepspeed_files, ds_config
+from orchestrator.engines.deepspeed.trainer_files import trainer_files
+from orchestrator.engines.ds_config import auto_tp, deepspeed_environment, deepspeed_file, ds_config
 from orchestrator.engines.hf_config import class_of, hf_fields
 from orchestrator.engines.traced import partition_note, traced_fields
 from orchestrator.engines.translation import assemble, engine_file
@@ -31,7 +32,9 @@ def translate(plan: Plan) -> Job:
     more = own_settings(plan)
     model = hf_fields(plan) | balance(plan.model) if plan.model.traced is None else traced_fields(plan)
     engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
-    files, notes = deepspeed_files(plan, more)
+    file, notes = deepspeed_file(plan, more)
+    files, of_trainer = trainer_files(plan, more, checkpointing=model["gradient_checkpointing"])
+    notes += of_trainer
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
     worked = [name for name in DEEPSPEED_OPTIONS if getattr(plan, name) != DEFAULTS[name]]
     if worked:
@@ -45,7 +48,7 @@ def translate(plan: Plan) -> Job:
         notes.append("transformers' routers don't move the biases that balance experts: they stay as they are in the first step.")
     if plan.model.stack == "encoder":
         notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
-    return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan), passes=PASSES)
+    return assemble(plan, WORKER, [engine, file, *files], notes, deepspeed_environment(plan), passes=PASSES)
 
 
 def own_settings(plan: Plan) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines import megatron_layers, passthrough
-from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_files, ds_config
+from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_file, ds_config
 from orchestrator.engines.ds_pipeline import is_pipeline_module, pipeline_fields
 from orchestrator.engines.megatron_args import megatron_lm
 from orchestrator.engines.megatron_deepspeed.requirements import NAME, REQUIREMENTS
@@ -26,9 +26,9 @@ def translate(plan: Plan) -> Job:
     the plan."""
     pipeline = {"pipeline": pipeline_fields(plan)} if is_pipeline_module(plan) else {}
     engine = engine_file(plan, REQUIREMENTS, layers_fields(plan, PASSES) | {"ds_config": ds_config(plan)} | pipeline)
-    files, notes = deepspeed_files(plan)
+    file, notes = deepspeed_file(plan)
     notes += [*version_notes(plan), f"megatron_args.sh was not written: {megatron_lm(plan.cluster.software)} has no DeepSpeed."]
-    return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan), passes=PASSES)
+    return assemble(plan, WORKER, [engine, file], notes, deepspeed_environment(plan), passes=PASSES)
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:

@@ -1,0 +1,147 @@
+"""A plan in the words of `transformers.Trainer` and of accelerate: trainer.yaml, accelerate.yaml, and the ds_config that both fill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import yaml
+
+from orchestrator.engines.ds_config import NOTHING, STEPS_WHEN_BUILT, ds_config, dumps
+from orchestrator.engines.passthrough import with_ds
+from orchestrator.job import File
+from orchestrator.plan import Plan
+from orchestrator.strategy.spec import CHOICES, DEEPSPEED_OPTIONS
+
+DS_CONFIG: Final = "ds_config.auto.json"
+TRAINER: Final = "trainer.yaml"
+ACCELERATE: Final = "accelerate.yaml"
+DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
+
+TRAINER_HEAD: Final = """\
+# The plan as arguments of transformers.Trainer: HfArgumentParser(TrainingArguments).parse_yaml_file("trainer.yaml")
+# Started in this folder, by torchrun with {ranks} ranks. orchestrator/engines/BY_HAND.md has the lines around it.
+"""
+ACCELERATE_HEAD: Final = """\
+# accelerate launch --config_file accelerate.yaml train.py, in this folder{nodes}.
+# What the script gives, by the numbers in trainer.yaml: batch, optimizer (norms and biases don't decay), the learning rate's schedule.
+"""
+
+
+def for_trainer(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+    """`ds_config` with "auto" for the batch, which the Trainer and accelerate fill, and without an optimizer: given one,
+    transformers hands DeepSpeed all parameters as one group, and norms and biases would decay (integrations/deepspeed.py,
+    deepspeed_optim_sched). Theirs has the plan's two groups."""
+    config = ds_config(plan, more)
+    del config["optimizer"]
+    config |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+    if plan.tp > 1:
+        # The Trainer would fill it with micro * accumulation * world: tp times the samples that are there.
+        del config["train_batch_size"]
+    if plan.offload_optimizer and plan.cluster.is_cpu:
+        config["zero_force_ds_cpu_optimizer"] = False  # else accelerate puts DeepSpeed's own Adam in torch's place, which is compiled first
+    return with_ds(config, plan)
+
+
+def schedule(plan: Plan) -> tuple[str, dict[str, float]] | None:
+    """transformers' name of the plan's learning-rate schedule and its arguments; None: it has none with the plan's rate in every step.
+    Its linear one ends at 0, and of those that end elsewhere only the cosine knows the rate it begins with under DeepSpeed."""
+    training = plan.training
+    if training.schedule == "cosine":
+        return "cosine_with_min_lr", {"min_lr_rate": training.min_lr / training.lr}
+    if training.schedule == "constant" or training.min_lr == training.lr:
+        return ("constant_with_warmup" if training.warmup else "constant"), {}
+    return None if training.min_lr else ("linear", {})
+
+
+def why_not(plan: Plan) -> str | None:
+    """Why the Trainer and accelerate can't be told to train this plan; None: they can."""
+    if plan.cp > 1:
+        return "under Ulysses they divide the batch by all ranks, and DeepSpeed's gradients are too large by their number in a sequence"
+    if plan.ep > 1:
+        return "they make no groups for AutoEP's experts"
+    added = [name for name in DEEPSPEED_OPTIONS if getattr(plan, name) != DEFAULTS[name]]
+    if added:
+        return f"they don't call DeepSpeed's functions for {', '.join(added)}"
+    if schedule(plan) is None:
+        return "transformers has no linear schedule that ends at train.min_lr"
+    return None
+
+
+def trainer_arguments(plan: Plan, *, checkpointing: bool) -> dict[str, Any]:
+    """TrainingArguments by name. The plan must have a `schedule` there."""
+    training, run, named = plan.training, plan.run, schedule(plan)
+    assert named is not None
+    arguments: dict[str, Any] = {
+        "output_dir": "trainer",
+        "deepspeed": DS_CONFIG,
+        "max_steps": training.steps,
+        "per_device_train_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.num_microbatches,
+        "optim": "sgd" if training.optimizer == "sgd" else "adamw_torch" if plan.cluster.is_cpu else "adamw_torch_fused",
+        "learning_rate": training.lr,
+        "lr_scheduler_type": named[0],
+        "lr_scheduler_kwargs": named[1],
+        "warmup_steps": training.warmup,
+        "weight_decay": training.weight_decay,
+        "adam_beta1": training.betas[0],
+        "adam_beta2": training.betas[1],
+        "adam_epsilon": training.eps,
+        "max_grad_norm": training.clip,
+        "bf16": training.precision == "bf16",
+        "fp16": training.precision == "fp16",
+        "seed": training.seed,
+        "gradient_checkpointing": checkpointing,
+        "logging_steps": 1,
+        "save_strategy": "steps" if run.save_every else "no",
+        "report_to": "none",
+    }
+    if run.save_every:
+        arguments |= {"save_steps": run.save_every} | ({"save_total_limit": run.keep_last} if run.keep_last else {})
+    if checkpointing:
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if plan.cluster.is_cpu:
+        arguments["use_cpu"] = True
+    return arguments
+
+
+def accelerate_config(plan: Plan) -> dict[str, Any]:
+    """What `accelerate launch` reads. Precision stands in the ds_config alone (utils/dataclasses.py, _deepspeed_config_checks). On a CPU
+    cluster it does not say so: accelerate would leave DeepSpeed out (commands/launch.py, launch_command)."""
+    nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {
+            "deepspeed_config_file": DS_CONFIG,
+            "deepspeed_multinode_launcher": "standard",
+            "zero3_init_flag": plan.zero_stage == 3,
+        },
+        "num_machines": nodes,
+        "num_processes": plan.world_size,
+        "main_training_function": "main",
+    }
+
+
+def trainer_files(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -> tuple[list[File], list[str]]:
+    """The files, and what a user should know of them. `checkpointing`: whether layers are recomputed; `more`: as `ds_config`."""
+    reason = why_not(plan)
+    if reason is not None:
+        return [], [f"{TRAINER}, {ACCELERATE} and {DS_CONFIG}: none, as Trainer and accelerate can't be told this plan: {reason}."]
+    accelerate = accelerate_config(plan)
+    nodes = ", on every node with --machine_rank and --main_process_ip" if accelerate["num_machines"] > 1 else ""
+    heads = {
+        TRAINER: TRAINER_HEAD.format(ranks=plan.world_size),
+        ACCELERATE: ACCELERATE_HEAD.format(nodes=nodes),
+    }
+    said = {TRAINER: trainer_arguments(plan, checkpointing=checkpointing), ACCELERATE: accelerate}
+    files = [File(path=DS_CONFIG, content=dumps(for_trainer(plan, more)))]
+    files += [File(path=path, content=heads[path] + yaml.safe_dump(content, sort_keys=False)) for path, content in said.items()]
+    notes = []
+    if plan.zero_stage == 0 and plan.training.precision != "fp32":
+        notes.append(f"{TRAINER}: {STEPS_WHEN_BUILT}.")
+    if any(part.aux_loss_coeff for part in plan.model.experts):
+        notes.append(f"{TRAINER}: the loss that balances experts is the model's to add: output_router_logits=true in its configuration.")
+    if plan.training.lora is not None:
+        notes.append(f"{TRAINER}: the adapters are the script's to put in (peft's get_peft_model).")
+    return files, notes
