@@ -18,8 +18,8 @@ from orchestrator.cost import calibration
 from orchestrator.cost.uncertainty import USUAL_RISK
 from orchestrator.engine_prices import EnginePrices, kept_limit
 from orchestrator.engines import ENGINES, Engine, passthrough
-from orchestrator.engines.engine import Entry
-from orchestrator.engines.entry import engine_of_entry, entry_job
+from orchestrator.engines.engine import Entry, OwnLoop
+from orchestrator.engines.entry import engine_of_entry, entry_job, own_loop
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import Job
 from orchestrator.launch import render
@@ -165,7 +165,8 @@ class Planner:
             if name in ENGINES and not passthrough.reaches(ENGINES[name].passes, settings.extra):
                 passthrough.check_reached(name, settings.extra, {other: engine.passes for other, engine in ENGINES.items()})
             return [ENGINES[name]] if name in ENGINES else []
-        return [engine for engine in ENGINES.values() if passthrough.reaches(engine.passes, settings.extra)]
+        asked = [engine for engine in ENGINES.values() if engine.own_loop is not None or settings.program != "own"]
+        return [engine for engine in asked if passthrough.reaches(engine.passes, settings.extra)]
 
     @cached_property
     def engines(self) -> list[Engine]:
@@ -225,7 +226,8 @@ class Planner:
         `without`: engines that are left out; `prunings`: further rules that a plan must keep. Raises InputError where no engine is left."""
         settings = self.settings
         engines = [engine for engine in self.engines if engine.name not in without]
-        able = [self._capabilities(engine, program=settings.entry is not None) for engine in engines]
+        programs = settings.entry is not None or settings.program == "own"
+        able = [self._capabilities(engine, program=programs) for engine in engines]
         prices = self.prices(engines)
         return Space(
             workload=self.workload,
@@ -375,7 +377,7 @@ class Planner:
         """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none, or there
         was no search."""
         settings, plan, space = self.settings, best.plan, best.space
-        if space is None or settings.entry is not None:
+        if space is None or settings.entry is not None or settings.program == "own":
             return None
         alone = msgspec.structs.replace(space.settings, top_k=1, most_further=0)
         for engine, planned in zip(space.engines, space.planned, strict=True):
@@ -410,9 +412,19 @@ class Planner:
                           trial_steps=trial_steps)  # fmt: skip
             job = entry_job(ENGINES, plan, job, entry)
             job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
+        elif (loop := self.trained_by(plan)[0]) is not None:
+            job = loop.job(plan, job, render.exit_minutes(settings.slurm.time), trial_steps)
         if plan.model.traced is not None and plan.model.traced.code:
             job = with_code(job, plan.model.traced.code)
         return render.with_environment(self._with_enough_documents(plan, job), settings.env)
+
+    def trained_by(self, plan: Plan) -> tuple[OwnLoop | None, str]:
+        """(the engine's own training loop where it trains the plan, None: another program does; why). Raises InputError where
+        program=own can't be."""
+        settings = self.settings
+        if settings.entry is not None:
+            return None, f"entry={settings.entry}"
+        return own_loop(ENGINES[plan.engine], plan, settings.program)
 
     def _with_enough_documents(self, plan: Plan, job: Job) -> Job:
         """The job of an engine's own program that divides its data by whole documents, of which there are enough. Raises InputError where

@@ -166,14 +166,14 @@ def rehearse_first(settings: Settings, plan: Plan, job: Job, out: Path, machine:
     from orchestrator import rehearsal
 
     cost = Planner(settings).prices_for(plan.engine).costs(plan)
-    environment = dict(job.environment)
+    environment, worker = dict(job.environment), ENGINES[plan.engine].translate(plan).module
     if not (settings.cluster.is_cpu or machine.catalog_name == settings.cluster.gpu.name):
-        for line in rehearsal.built_lines(plan, cost, rehearsal.built(plan, job.module, environment, out)):
+        for line in rehearsal.built_lines(plan, cost, rehearsal.built(plan, worker, environment, out)):
             print(line, flush=True)
         return
     stages = ", ".join(f"{stage} ({why})" for stage, why in rehearsal.stages_to_rehearse(plan).items())
     print(f"rehearsing stage {stages}: one rank of it alone, on this machine", flush=True)
-    found = rehearsal.rehearse(plan, job.module, environment, cost, out)
+    found = rehearsal.rehearse(plan, worker, environment, cost, out)
     screen().print(rehearsal.rehearsed_table(found))
     over = [one for one in found if one.measured_bytes > settings.limit.limit]
     if over:
@@ -244,6 +244,11 @@ def check_range(settings: Settings, plan: Plan) -> None:
     asked = f"{slurm.least_nodes}-{slurm.most_nodes}"
     if not plan.run.save_every:
         raise InputError("slurm.nodes", asked, "goes on from checkpoints on other nodes, and there are none: train.save_every=")
+    loop, _ = Planner(settings).trained_by(plan)
+    if loop is not None and not loop.reshardable:
+        raise InputError(
+            "slurm.nodes", asked, f"goes on on other ranks, and {loop.name} does not from its checkpoints", ["program=instrument"]
+        )
     if not ENGINES[plan.engine].reshardable(plan):
         why = "goes on in another layout, and this plan's checkpoints are read in their own only (stage 0 in 16 bits, fp16, sgd)"
         raise InputError("slurm.nodes", asked, why, ["engine=megatron", "pin.zero_stage=1"])

@@ -177,6 +177,9 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     console.file.flush()
     what = "; candidates.csv has each choice with its price or reason" if found.outcomes else ""
     print(f"Written to {out}{what}; pictures of the plan: python -m orchestrator report {shlex.quote(str(out))}")
+    loop, why = Planner(settings).trained_by(found.plan)
+    who = job.program or ("our worker" if loop is None else loop.name)
+    print(f"trained by {who}: {why}")
     slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     by_slurm = settings.launch == "slurm" or job.num_nodes > 1
     for note in (*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())):

@@ -59,6 +59,23 @@ class Program(Value, frozen=True, kw_only=True):
     """The arguments by which it divides a corpus, where it does so by whole documents; None: this plan's program does not."""
 
 
+class OwnLoop(Value, frozen=True, kw_only=True):
+    """The engine's own training loop, which a program of orchestrator/programs starts in our worker's place (program=own)."""
+
+    name: str
+    """How screens call it: transformers' Trainer."""
+    why_not: Callable[[Plan], str | None]
+    """Why it can't run this plan as it is, with what the plan's run asks for; None: it can."""
+    job: Callable[[Plan, Job, int | None, int | None], Job]
+    """The job with it in the worker's place. Then, as of `Entry`: exit_minutes, trial_steps."""
+    modules: tuple[str, ...] = ()
+    """What it imports beside the engine's requirements."""
+    reshardable: bool = False
+    """Whether it goes on from its checkpoints on another number of ranks."""
+    is_default: bool = False
+    """Whether program=auto takes it for the plans that it can run."""
+
+
 class Engine(Value, frozen=True, kw_only=True):
     """`capabilities`: what it can run with this software; `traits`: how it is priced; `translate`: a plan as the job that runs it, which
     names the worker that each rank starts; `requirements`: what must be installed there; `passes`: the groups of keys that reach its
@@ -71,6 +88,7 @@ class Engine(Value, frozen=True, kw_only=True):
     requirements: Requirements
     passes: Mapping[str, tuple[str, ...]] = {}
     program: Program | None = None
+    own_loop: OwnLoop | None = None
     entry: Callable[[Plan, Job, Entry], Job] | None = None
     """The job with a user's own program in our worker's place; raises InputError where it can't be started with the plan. None: with no
     plan of this engine."""

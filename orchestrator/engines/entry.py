@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from orchestrator.engines.engine import Engine, Entry
+from orchestrator.engines.engine import Engine, Entry, OwnLoop
 from orchestrator.errors import InputError
 from orchestrator.job import Job
 from orchestrator.plan import Plan, RunSettings
@@ -20,6 +20,22 @@ def timeout_minutes(plan: Plan) -> int | None:
     dumps its flight recorder and ends the rank). None: the program's own default, 10 minutes in Megatron-LM and DeepSpeed."""
     seconds = plan.run.step_timeout_s
     return None if seconds in (0.0, RunSettings().step_timeout_s) else max(1, math.ceil(seconds / 60))
+
+
+def own_loop(engine: Engine, plan: Plan, asked: str) -> tuple[OwnLoop | None, str]:
+    """(the engine's own training loop where it trains the plan, else None; why). `asked`: what program= says. Raises InputError where it
+    asks for a loop that can't run the plan."""
+    loop = engine.own_loop
+    if asked == "instrument":
+        return None, "program=instrument"
+    why = f"engine={engine.name} has no training loop but our worker's" if loop is None else loop.why_not(plan)
+    if asked == "own":
+        if loop is None or why is not None:
+            raise InputError("program", asked, str(why), ["instrument", "auto"])
+        return loop, "program=own"
+    if loop is None or why is not None:
+        return None, str(why)
+    return (loop, "the default") if loop.is_default else (None, f"the default; program=own is {loop.name}")
 
 
 def engine_of_entry(engines: Mapping[str, Engine]) -> str:

@@ -31,6 +31,7 @@ from orchestrator.values import Value
 Launch = Literal["auto", "none", "local", "slurm"]
 Launcher = Literal["torchrun", "deepspeed"]
 Mixed = Literal["refuse", "slowest", "stages"]
+TrainedBy = Literal["auto", "own", "instrument"]
 Largest = Literal["seq_length", "global_batch_size", "num_layers"]
 
 MAX_GPUS: Final = 1_000_000
@@ -181,6 +182,14 @@ class Actions(Value, frozen=True, kw_only=True):
             high=64,
         ),
     ] = 3
+    program: Annotated[
+        TrainedBy,
+        Key(
+            "program",
+            "what trains; own: the engine's own training loop (orchestrator/programs); instrument: our worker, which runs all; auto: "
+            "own where that is the engine's default and can run the plan",
+        ),
+    ] = "auto"
     entry: Annotated[
         str | None, Key("entry", "a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script", path=True)
     ] = None

@@ -59,6 +59,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "cluster.storage": None if settings.storage_bandwidth is None else f"{settings.storage_bandwidth!r} B/s",
         "cluster.restart_s": settings.restart_s if settings.mtbf_hours is not None else None,
         "search": {"budget_s": settings.budget_s, "global_batch_size": "auto" if settings.open_batch else None},
+        "program": None if settings.program == "auto" else settings.program,
         "entry": settings.entry,
         "entry.args": shlex.join(settings.entry_args) or None,
         "entry.without": shlex.join(settings.entry_without) or None,

@@ -271,7 +271,9 @@ OWN_WORKER: Final = "is written by our worker; entry= starts another program"
 
 
 def _check_entry(flat: Flat) -> None:
-    """Raises InputError for what is said of a program that is not named."""
+    """Raises InputError for what is said of a program that is not named, and for two programs."""
+    if "program" in flat and value_of(flat, "entry", None) is not None and flat["program"].value != "auto":
+        raise InputError("program", flat["program"].value, "is one program, and entry= names another: leave one of them out")
     for name in flat if value_of(flat, "entry", None) is None else ():
         if name.startswith("entry."):
             raise InputError(name, shown(flat[name].text), OWN_PROGRAM)

@@ -1,0 +1,57 @@
+"""program=: which of an engine's own training loop and our worker trains a plan, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hand_plans import LLAMA, make_plan
+from msgspec.structs import replace
+
+from orchestrator.engines import ENGINES
+from orchestrator.engines.engine import Engine, OwnLoop
+from orchestrator.engines.entry import own_loop
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+from orchestrator.run import main
+
+PLAN = make_plan("deepspeed", LLAMA, tp=2)
+
+
+def engine(*, refuses: bool = False, is_default: bool = False) -> Engine:
+    def why_not(plan: Plan) -> str | None:
+        return f"knows no tp={plan.tp}" if refuses else None
+
+    loop = OwnLoop(name="its loop", why_not=why_not, job=lambda plan, job, minutes, steps: job, is_default=is_default)
+    return replace(ENGINES["deepspeed"], own_loop=loop)
+
+
+def test_the_default_is_the_engines_where_that_says_so_and_can_run_the_plan() -> None:
+    loop, why = own_loop(engine(is_default=True), PLAN, "auto")
+    assert loop is not None
+    assert (loop.name, why) == ("its loop", "the default")
+    assert own_loop(engine(is_default=True, refuses=True), PLAN, "auto") == (None, "knows no tp=2")
+    assert own_loop(engine(), PLAN, "auto") == (None, "the default; program=own is its loop")
+    assert own_loop(replace(engine(), own_loop=None), PLAN, "auto") == (None, "engine=deepspeed has no training loop but our worker's")
+
+
+def test_what_is_asked_for_is_taken_or_refused() -> None:
+    assert own_loop(engine(is_default=True), PLAN, "instrument") == (None, "program=instrument")
+    loop, why = own_loop(engine(), PLAN, "own")
+    assert loop is not None
+    assert why == "program=own"
+    with pytest.raises(InputError, match="program=own: knows no tp=2"):
+        own_loop(engine(refuses=True), PLAN, "own")
+    with pytest.raises(InputError, match="program=own: engine=deepspeed has no training loop but our worker's"):
+        own_loop(replace(engine(), own_loop=None), PLAN, "own")
+
+
+def test_a_run_says_what_trains_and_keeps_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recipe=gpt_tiny", "gpus=2", "cluster=cpu", "launch=none"]
+    assert main([*words, "program=instrument", f"out={tmp_path / 'a'}"]) == 0
+    assert "\ntrained by our worker: program=instrument\n" in capsys.readouterr().out
+    assert "program: instrument\n" in (tmp_path / "a" / "config.yaml").read_text()
+    assert main([*words, "program=own", "engine=megatron_deepspeed", f"out={tmp_path / 'b'}"]) == 2
+    assert "program=own: engine=megatron_deepspeed has no training loop but our worker's; choose one of" in capsys.readouterr().err
+    assert main([*words, "program=own", "entry=train.py", f"out={tmp_path / 'c'}"]) == 2
+    assert "program=own: is one program, and entry= names another" in capsys.readouterr().err
