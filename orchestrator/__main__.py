@@ -12,7 +12,7 @@ from orchestrator.errors import InputError, nearest
 
 
 def help_text() -> str:
-    """The commands, a line each."""
+    """The text of --help: the commands, a line each."""
     lines = [f"  {name:<10} {each.help}" for name, each in COMMANDS.items()]
     head = "usage: python -m orchestrator COMMAND key=value ...   (or: orchestrator COMMAND ...)"
     foot = "COMMAND --help says more. Words without a command are those of run: python -m orchestrator recipe=gpt_tiny gpus=4"
@@ -45,7 +45,7 @@ def _listed(words: Sequence[str]) -> None:
 
 
 def console() -> int:
-    """The console script."""
+    """Runs the command line of the installed script `orchestrator` and returns its exit status."""
     return alone(lambda: main(sys.argv[1:]))
 
 

@@ -100,7 +100,7 @@ def arguments(words: Sequence[str], keys: Sequence[str], required: Sequence[str]
 
 
 def truth(given: dict[str, str], key: str) -> bool:
-    """false where the key is not given. Raises InputError.
+    """The truth value of a key; False where it is not given. Raises InputError.
 
     >>> truth({"all": "true"}, "all"), truth({}, "all")
     (True, False)

@@ -16,7 +16,7 @@ from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.values import Value
 
 NVIDIA_SMI_S: Final = 10.0
-"""nvidia-smi takes 0.1 to 2 s; a driver that does not answer in ten is as good as none."""
+"""Seconds that nvidia-smi may take: it takes 0.1 to 2; a driver that does not answer in ten is as good as none."""
 MIB: Final = 2**20
 
 
@@ -42,7 +42,7 @@ class Machine(Value, frozen=True, kw_only=True):
 
 
 def machine(environment: Mapping[str, str] = os.environ) -> Machine:
-    """This machine, as far as this process may use it."""
+    """What this machine has, as far as this process may use it."""
     names = gpu_names(environment)
     nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES") or "1"
     job = environment.get("SLURM_JOB_ID")

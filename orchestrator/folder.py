@@ -32,8 +32,8 @@ HELD: Final = ".held"
 
 
 def new_folder(settings: Settings, out_key: str | None = None) -> Path:
-    """Where to write: absolute, new or empty, below a folder that can be written. `out_key`: over the settings' own. Raises InputError;
-    makes nothing."""
+    """The folder to write to: absolute, new or empty, below a folder that can be written. `out_key`: over the settings' own. Raises
+    InputError; makes nothing."""
     asked = settings.out if out_key is None else out_key
     if asked is None:
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", settings.recipe).strip(".") or "run"
@@ -124,7 +124,7 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
 
 
 def saved_bytes(plan: Plan) -> float:
-    """What a checkpoint of the plan holds at most."""
+    """Bytes that a checkpoint of the plan holds at most."""
     from orchestrator.report.failures import checkpoint_bytes
 
     model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)

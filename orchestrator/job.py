@@ -108,7 +108,7 @@ class Job(Value, frozen=True, kw_only=True):
     num_nodes: int
     ranks_per_node: int
     backend: str
-    """nccl or gloo."""
+    """Backend of torch.distributed: nccl or gloo."""
     notes: tuple[str, ...] = ()
     without_worker: str = ""
     """Why our worker can't run the plan, where only the engine's own program can (`program`)."""
@@ -117,7 +117,7 @@ class Job(Value, frozen=True, kw_only=True):
     python_path: str | None = None
     """A folder with modules that the ranks import, before those of PYTHONPATH."""
     preflight: bool = False
-    """Before `program`, each rank runs workers/check.py; our worker does so itself."""
+    """Whether each rank runs workers/check.py before `program`; our worker does so itself."""
 
     @property
     def world_size(self) -> int:

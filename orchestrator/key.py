@@ -53,7 +53,7 @@ class Key(msgspec.Struct, frozen=True):
     """Other names of the same key."""
 
     field: str = ""
-    """Where the value goes: this field of the struct `owner`."""
+    """The field of the struct `owner` that the value goes to."""
     owner: Any = None
 
 

@@ -27,7 +27,7 @@ TRACE: Final = "trace.json"
 SUGGESTED: Final = "calibration"
 """Folder of a run with the calibration that its timers suggest."""
 VARIABLE: Final = "ORCHESTRATOR_REPORT"
-"""none in the environment: no report is written after a run (it takes a second or two)."""
+"""Environment variable; with "none" no report is written after a run (it takes a second or two)."""
 
 
 def wanted() -> bool:

@@ -125,7 +125,7 @@ class Space(Value, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, settings=msgspec.structs.replace(self.settings, most_further=0))
 
     def index(self, plan: Plan) -> int:
-        """The place of the plan's engine."""
+        """Index of the plan's engine in `engines`."""
         return [engine.name for engine in self.planned].index(plan.engine)
 
     def memory_floor(self, candidate: Candidate) -> float:

@@ -113,7 +113,7 @@ def check_layers(out: Path) -> None:
 
 
 def rehearse(plan: Plan, module: str, environment: dict[str, str], cost: CostModel, out: Path) -> list[Rehearsed]:
-    """Each stage of `stages_to_rehearse` for real, on this machine's first device. Raises LaunchError."""
+    """Rehearses each stage of `stages_to_rehearse` for real, on this machine's first device. Raises LaunchError."""
     assert plan.predicted is not None
     check_layers(out)
     found = []

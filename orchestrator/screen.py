@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FILE_WIDTH = 120
 """Columns where the output is no terminal: tables of plans want more than the usual 80."""
 SHOWN_AFTER_S = 1.0
-"""A search that is done by then needs no progress bar."""
+"""Seconds after which a search has a progress bar: one that is done by then needs none."""
 
 
 class Trimmed(io.TextIOBase):

@@ -167,7 +167,7 @@ def told_apart(settings: Settings, how: str, folder: Path, trials: Sequence[Tria
 
 
 def together(runs: Sequence[Trial]) -> Trial:
-    """One trial of the runs of one plan: bad where one of them was."""
+    """One trial of all runs of one plan: bad where one of them was."""
     why = next((run.why for run in runs if run.why), "")
     steps = () if why else tuple(seconds for run in runs for seconds in run.steps_s)
     peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]

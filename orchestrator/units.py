@@ -45,7 +45,7 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_amount(amount: float, digits: int = 3) -> str:
-    """So many digits, or all that stand before the point.
+    """The amount with so many digits, or with all that stand before the point.
 
     >>> format_amount(1234567.8), format_amount(12.345), format_amount(0.01234), format_amount(999.7), format_amount(99.8, 2)
     ('1,234,568', '12.3', '0.0123', '1,000', '100')

@@ -16,7 +16,7 @@ OPTIONAL = ("transformer_engine", "flash_attn", "apex")
 
 
 def main() -> int:
-    """0 where all engines can be imported; 1 and the reason where one can't."""
+    """Exit status: 0 where all engines can be imported; 1, and the reason on the screen, where one can't."""
     failed = False
     with suppress(Exception):  # torch may be what can't be imported
         importlib.import_module("orchestrator.cpu.eager")  # as a rank begins: without a GPU no compiler is loaded

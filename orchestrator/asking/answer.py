@@ -151,7 +151,7 @@ class Answer(Value, frozen=True, kw_only=True):
         return [*program.words(told)]
 
     def to_json(self) -> str:
-        """plan.json, from which plan=PATH gives the same plan."""
+        """The text of plan.json, from which plan=PATH gives the same plan."""
         return to_json(self.plan)
 
     def write(self, out: str | Path) -> Path:

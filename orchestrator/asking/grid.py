@@ -44,7 +44,7 @@ class Point(Value, frozen=True, kw_only=True):
 
 
 class Sweep(Value, frozen=True, kw_only=True):
-    """The points in the order asked."""
+    """The answers at all combinations, in the order asked."""
 
     points: tuple[Point, ...]
     left: int = 0
@@ -177,7 +177,7 @@ def grid(lists: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
 
 
 def point(load: Load, keys: Mapping[str, str]) -> Point:
-    """One combination, planned for. What makes it impossible is said in the point."""
+    """The plan of one combination, or what makes it impossible, which the point says."""
     try:
         settings = load(keys)
         found = Planner(settings).saved() if settings.plan is not None else Planner(settings).fastest()

@@ -75,7 +75,7 @@ def read(text: str, name: str, content: Content) -> Source:
 
 
 def _ranks(given: Given, kind: str, precision: str, content: Content, name: str) -> Reading:
-    """DeepSpeed, FSDP or DDP. Raises InputError."""
+    """The reading of a configuration for DeepSpeed, FSDP or DDP. Raises InputError."""
     assumed = ["micro-batches of 1: the training script says them; pin.micro_batch_size= does too"]
     named: str | None = None
     ds: Content = {"zero_optimization": {"stage": 0}}
@@ -141,7 +141,7 @@ def _fsdp_stage(given: Given) -> tuple[int, str]:
 
 
 def _megatron(given: Given, precision: str) -> Reading:
-    """The Megatron-LM plugin. Raises InputError."""
+    """The reading of a configuration for the Megatron-LM plugin. Raises InputError."""
     prefix = "megatron_lm_config.megatron_lm_"
     assumed = ["micro-batches of 1: the training script says them; pin.micro_batch_size= does too"]
     fields: dict[str, Any] = {}

@@ -30,7 +30,7 @@ from orchestrator.strategy.spec import CHOICES
 
 ASSUMED_CLUSTER: Final = "dgx_h100"
 PADDED: Final = "model.make_vocab_size_divisible_by"
-"""Megatron pads the vocabulary by tp."""
+"""A key that may follow a change of tp, by which Megatron pads the vocabulary."""
 REFUSED: Final = ("plan", "resume", "profile", "largest", "target", "explain", "entry", "out", "launch")
 """Keys and groups that ask for something else."""
 

@@ -115,7 +115,7 @@ def with_tp(setup: Setup, tp: int, sequence_parallel: bool, with_experts: bool) 
 
 
 def with_pp(setup: Setup, pp: int) -> Setup:
-    """Layers divided evenly, without interleaving."""
+    """The setup with `pp` stages, whose layers are divided evenly, without interleaving."""
     return replace(
         setup,
         **NO_LAYOUT,
@@ -220,7 +220,7 @@ def said(before: Setup, after: Setup) -> str:
 
 
 def recompute_said(setup: Setup) -> str:
-    """full(4 of each chunk), selective, none."""
+    """The recompute of a setup in words: "full(4 of a chunk)", "selective", "none"."""
     return f"full({setup.recompute_layers} of a chunk)" if setup.recompute == "full" and setup.recompute_layers else setup.recompute
 
 

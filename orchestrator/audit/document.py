@@ -135,7 +135,7 @@ class Given:
         return default if value is None else value
 
     def read(self, *table: Term) -> dict[str, Any]:
-        """Ours by a table's paths; all of it counts as read. Raises InputError."""
+        """The settings of this table's paths by our names; all of it counts as read. Raises InputError."""
         said = {term.theirs: self.get(term.theirs) for term in table}
         return terms.read(table, {path: value for path, value in said.items() if value is not None})
 
@@ -196,7 +196,7 @@ def _changed_json(text: str, changes: Mapping[str, Any]) -> str:
 
 
 def _changed_yaml(text: str, path: list[str], value: Any) -> str | None:
-    """One value at its place, or as a new line below its neighbours; None: in a list, or behind an alias."""
+    """The text with one value at its place, or as a new line below its neighbours; None: it is in a list, or behind an alias."""
     node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     for depth, name in enumerate(path):
         if not isinstance(node, yaml.MappingNode):
@@ -259,6 +259,6 @@ def _flow(value: Any) -> str:
 
 
 def _literal(value: Any, before: str) -> str:
-    """True where the file has False."""
+    """The value in one line of YAML; True and False as the file writes them."""
     said = _flow(value)
     return said.capitalize() if isinstance(value, bool) and before in ("True", "False") else said

@@ -48,7 +48,7 @@ SENTINELS: Final = 100
 ACTIVATIONS: Final = frozenset(term.theirs for term in (*words.ACTIVATION, *words.OTHER_ACTIVATION))
 """Megatron's switches of activations."""
 NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
-"""NeMo's and Megatron-DeepSpeed's words too."""
+"""Norms of plans by the words of Megatron, NeMo and Megatron-DeepSpeed."""
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What Megatron-FSDP shards (--data-parallel-sharding-strategy), as ZeRO stages."""
 MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
@@ -103,7 +103,7 @@ class Fields:
         return self.given.get(name, DEFAULTS.get(name) if default is None else default)
 
     def read(self, *table: Term) -> dict[str, Any]:
-        """Ours by a table's names; all of it counts as read."""
+        """The settings of this table's names by ours; all of it counts as read."""
         self.used |= names(table)
         return read(table, self.given)
 
@@ -129,8 +129,8 @@ def is_unpriced(name: str) -> bool:
 
 
 def model_keys(f: Fields, stack: str) -> dict[str, Any]:
-    """model.* of a recipe; "model._windows" is no key of one, and for `with_windows`. Raises InputError for what is missing, and for models
-    that can't be described."""
+    """The keys model.* of a recipe; "model._windows" is no key of one, and for `with_windows`. Raises InputError for what is missing, and
+    for models that can't be described."""
     for name, what in NOT_A_MODEL.items():
         if f.given.get(name):
             raise InputError(name, f.given[name], f"a model with {what} can't be described here")
@@ -319,7 +319,8 @@ def _all_but_every(skip: Any) -> list[int]:
 
 
 def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
-    """feed_forward, or a pattern where some layers have none. Windows that change from layer to layer make a pattern too."""
+    """The model's feed_forward, or a pattern where some layers have no experts. Windows that change from layer to layer make a pattern
+    too."""
     count = f.get("num_moe_experts") or f.get("num_experts")
     f.used |= {*EXPERT_NAMES, "num_moe_experts", "num_experts"}
     if not count:
@@ -384,7 +385,7 @@ def with_windows(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def training_keys(f: Fields, stack: str) -> dict[str, Any]:
-    """train.* of a recipe. Raises InputError for what is missing."""
+    """The keys train.* of a recipe. Raises InputError for what is missing."""
     micro = int(f.get("micro_batch_size") or 1)
     batch = f.get("global_batch_size")
     if f.get("rampup_batch_size"):
@@ -453,7 +454,7 @@ def _precision(f: Fields) -> dict[str, Any]:
 
 
 def _steps(f: Fields, batch: int) -> tuple[int, int]:
-    """(steps, warm-up), from iterations or samples."""
+    """Steps and steps of warm-up, from iterations or samples of `batch` a step."""
     samples = f.get("train_samples")
     steps = int(f.get("train_iters") or (int(samples) // batch if samples else 0)) or 1
     decay = f.get("lr_decay_iters") or (int(f.get("lr_decay_samples")) // batch if f.get("lr_decay_samples") else steps)

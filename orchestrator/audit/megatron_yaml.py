@@ -288,7 +288,7 @@ SAME: Final = {
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
 }
-"""Flags' names that TransformerConfig has otherwise."""
+"""TransformerConfig's names of settings whose flags are called otherwise, by the flag's."""
 
 
 def _place(field: str, schema: Schema) -> str | None:

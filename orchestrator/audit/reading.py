@@ -51,7 +51,7 @@ class Reading(Value, frozen=True, kw_only=True):
     format: str
     """What the file is, in words."""
     keys: dict[str, Any]
-    """model.* and train.* of a recipe, and gpus where the file says how many."""
+    """The keys model.* and train.* of a recipe, and gpus where the file says how many."""
     weak: frozenset[str] = frozenset()
     """The keys that the file does not say: the format's defaults, or what was assumed."""
     setup: Setup

@@ -381,7 +381,8 @@ def _line_of(source: bytes, start: int, end: int) -> Span:
 
 
 def _anchor(line: Line) -> int | None:
-    """Behind a flag of parallelism, else behind any flag with one value."""
+    """Place in a command line where a new flag goes: behind a flag of parallelism, else behind any flag with one value; None: it has
+    none."""
     spans = []
     for flag in line.flags:
         span = _whole(flag)

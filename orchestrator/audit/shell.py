@@ -75,7 +75,7 @@ MOST_EXPANDED: Final = 1_000_000
 """Characters that expansions may put into a script; a word counts for ten more. Those of the samples of tests have 2,000."""
 SBATCH: Final = re.compile(r"^#SBATCH\s+(\S[^#\n]*)", re.MULTILINE)
 INSIDE: Final = ("program", "list", "pipeline", "subshell", "compound_statement", "negated_command", "do_group", "variable_assignments")
-"""Nodes whose children are statements."""
+"""Kinds of nodes whose children are statements."""
 NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
@@ -448,7 +448,7 @@ class _Reader:
         return f"$({text[1:-1]})" if text.startswith("`") else text
 
     def expansion(self, node: Node) -> tuple[Piece, ...]:
-        """$NAME, ${NAME} and ${NAME:-default}. Of what nobody has set the text stays as it is."""
+        """The pieces that $NAME, ${NAME} and ${NAME:-default} become. Where nobody has set a variable the text stays as it is."""
         span = (node.start_byte, node.end_byte)
         unset = (Piece(self.text(node), None, span),)
         if not node.named_children:
@@ -473,7 +473,7 @@ class _Reader:
         return tuple(pieces)
 
     def inside(self, node: Node, start: int | None = None, end: int | None = None) -> Iterator[Piece]:
-        """Literal text between the expansions in a string or document."""
+        """The pieces of literal text between the expansions in a string or document."""
         at = node.start_byte if start is None else start
         stop = node.end_byte if end is None else end
         for child in node.named_children:

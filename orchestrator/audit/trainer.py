@@ -111,7 +111,7 @@ def _reading(content: Content, name: str) -> tuple[Reading, str]:
 
 
 def _keys(given: Given) -> dict[str, Any]:
-    """train.* and lora.* of a recipe, and the model where it is here. Raises InputError."""
+    """The keys train.* and lora.* of a recipe, and the model where it is here. Raises InputError."""
     keys: dict[str, Any] = {}
     lengths = [name for name in LENGTHS if given.values.get(name) is not None]
     if lengths:

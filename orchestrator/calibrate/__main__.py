@@ -51,7 +51,7 @@ def groups_of(runs: Sequence[Run]) -> list[FitGroup]:
 
 
 def ratios(runs: Sequence[Run], constants: Mapping[str, float]) -> list[float]:
-    """Measured over predicted seconds."""
+    """Measured over predicted seconds of the runs that have both."""
     pricer = Pricer(chooser({(run.engine.name, run.gpu): constants for run in runs}))
     found = []
     for run in runs:

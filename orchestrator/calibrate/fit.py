@@ -20,7 +20,7 @@ from orchestrator.validate.pricing import Choose, Pricer
 from orchestrator.validate.runs import Run
 
 Group = tuple[str, str]
-"""(engine, GPU)."""
+"""(engine, GPU) whose runs are fitted together."""
 SOFT: Final = 0.08
 """Residuals beyond this (8%) count linearly, not squared."""
 PRIOR: Final = 0.15
@@ -61,7 +61,7 @@ STARTS: Final[Mapping[str, float]] = {
     "expert_sync_s": 2e-3,
     "expert_quantise_s": 2e-3,
 }
-"""Where the search starts for constants whose default is off."""
+"""Values at which the search starts for constants whose default is off."""
 
 
 class Fitted(NamedTuple):

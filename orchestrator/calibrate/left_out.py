@@ -77,7 +77,7 @@ def constants_of(files: Sequence[CalibrationFile]) -> Choose:
 
 
 def predicted(runs: Sequence[Run], choose: Choose, gpus: set[str]) -> Iterator[LeftOut]:
-    """These runs beside their predictions; `gpus`: what the other sources were measured on."""
+    """The runs beside their predictions; `gpus`: what the other sources were measured on."""
     pricer = Pricer(choose)
     for run in runs:
         prediction = pricer.price(run).prediction

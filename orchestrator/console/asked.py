@@ -216,5 +216,5 @@ def without_json(words: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def say_json(value: Any) -> None:
-    """One JSON value on standard output."""
+    """Prints a value as JSON on standard output."""
     print(msgspec.json.format(msgspec.json.encode(value), indent=1).decode())

@@ -61,7 +61,7 @@ def values() -> dict[str, list[str]]:
 
 
 def script(shell: str) -> str:
-    """The shell's own text."""
+    """The text that makes this shell complete words."""
     cases = "\n".join(
         f'    {name}) COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$current"));;' for name, words in values().items()
     )

@@ -17,7 +17,7 @@ from orchestrator.strategy.spec import Recompute, Strategy
 
 
 class Activations(NamedTuple):
-    """One micro-batch in one layer: kept from forward to backward, and alive in addition while the pass is in the layer."""
+    """Bytes of one micro-batch in one layer: kept from forward to backward, and alive in addition while the pass is in the layer."""
 
     saved: float
     transient_forward: float
@@ -120,7 +120,7 @@ class LayerActivations:
 
     @cached_property
     def _working(self) -> float:
-        """Bytes that either pass needs besides."""
+        """Bytes that either pass needs besides what is kept."""
         layer, strategy, mesh, itemsize, traits = self.layer, self.strategy, self.strategy.mesh, self.itemsize, self.traits
         micro_batch_size, sp = self.micro_batch_size, strategy.sequence_parallel
         largest = micro_batch_size * max(
@@ -148,8 +148,8 @@ class LayerActivations:
 
 
 def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, traits: Traits) -> float:
-    """Logits, their fp32 copy and the softmax kept for backward, of one micro-batch over the local vocabulary (cross_entropy.py:28); over
-    the whole one where the engine gathers them; of a piece of the sequence where they are computed so."""
+    """Bytes of the logits, their fp32 copy and the softmax kept for backward, of one micro-batch over the local vocabulary
+    (cross_entropy.py:28); over the whole one where the engine gathers them; of a piece of the sequence where they are computed so."""
     mesh = strategy.mesh
     total = 0.0
     for op in layer.ops:

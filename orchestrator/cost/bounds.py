@@ -65,7 +65,7 @@ def rounds(costs: CostModel, candidate: Candidate, group: int | None = None) -> 
 
 
 class _Held(NamedTuple):
-    """Layers of a stage, by kind."""
+    """Layers of a stage as (kind, count): in its first chunk, and in all of them."""
 
     first_chunk: list[tuple[str, int]]
     everything: list[tuple[str, int]]

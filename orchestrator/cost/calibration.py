@@ -109,7 +109,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     microbatch_overhead_s: float = 300 * US
     """Host seconds per micro-batch and stage: the schedule's Python, the data, the loss."""
     layer_floor_s: float = 0.0
-    """Forward and backward of one transformer layer are never faster together: an engine whose Python is slower than its launches."""
+    """Seconds that forward and backward of one transformer layer take together at least: an engine whose Python is slower than its
+    launches."""
     grouped_launch_s: float = 9 * US
     """Host seconds to launch one expert's product: Transformer Engine's grouped linear starts one cuBLAS call an expert (nvte_multi_stream_
     cublas_gemm). On B200 36 of 36 shapes with little work took 8.6 to 11 us an expert (SimuMax, configs/system/b200_bf16_ceperm.json)."""
@@ -174,7 +175,8 @@ class Calibration(Value, frozen=True, kw_only=True):
 
     # Memory
     context_bytes: float = 0.9 * GIB
-    """CUDA context, cuBLAS and cuDNN workspaces outside the allocator (published tools assume 0.5 to 1.5 GB; nvidia-smi, empty process)."""
+    """Bytes of CUDA context, cuBLAS and cuDNN workspaces outside the allocator (published tools assume 0.5 to 1.5 GB; nvidia-smi, empty
+    process)."""
     communicator_bytes: float = 120.0 * MIB
     """NCCL buffers per communicator of more than one rank (channels x 4 MiB buffers; 0.2 to 1 GB in all)."""
     workspace_bytes: float = 64 * MIB
@@ -340,7 +342,7 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
             raise ValueError(f"interval {self.interval[0]:g} to {self.interval[1]:g} does not hold the prediction itself, which is 1")
 
     def values(self) -> dict[str, float]:
-        """The constants by name."""
+        """Values of the constants by name."""
         return {name: constant.value for name, constant in self.constants.items()}
 
     def calibration(self, base: Calibration) -> Calibration:

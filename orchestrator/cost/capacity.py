@@ -143,7 +143,7 @@ class Capacity:
         """Seconds of a micro-batch in the model's first so many layers."""
         first, last = (here.layer(candidate, costs.model.runs[i].layer.kind, "none") for i, here in ((0, prices[0]), (-1, prices[-1])))
         self.ends = [first, *[NOTHING] * (self.pp - 2), last]
-        """Embedding and head, where they are."""
+        """Prices of the embedding in the first stage, of the head in the last, of nothing in the others."""
         overheads = [here.calibration.microbatch_overhead_s for here in prices]
         self.empty_s = [candidate.vpp * overhead + end.seconds for overhead, end in zip(overheads, self.ends, strict=True)]
         """Seconds of a micro-batch in each stage, but for its layers."""

@@ -24,7 +24,7 @@ BACKWARD_LAUNCHES = 2.0
 TENSOR_CORE_ELEMENTS = 8
 """16-bit elements in the 16 bytes that a tensor-core load wants aligned."""
 FULL_PRECISION_MOVED = 2
-"""`Pointwise.moved` counts in a 2-byte dtype."""
+"""Bytes of an element for which `Pointwise.moved` counts."""
 
 
 def activation_itemsize(precision: str) -> int:
@@ -91,10 +91,10 @@ of single products with up to 6,000 tokens: .28 in the median of 171 on B200, .3
 def gemm_seconds(
     m: float, k: float, n: float, rates: Rates, calibration: Calibration, *, batched: bool = False, added_to: float = 0.0
 ) -> float:
-    """(m x k) @ (k x n), m the token dimension: roofline of FLOPs at an efficiency that saturates in each dimension, and of bytes
-    (Williams et al., "Roofline", CACM 2009). `added_to`: bytes that an epilogue reads and writes, which adds the product to what is there.
-    A feature dimension that is no multiple of 16 bytes slows tensor cores down, and keeps the `batched` GEMMs of attention off them: they
-    run at the fp32 rate (BigScience's heads of 108 and 150 show it within 15%)."""
+    """Seconds of (m x k) @ (k x n), m the token dimension: roofline of FLOPs at an efficiency that saturates in each dimension, and of
+    bytes (Williams et al., "Roofline", CACM 2009). `added_to`: bytes that an epilogue reads and writes, which adds the product to what is
+    there. A feature dimension that is no multiple of 16 bytes slows tensor cores down, and keeps the `batched` GEMMs of attention off them:
+    they run at the fp32 rate (BigScience's heads of 108 and 150 show it within 15%)."""
     c = calibration
     shape = (1 + c.gemm_half_tokens / m) * (1 + c.gemm_half_features / k) * (1 + c.gemm_half_features / n)
     aligned = not (k % TENSOR_CORE_ELEMENTS or n % TENSOR_CORE_ELEMENTS)
@@ -146,17 +146,18 @@ def local_gemm(op: Gemm, strategy: Strategy, micro_batch_size: int) -> tuple[flo
 
 
 QUANTISED_BYTES: Final = 2.0 + 1.0
-"""Moved for each element that an FP8 product takes: read in 16 bits and written along its rows (Transformer Engine, common/cast). Forward
-takes the input, backward the output's gradient."""
+"""Bytes moved for each element that an FP8 product takes: read in 16 bits and written along its rows (Transformer Engine, common/cast).
+Forward takes the input, backward the output's gradient."""
 TURNED_BYTES: Final = 1.0
 """Bytes moved more for each element of an FP8 product that has a weight's gradient, which sums over the other dimension: the same kernel
 writes the tensor along its columns too (common/transpose/cast_transpose.h)."""
 TRANSPOSED_BYTES: Final = 1.0 + 1.0
-"""Instead of that where the tensor is gathered over tensor-parallel ranks after the cast: Hopper's FP8 products want both operands along
-the dimension that they sum over, so that a kernel of its own transposes the whole (pytorch/module/base.py, grad_output_preprocess)."""
+"""Bytes moved for each element in place of `TURNED_BYTES` where the tensor is gathered over tensor-parallel ranks after the cast: Hopper's
+FP8 products want both operands along the dimension that they sum over, so that a kernel of its own transposes the whole
+(pytorch/module/base.py, grad_output_preprocess)."""
 NVFP4_BYTES: Final = 2.0 + 2.0 + 2 * 4.5 / 8
-"""Moved for each element that an NVFP4 product takes: read for the tensor's maximum (two levels of scales), read again and written along
-rows and columns, 4 bits and a scale of 8 for each 16 elements (Transformer Engine, pytorch/csrc/quantizer.cpp, NVFP4Quantizer:
+"""Bytes moved for each element that an NVFP4 product takes: read for the tensor's maximum (two levels of scales), read again and written
+along rows and columns, 4 bits and a scale of 8 for each 16 elements (Transformer Engine, pytorch/csrc/quantizer.cpp, NVFP4Quantizer:
 nvte_hadamard_transform_amax, then the cast)."""
 GATHERED_FP8_BYTES: Final = 1.0
 """Bytes of an element that tensor-parallel ranks gather for an FP8 product: it is cast before (Transformer Engine, pytorch/distributed.py,
@@ -164,7 +165,7 @@ _all_gather_fp8, _all_gather_mxfp8). Sums travel in 16 bits."""
 
 
 def quantised_bytes(op: Gemm, strategy: Strategy, precision: str, gpu: Gpu, *, gathered: bool) -> float:
-    """Moved to quantise each element of a product's input, or of its output's gradient, as the product takes it. `gathered`: under
+    """Bytes moved to quantise each element of a product's input, or of its output's gradient, as the product takes it. `gathered`: under
     sequence parallelism a rank casts its own share to FP8, which is then gathered."""
     if op.pad_to or precision not in QUANTISED:
         return 0.0
@@ -208,7 +209,7 @@ def layer_seconds(
     calibration: Calibration,
     domain: int = 1,
 ) -> LayerSeconds:
-    """Forward and backward without traffic, recompute or ZeRO. `domain`: GPUs of the innermost network level."""
+    """Seconds of a layer's forward and backward without traffic, recompute or ZeRO. `domain`: GPUs of the innermost network level."""
     c, mesh = calibration, strategy.mesh
     itemsize = activation_itemsize(precision)
     rates = Rates.of(gpu, precision, c)

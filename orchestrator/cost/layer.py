@@ -30,19 +30,19 @@ class LayerCost(Value, frozen=True, kw_only=True):
 
     forward_s: float
     backward_s: float
-    """Recompute, exposed traffic of tp, cp and ZeRO and launches inside."""
+    """Seconds of backward, with recompute, exposed traffic of tp, cp and ZeRO, and launches."""
     saved_bytes: float
     """Bytes kept for backward by each micro-batch in flight."""
     transient_forward_bytes: float
     transient_backward_bytes: float
-    """While the pass is in this layer: a stage needs the largest of its layers'."""
+    """Bytes alive while a pass is in this layer, beside those kept: a stage needs the largest of its layers'."""
     weight_bytes: float
     gradient_bytes: float
     optimizer_bytes: float
     backward_bytes: float
-    """Added to the static bytes in backward (transient .grad)."""
+    """Bytes that come to the static ones in backward (transient .grad)."""
     step_bytes: float
-    """Added to the static bytes in the optimizer's step."""
+    """Bytes that come to the static ones in the optimizer's step."""
     sync_s: float
     """Seconds of a step for the gradient reduction, before overlap."""
     gather_s: float
@@ -52,16 +52,16 @@ class LayerCost(Value, frozen=True, kw_only=True):
     parameters: int
     """Parameters on this rank, before ZeRO."""
     by_cause: dict[str, float]
-    """Splits forward_s + backward_s."""
+    """Seconds of forward and backward together, by cause."""
 
     @property
     def static_bytes(self) -> float:
-        """Weights, gradients and optimizer states."""
+        """Bytes of weights, gradients and optimizer states."""
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
     def seconds(self) -> float:
-        """Forward and backward of one micro-batch."""
+        """Seconds of forward and backward for one micro-batch."""
         return self.forward_s + self.backward_s
 
 
@@ -130,7 +130,7 @@ class LayerPrices:
         )
 
     def static_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
-        """Weights, gradients and optimizer states."""
+        """Bytes of weights, gradients and optimizer states of a layer on this rank."""
         per_parameter, _ = self.replicas.weights_of(strategy, linears=layer.recomputable)
         dense = self.replicas.dense_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
         frozen = self.replicas.frozen_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
@@ -154,8 +154,8 @@ class LayerPrices:
         return experts // (strategy.mesh.ep * strategy.mesh.etp)
 
     def floor_seconds(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[float, float]:
-        """(forward, backward) that no price of this layer undercuts, whatever its recompute, its ZeRO stage and its offload. `states`: the
-        fewest bytes per parameter that any of the stages in question has."""
+        """Seconds (forward, backward) that no price of this layer undercuts, whatever its recompute, its ZeRO stage and its offload.
+        `states`: the fewest bytes per parameter that any of the stages in question has."""
         passes = self.passes.of(layer, "none", strategy, micro_batch_size, states)
         active, alone = self.active_share(strategy, micro_batch_size), self.alone_share(strategy, micro_batch_size)
         forward, backward = passes.forward_s + alone * passes.alone_forward_s, passes.backward_s + alone * passes.alone_backward_s
@@ -252,14 +252,14 @@ class LayerPrices:
         return behind_host(bound, launch, host, behind, again=dispatches_again(recompute), alone=unpaired)
 
     def _experts_host_seconds(self, layer: LayerSpec) -> float:
-        """What the host needs to launch a pass of the routed experts beyond its operations."""
+        """Seconds that the host needs to launch a pass of the routed experts beyond its operations."""
         w, c = self._workload, self._workload.calibration
         if not any(isinstance(op, Dispatch) for op in layer.ops):
             return 0.0
         return c.expert_sync_s + (c.expert_quantise_s if w.training.precision in QUANTISED else 0.0)
 
     def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:
-        """A CUDA graph has an input and an output of its own."""
+        """Bytes that a layer has more as a CUDA graph, which has an input and an output of its own."""
         if not layer.recomputable or strategy.cuda_graph_impl == "none":
             return 0.0
         mesh = strategy.mesh

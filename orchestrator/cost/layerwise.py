@@ -40,7 +40,7 @@ class Outer(NamedTuple):
 
 
 class Prices(Protocol):
-    """Where seconds and bytes come from: the analytic model, or a measured profile."""
+    """The seconds and bytes that a layerwise search adds up: the analytic model's, or a measured profile's."""
 
     world: int
     runs: tuple[tuple[str, int], ...]
@@ -138,22 +138,22 @@ class AnalyticPrices:
         return seconds, seconds
 
     def fixed_bytes(self, outer: Outer, stage: int, flight: int) -> float:
-        """Context and communicators, as if all sizes were used."""
+        """Bytes of context and communicators, as if all sizes were used."""
         group = self.world // outer.pp
         tp = max((d for d in divisors(group) if d < group), default=1)
         return sum(self.costs.fixed_bytes(self._candidate(LayerChoice(tp=tp), outer)).values())
 
     def hop_s(self, outer: Outer) -> float:
-        """A transfer to the next stage."""
+        """Seconds of a transfer to the next stage."""
         candidate = self._candidate(LayerChoice(tp=self.world // outer.pp), outer)
         return max(self.costs.hop_seconds(candidate)[:-1]) if outer.pp > 1 else 0.0
 
     def overheads_s(self) -> tuple[float, float]:
-        """(each micro-batch and stage, each step)."""
+        """Seconds that are added (to each micro-batch in each stage, to each step)."""
         return self.costs.calibration.microbatch_overhead_s, self.costs.calibration.step_overhead_s
 
     def end_choices(self, outer: Outer) -> list[LayerChoice | None]:
-        """Embedding and head have one size."""
+        """The legal choices for embedding and head together, which are never recomputed."""
         return [c for c in choices(self.world // outer.pp) if not c.recompute and self._legal(c, outer)]
 
 
@@ -216,7 +216,8 @@ class ProfilePrices:
         return (seconds, 0.0) if after > before else (0.0, seconds)
 
     def fixed_bytes(self, outer: Outer, stage: int, flight: int) -> float:
-        """Embedding and head: half each with a pipeline. Their activations are of one rank's samples, as are those of the layers."""
+        """Bytes of embedding and head: half each with a pipeline. Their activations are of one rank's samples, as are those of the
+        layers."""
         at_ends = (stage == 0) + (stage == outer.pp - 1)
         local = outer.samples * outer.pp / self.world
         return (self.profile.other_state_bytes + self.profile.other_saved_bytes * local * flight) * at_ends / 2
@@ -230,7 +231,7 @@ class ProfilePrices:
         return COLLECTIVES["p2p"](nbytes, 2, self.costs.pair_link(0, group, group))
 
     def overheads_s(self) -> tuple[float, float]:
-        """A profile of layers has none."""
+        """Seconds that are added (to each micro-batch in each stage, to each step): none in a profile of layers."""
         return 0.0, 0.0
 
     def end_choices(self, outer: Outer) -> list[LayerChoice | None]:

@@ -31,7 +31,7 @@ class Phase(NamedTuple):
 
 
 def fixed_bytes(workload: EngineWorkload, candidate: Candidate, boundary_bytes: float) -> dict[str, float]:
-    """What every rank has whatever its layers: context, communicators, workspaces, the pipeline's buffers."""
+    """Bytes that every rank has whatever its layers, by cause: context, communicators, workspaces, the pipeline's buffers."""
     c, mesh = workload.calibration, candidate.mesh
     group = dp.group(candidate.strategy)[0]
     communicators = sum(degree > 1 for degree in (mesh.tp, mesh.cp, mesh.pp, group, mesh.world_size))
@@ -140,7 +140,7 @@ class StageMemory:
         return max([together * saved + (head if first else tail) * more for together, head, tail in self._flown]) + self.borders
 
     def stiff_bytes(self, static: float, parameters: float) -> float:
-        """What is there in all phases: states, what every rank has, buckets for so many parameters."""
+        """Bytes that are there in all phases: states, what every rank has, buckets for so many parameters."""
         buckets = bucket_bytes(self._workload, self.candidate, self._states, parameters) if self._buckets else 0.0
         return static + self.fixed_bytes + buckets
 
@@ -153,7 +153,7 @@ class StageMemory:
         return Phase("forward", kept, forward), Phase("backward", kept, besides), Phase("step", 0.0, in_step)
 
     def peak_bytes(self, sums: StageSums) -> float:
-        """The most that a stage of these layers needs."""
+        """The most bytes that a stage of these layers needs."""
         stiff = self.stiff_bytes(sums.weights + sums.gradients + sums.optimizer, sums.parameters)
         transient = sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step
         return self.peak_of(stiff, self.activations(sums.saved), *transient)

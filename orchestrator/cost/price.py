@@ -108,13 +108,13 @@ class CostModel:
         return found
 
     def layer_floor_seconds(self, candidate: Candidate, kind: str, states: StateBytes) -> tuple[float, float]:
-        """(forward, backward) that a layer of this kind takes at least, whatever its recompute, ZeRO stage and offload; `states`: the
-        fewest bytes per parameter of the stages in question."""
+        """Seconds (forward, backward) that a layer of this kind takes at least, whatever its recompute, ZeRO stage and offload; `states`:
+        the fewest bytes per parameter of the stages in question."""
         strategy = self._strategy_of(candidate, kind)
         return self._layers.floor_seconds(self.kinds[kind], strategy, candidate.micro_batch_size, states)
 
     def layer_static_bytes(self, candidate: Candidate, kind: str) -> float:
-        """`LayerCost.static_bytes`, without pricing the layer's passes."""
+        """Bytes of a layer's weights, gradients and states (`LayerCost.static_bytes`), without pricing its passes."""
         return self._layers.static_bytes(self.kinds[kind], candidate.strategy)
 
     # ---- stages
@@ -158,14 +158,14 @@ class CostModel:
         return found
 
     def fixed_bytes(self, candidate: Candidate) -> dict[str, float]:
-        """What every rank has whatever its layers, by cause: context, communicators, workspaces, the pipeline's buffers."""
+        """Bytes that every rank has whatever its layers, by cause: context, communicators, workspaces, the pipeline's buffers."""
         setting = self._setting_of(candidate)
         if setting.fixed_bytes is None:
             setting.fixed_bytes = memory.fixed_bytes(self.workload, candidate, self.boundary_bytes(candidate))
         return setting.fixed_bytes
 
     def bucket_bytes(self, candidate: Candidate, parameters: int) -> float:
-        """Reduction buckets and prefetched weights of a rank with so many parameters."""
+        """Bytes of the reduction buckets and prefetched weights of a rank with so many parameters."""
         return memory.bucket_bytes(self.workload, candidate, self._layers.replicas.states_of(candidate.strategy), parameters)
 
     # ---- between stages

@@ -15,7 +15,7 @@ class LayerProfile(Value, frozen=True, kw_only=True):
     kind: str
     count: int
     parameter_bytes: float
-    """Weights alone, before any sharding."""
+    """Bytes of a layer's weights alone, before any sharding."""
     forward_s: dict[int, float]
     saved_bytes: dict[int, float]
     output_bytes: float
@@ -24,7 +24,7 @@ class LayerProfile(Value, frozen=True, kw_only=True):
     an encoder has three."""
 
     def forward(self, tp: int) -> float:
-        """Seconds at this degree."""
+        """Seconds of a layer's forward pass at this degree of tensor parallelism."""
         return self.forward_s.get(tp, self.forward_s[1] / tp)
 
 

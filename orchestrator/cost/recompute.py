@@ -73,5 +73,5 @@ def tiled(layer: LayerSpec, strategy: Strategy) -> tuple[LayerSpec, int] | None:
 
 
 def one_of(part: LayerSpec, pieces: int) -> LayerSpec:
-    """One of so many pieces of a sequence, of which `tiled` says that they divide it."""
+    """The layer for one of so many pieces of a sequence, of which `tiled` says that they divide it."""
     return replace(part, ops=tuple(op.of_piece(pieces) if isinstance(op, Gemm | Pointwise) else op for op in part.ops))

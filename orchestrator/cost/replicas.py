@@ -24,9 +24,9 @@ class Replica(NamedTuple):
 
     held: States
     sync_s: float
-    """Reduction of the gradients."""
+    """Seconds of the gradients' reduction."""
     gather_s: float
-    """All-gather of the weights after the update (ZeRO-1 and 2)."""
+    """Seconds of the weights' all-gather after the update (ZeRO-1 and 2)."""
     optimizer_s: float
     in_passes: tuple[tuple[Traffic, float], ...]
     """What travels in every micro-batch, with its seconds (ZeRO-2's reductions, ZeRO-3's gathers)."""

@@ -54,7 +54,7 @@ class StageSums:
         self.parameters = 0
 
     def add(self, cost: LayerCost, count: int, chunk: int = 0) -> None:
-        """`count` layers more in a chunk."""
+        """Adds `count` layers of this cost to a chunk."""
         self.forward_s[chunk] += count * cost.forward_s
         self.backward_s[chunk] += count * cost.backward_s
         self.saved[chunk] += count * cost.saved_bytes
@@ -82,7 +82,7 @@ class StageSums:
 
 
 def exposed_seconds(workload: EngineWorkload, candidate: Candidate, sums: StageSums) -> float:
-    """Gradient reduction and weight gathering that nothing hides, and what hiding the rest costs: once a step."""
+    """Seconds of a step for gradient reduction and weight gathering that nothing hides, and for what hiding the rest costs."""
     slowdown = workload.calibration.overlap_slowdown
     return exposed_of(workload, candidate, sums.sync_s, sums.gather_s, sum(sums.forward_s), sum(sums.backward_s), slowdown)
 

@@ -14,7 +14,8 @@ from orchestrator.strategy.spec import Strategy, ZeroStage
 
 MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 REMAINDER_BYTES = 2
-"""What the precision-aware optimizer keeps of an fp32 weight beside the bf16 one: the 16 bits that it lacks (optimizer_config.py:192)."""
+"""Bytes that the precision-aware optimizer keeps of an fp32 weight beside the bf16 one: the 16 bits that it lacks
+(optimizer_config.py:192)."""
 
 
 def state_bytes(traits: Traits, training: Training, zero_stage: ZeroStage) -> StateBytes:
@@ -42,7 +43,7 @@ def state_bytes(traits: Traits, training: Training, zero_stage: ZeroStage) -> St
 
 
 NVFP4_COPIES: Final = 2 * 4.5 / 8
-"""4 bits and an 8-bit scale for each 16 elements, along rows and along columns."""
+"""Bytes per element of the NVFP4 copies of a weight: 4 bits and an 8-bit scale for each 16 elements, along rows and along columns."""
 
 
 def fp8_weight_bytes(training: Training, gpu: Gpu) -> float:

@@ -67,7 +67,7 @@ class Pairs(Value, frozen=True, kw_only=True):
 DENSE_PAIRS: Final = Pairs(half=0.033, most=0.122)
 """95 pairs of one training on the same GPUs, divided differently (validate/pairs.py; validate's README)."""
 EXPERT_PAIRS: Final = Pairs(half=0.048, most=0.430)
-"""69 pairs of models with experts."""
+"""Differences of predicted ratios in 69 pairs of models with experts, divided differently."""
 
 
 def pairs_of(architecture: Architecture) -> Pairs:

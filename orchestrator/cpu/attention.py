@@ -66,7 +66,7 @@ class AllGatherAttention(DotProductAttention):
         return super().forward(query, key, value, attention_mask, *args, **more)
 
     def _hidden(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """True [queries, keys] where a query doesn't see a key: a later one, or one outside of the window."""
+        """A mask [queries, keys], True where a query doesn't see a key: a later one, or one outside of the window."""
         behind = queries[:, None] - keys[None, :]
         hidden = behind < 0
         if self.window is not None and self.window[0] >= 0:

@@ -32,7 +32,8 @@ def apply() -> None:
 
 
 def _devices() -> None:
-    """`device=torch.cuda.current_device()` in 30 places: tensor_parallel/mappings.py:91, distributed/param_and_grad_buffer.py:783."""
+    """Lets `device=torch.cuda.current_device()`, which stands in 30 places, name the CPU: tensor_parallel/mappings.py:91,
+    distributed/param_and_grad_buffer.py:783."""
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.synchronize = lambda device=None: None
 
@@ -268,7 +269,8 @@ def _expert_biases() -> None:
 
 
 def _gathering_attention() -> None:
-    """transformer/dot_product_attention.py:57 refuses context parallelism."""
+    """Puts an attention that gathers keys and values in the place of one that refuses context parallelism
+    (transformer/dot_product_attention.py:57)."""
     from megatron.core.models import backends
 
     from orchestrator.cpu.attention import AllGatherAttention

@@ -47,7 +47,7 @@ LOSS_SCALE: Final = {"fp16.loss_scale": 0, "fp16.initial_scale_power": 16, "fp16
 
 
 def _even(elements: int) -> int:
-    """stage_1_and_2.py:389 refuses an odd allgather bucket."""
+    """The number made even: stage_1_and_2.py:389 refuses an odd allgather bucket."""
     return elements + elements % 2
 
 
@@ -67,7 +67,7 @@ class Sizes:
 
     @property
     def prefetch(self) -> int:
-        """Never more than the next layer."""
+        """Elements that ZeRO-3 gathers ahead: never more than the next layer."""
         return min(self.layer, PREFETCH_ELEMENTS)
 
     @property

@@ -15,7 +15,7 @@ SECTION: Final[dict[str, Any]] = {
     "pipe_partitioned": False,
     "grad_partitioned": False,
 }
-"""The ds_config's "pipeline"."""
+"""The section "pipeline" of ds_config.json."""
 
 
 def is_pipeline_module(plan: Plan) -> bool:
@@ -31,8 +31,8 @@ def modules(mode: Recompute) -> list[str]:
 
 
 def pipeline_fields(plan: Plan) -> dict[str, Any]:
-    """engine.json's "pipeline". "bounds": stage i has layers bounds[i] to bounds[i + 1]; "recompute": of each transformer layer, the
-    modules that are computed again, or "full"; "tied": embedding and head are one weight."""
+    """The section "pipeline" of engine.json. "bounds": stage i has layers bounds[i] to bounds[i + 1]; "recompute": of each transformer
+    layer, the modules that are computed again, or "full"; "tied": embedding and head are one weight."""
     bounds = [0]
     for stage in plan.stages:
         bounds.append(bounds[-1] + sum(span.count for span in stage.layers))

@@ -46,7 +46,7 @@ class Program(Value, frozen=True, kw_only=True):
     arguments: str
     """The file of the run folder that holds its arguments."""
     capabilities: Callable[[Software], Capabilities]
-    """The plans that these can say."""
+    """Capabilities of the plans that these arguments can say."""
     why_never: Callable[[Architecture, Training, Software], str | None]
     """Why they can say no plan for this model and training with this software; None: they can."""
     why_not: Callable[[Plan], str | None]

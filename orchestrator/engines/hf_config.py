@@ -31,8 +31,9 @@ FLASH_COMPUTE_CAPABILITY: Final = 8.0
 
 
 def attention_implementation(plan: Plan) -> str:
-    """flash_attention_2 where the package runs, else torch's own scaled_dot_product_attention. T5's relative bias and Llama 4's chunks
-    need the latter, and transformers' models without attention take neither word."""
+    """The word by which transformers chooses its attention: flash_attention_2 where the package runs, else torch's own
+    scaled_dot_product_attention. T5's relative bias and Llama 4's chunks need the latter, and transformers' models without attention take
+    neither word."""
     parts = plan.model.features()
     if not {"attention", "latent_attention"} & {*parts}:
         return "eager"
@@ -487,7 +488,8 @@ def _latent_experts(a: Architecture, name: str) -> Iterator[str]:
 
 
 def _llama4_layers(a: Architecture, name: str) -> Iterator[str]:
-    """One kind of layers with rotary positions, one without; experts with a shared one of their own width."""
+    """Why Llama 4 can't have these layers; nothing where they are of one kind with rotary positions and one without, and experts have a
+    shared one of their own width."""
     yield from _with("scores_on_input", "shared_experts")(a, name)
     experts = a.experts[0]
     if experts.score != "sigmoid" or experts.normalized or experts.scaling != 1.0 or experts.expert_bias:
@@ -529,7 +531,7 @@ def _only_mamba(a: Architecture, name: str) -> Iterator[str]:
 LATENT_EPSILON: Final = 1e-6
 """DeepseekV3RMSNorm's default, with which DeepseekV3Attention makes them."""
 GROUP_SCORES: Final = 2
-"""DeepSeek-V3's router (modeling_deepseek_v3.py, route_tokens_to_experts)."""
+"""Experts by whose scores DeepSeek-V3's router values a group (modeling_deepseek_v3.py, route_tokens_to_experts)."""
 ROTARY: Final = ("attention", "mlp", "llama3_rope")
 ROUTED: Final = ("attention", "experts", "llama3_rope")
 SIGMOID: Final = ("mlp", "shared_experts", "sigmoid_router", "grouped_router", "expert_bias")

@@ -12,7 +12,7 @@ MEGATRON_BERT: Final = ("MegatronBertConfig", "MegatronBertForMaskedLM")
 
 
 def export_fields(a: Architecture) -> dict[str, Any]:
-    """engine.json's "export"."""
+    """The section "export" of engine.json: what the model's config.json in transformers has."""
     config_class, model_class = MEGATRON_BERT if a.stack == "encoder" else model_classes(a)
     ours = ("num_key_value_heads",) if class_of(a) is GPT2 else ()  # asked for by DeepSpeed's Ulysses, unknown to GPT2Config
     keywords = {name: value for name, value in config_keywords(a).items() if name not in ours}

@@ -35,7 +35,7 @@ from orchestrator.words import megatron as words
 from orchestrator.words.terms import say
 
 Flag = tuple[str, ...]
-"""A flag and its values."""
+"""A flag of a command line and its values."""
 
 T5_EXTRA_IDS: Final = 100
 """Sentinels of span corruption (Raffel et al., arXiv 1910.10683)."""

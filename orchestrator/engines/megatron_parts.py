@@ -17,7 +17,8 @@ from orchestrator.words import megatron as words
 from orchestrator.words.terms import say
 
 TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm", "partial_rotary")
-"""Each with a test of parity against one process (tests/workers)."""
+"""Parts that our worker trains under every engine on megatron-core's layers, each with a test of parity against one process
+(tests/workers)."""
 
 OWN_LOOP: Final = (
     *("experts", "shared_experts", "shared_expert_gate", "sigmoid_router", "grouped_router", "expert_bias"),
@@ -71,7 +72,7 @@ def planned(version: str) -> dict[str, str]:
 
 
 def plan_only(a: Architecture, version: str) -> str | None:
-    """One line, where a plan for this model can't be trained here; None: it can."""
+    """Why a plan for this model can't be trained here, in one line; None: it can."""
     lacking = planned(version)
     whys = [lacking[word] for word in a.features() if word in lacking]
     return f"plan only: {'; '.join(dict.fromkeys(whys))}" if whys else None
@@ -130,7 +131,7 @@ def _window_fields(attentions: Sequence[GroupedQueryAttention]) -> dict[str, Any
 
 
 def delta_nets(a: Architecture) -> list[GatedDeltaNet]:
-    """The different ones of its layers."""
+    """The different gated delta nets of its layers."""
     return list(dict.fromkeys(layer.mixer for layer in a.kinds_of_layers() if isinstance(layer.mixer, GatedDeltaNet)))
 
 
@@ -201,7 +202,7 @@ def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
 
 
 FLAG_OF: Final = {"num_moe_experts": "num-experts", "layernorm_zero_centered_gamma": "apply-layernorm-1p"}
-"""Fields whose flag has another name."""
+"""Flags' names of fields that are called otherwise there, by the field's."""
 SAID_OF_EVERY_MODEL: Final = ("rotary_base", "rotary_percent")
 """Fields whose flag stands with those of the other models, or is as it is by default."""
 

@@ -18,7 +18,7 @@ from orchestrator.errors import InputError
 from orchestrator.values import Value
 
 NUMBER: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[a-z.+].*)?\Z")
-"""0.16.1, 0.19.0rc0, 0.19.2+local."""
+"""A version of Megatron-core: 0.16.1, 0.19.0rc0, 0.19.2+local."""
 
 
 class Release(Value, frozen=True, kw_only=True):

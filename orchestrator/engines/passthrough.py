@@ -80,7 +80,7 @@ TYPES: Final = LONG_TYPES | {name: name for name in SHORT_TYPES}
 
 @cache
 def fields(version: str | None = None) -> dict[str, dict[str, str]]:
-    """megatron-core's fields by section: name and kind. `version`: None for all that some release has."""
+    """The fields of megatron-core's configuration by section: name and kind. `version`: None for all that some release has."""
     versions = [version] if version is not None else [release.version for release in RELEASES]
     return {section: {name: kind for one in versions for name, kind in names(section, one).items()} for section in SECTIONS}
 
@@ -217,7 +217,7 @@ Says = Callable[[Plan], Any]
 
 
 def _recompute(name: str) -> Says:
-    """One value where all stages say the same, else all of them."""
+    """What all stages say of a recompute field: one value where they say the same, else all of them."""
 
     def says(plan: Plan) -> Any:
         found = [recompute_fields(plan, stage)[name] for stage in range(plan.pp)]
@@ -350,7 +350,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
 
 
 def _distributed_activations(plan: Plan) -> str | None:
-    """arguments.py:884, transformer_config.py:1187."""
+    """What a plan lacks for Megatron to distribute saved activations (arguments.py:884, transformer_config.py:1187); None: nothing."""
     if plan.tp == 1:
         return "tp=2 or more"
     if plan.sequence_parallel:

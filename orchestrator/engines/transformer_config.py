@@ -35,7 +35,8 @@ ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": 
     "clamped_swiglu": "quick_gelu",
 }
 FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
-"""bias_activation_fusion takes F.gelu, F.silu and quick_gelu only (transformer_config.py:1486), the last as `fuses_activation` says."""
+"""Activations that bias_activation_fusion takes: F.gelu, F.silu and quick_gelu only (transformer_config.py:1486), the last as
+`fuses_activation` says."""
 
 MODEL_CLASS: Final = {"decoder": "GPTModel", "encoder": "BertModel", "encoder_decoder": "T5Model"}
 
@@ -64,7 +65,7 @@ def layers_of(plan: Plan, stage: int, chunk: int) -> tuple[LayerSpan, ...]:
 
 
 def layer_counts(plan: Plan) -> list[list[int]]:
-    """Transformer layers by [chunk][stage]."""
+    """Number of transformer layers by [chunk][stage]."""
     return [[sum(span.count for span in layers_of(plan, stage, chunk)) for stage in range(plan.pp)] for chunk in range(plan.vpp)]
 
 
@@ -139,9 +140,9 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
 
 
 def recompute_modules(plan: Plan, modules: Sequence[str]) -> list[str]:
-    """megatron-core calls the feed-forward "moe" in layers with experts, whose forward does the recompute (transformer_layer.py:445,
-    moe/moe_layer.py:432). The combined 1F1B calls that layer's parts instead (fine_grained_callables.py:509): there `mlp` is that of
-    layers without experts alone."""
+    """These modules to recompute by Megatron's names. megatron-core calls the feed-forward "moe" in layers with experts, whose forward does
+    the recompute (transformer_layer.py:445, moe/moe_layer.py:432). The combined 1F1B calls that layer's parts instead
+    (fine_grained_callables.py:509): there `mlp` is that of layers without experts alone."""
     experts = plan.model.experts and not plan.overlap_moe_expert_parallel_comm
     return [*modules, "moe"] if experts and "mlp" in modules else list(modules)
 

@@ -41,8 +41,9 @@ def reduce_scatter(nbytes: float, n: int, link: Link) -> float:
 
 
 def all_reduce(nbytes: float, n: int, link: Link) -> float:
-    """2(n-1)/n of the buffer crosses each link (reduce-scatter, then all-gather). Latency: the ring's 2(n-1) hops, or up and down the
-    tree, whichever is less (NCCL chooses by size; its double binary tree moves the same bytes).
+    """Seconds of an all-reduce of `nbytes` over n ranks. 2(n-1)/n of the buffer crosses each link (reduce-scatter, then all-gather).
+    Latency: the ring's 2(n-1) hops, or up and down the tree, whichever is less (NCCL chooses by size; its double binary tree moves the same
+    bytes).
 
     >>> all_reduce(800, 4, Link(bandwidth=100, latency=0.5)), all_reduce(800, 4, Link(bandwidth=100, latency=0.5, climb=1.25))
     (14.0, 14.5)

@@ -39,32 +39,32 @@ Row = dict[str, Any]
 POLL_S = 0.1
 """Seconds between two looks at the ranks, as many as torchrun takes (its --monitor-interval)."""
 GRACE_S = 10.0
-"""What ranks get to end after SIGTERM before SIGKILL."""
+"""Seconds that ranks get to end after SIGTERM before SIGKILL."""
 REPORT_S = 3.0
-"""What torchrun gets to end and report after its ranks were killed."""
+"""Seconds that torchrun gets to end and report after its ranks were killed."""
 LAST_WORDS_S = 1.0
-"""What is left once torchrun has ended gets this long to write its last output."""
+"""Seconds that what is left once torchrun has ended gets to write its last output."""
 TAIL_BYTES = 256 * 1024
-"""How much of a log's end is read for its last traceback."""
+"""Bytes of a log's end that are read for its last traceback."""
 PR_SET_PDEATHSIG = 1
 """The prctl of linux/prctl.h that sets the signal a process gets when the thread that started it ends."""
 FAILURE = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)")
 """One entry of torchrun's closing report (torch/distributed/elastic/multiprocessing/errors/__init__.py)."""
 CLOSING = re.compile(r"Sending process (\d+) closing signal")
-"""torchrun logs this for each rank that it ends after another one died (torch/distributed/elastic/multiprocessing/api.py)."""
+"""What torchrun logs for each rank that it ends after another one died (torch/distributed/elastic/multiprocessing/api.py)."""
 DEEPSPEED_ENDS = re.compile(r"Killing subprocess \d+")
 DEEPSPEED_CODE = re.compile(r"exits with return code = (-?\d+)")
 """What DeepSpeed's launcher logs when a rank has died: that it ends the others, and with what the first ended
 (deepspeed/launcher/launch.py, sigkill_handler). It doesn't say which rank."""
 DEAD = re.compile(f"{CLOSING.pattern}|{DEEPSPEED_ENDS.pattern}")
 STARTED_ON = re.compile(r"^=== rank \d+ on (\S+), .* ===$", re.MULTILINE)
-"""launch.sh puts this before the output of each start."""
+"""The line that launch.sh puts before the output of each start."""
 JOB_STARTED = re.compile(r"^job \d+ on .*, restart \d+ of \d+$", re.MULTILINE)
-"""job.sbatch says this at each start; the log of a job that was requeued has several."""
+"""The line that job.sbatch prints at each start; the log of a job that was requeued has several."""
 TASK = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 """One message of srun about tasks that ended badly (slurm/src/srun/libsrun/launch.c, task_state)."""
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?: |$)")
-"""torch.distributed puts this before each line of an uncaught traceback."""
+"""What torch.distributed puts before each line of an uncaught traceback."""
 SECONDARY = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exited|recv .* timed? ?out|TCPStore|ncclRemoteError", re.IGNORECASE
 )
@@ -76,7 +76,7 @@ CONSEQUENCE = re.compile(r"SignalException: Process \d+ got signal|ChildFailedEr
 PORT_TAKEN = re.compile(r"port: (\d+),.*EADDRINUSE")
 """What the store that the ranks meet at says when its port is taken (torch/csrc/distributed/c10d/socket.cpp)."""
 CRASHED = re.compile(r'^Current thread .*\n  File "(.+)", line (\d+) in (\S+)$', re.MULTILINE)
-"""faulthandler writes this of a process that ends by its own fault (Python/traceback.c); torch's error recorder turns it on."""
+"""What faulthandler writes of a process that ends by its own fault (Python/traceback.c); torch's error recorder turns it on."""
 SAID_ERROR = re.compile(r"^[A-Z]\w*Error: .+")
 """How our programs end for a known cause, without a traceback (PreflightError)."""
 OWN_ERROR = re.compile(r"^orchestrator(\.\w+)+: ")
@@ -278,7 +278,7 @@ def describe_failure(out: Path, launch_log: Path, returncode: int) -> Failure:
 
 
 def crashed_in(log: str) -> str:
-    """Where the fault that ended a rank happened, to follow what ended it; nothing where the log doesn't say.
+    """The place of the fault that ended a rank, as text to follow what ended it; "" where the log doesn't say.
 
     >>> said = 'Fatal Python error: Aborted\\n\\nCurrent thread 0x7f (most recent call first):\\n  File "/a/b.py", line 3 in step\\n'
     >>> crashed_in(said)
@@ -543,7 +543,7 @@ ROOM: Final = 1 << 16
 
 
 def now() -> str:
-    """ISO 8601 in UTC, whole seconds."""
+    """The time in UTC as ISO 8601, in whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

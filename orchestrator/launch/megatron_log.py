@@ -25,7 +25,7 @@ SUMS_GO_ON = "and before initialize_megatron] datetime:"
 """Rank 0 prints it from core_v0.16 on, where the first line's sums are not cleared."""
 FIELD = re.compile(r"([^|:]+): *([-+0-9.eE]+|nan|inf) *(?=\||$)")
 MEMORY = re.compile(r"memory \((MB|GB)\).*max allocated: *([0-9.]+)")
-"""Said by a rank of each pipeline stage, after the first iterations (megatron/training/utils.py, report_memory)."""
+"""A line of a rank of each pipeline stage with its peak memory, after the first iterations (megatron/training/utils.py, report_memory)."""
 BYTES = {"MB": 2**20, "GB": 2**30}
 TIME = "elapsed time per iteration (ms)"
 LOOKED_FOR = f'Megatron-LM\'s "iteration N/M | ... {TIME}: T" in logs/rank-*.log'
@@ -92,7 +92,7 @@ class Lines:
         }
 
     def read(self, line: str, *, sums_go_on: bool = True) -> list[Row]:
-        """The rows that this line completes."""
+        """The rows of metrics that this line of the log completes."""
         found = ITERATION.search(line)
         if found is not None:
             step, steps = int(found.group(1)), int(found.group(2))

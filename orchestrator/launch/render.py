@@ -234,11 +234,11 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(( cores > ranks_per_node ? cores / 
 WARNING_S = 120
 """Seconds before the time limit at which Slurm warns the script, at least: SlurmOptions.warning_s says more of a large model."""
 MOST_WARNING_S = 65535
-"""What sbatch takes at most (manual, --signal)."""
+"""The most seconds of a warning that sbatch takes (manual, --signal)."""
 WRITE_PER_NODE = 1e9
 """Bytes/s that a node writes to shared storage where cluster.storage_bandwidth says nothing: an assumption on the low side."""
 REMIND_S = 15
-"""A rank that still imports its packages has no handler yet: the warning is repeated."""
+"""Seconds between warnings, which are repeated: a rank that still imports its packages has no handler yet."""
 SAME_AGAIN = frozenset({2, 3, 4})
 """Exit statuses of ranks that a restart would meet again: bad input, a loss that is no number (workers/loop.py), nodes that are not what
 the plan was made for (workers/preflight.py)."""

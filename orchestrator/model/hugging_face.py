@@ -29,13 +29,15 @@ T5_NORM_INPUT: Final = 2
 ROTARY_MOVED: Final = 20.0
 """Bytes per element of apply_rotary_pos_emb: x*cos 2+2, rotate_half (negate one half, concatenate) 6, times sin 2+2, sum 4+2."""
 GATED_MOVED: Final = 10.0
-"""act(gate) 2+2, times up 4+2; a fused kernel moves 6."""
+"""Bytes per element of act(gate) 2+2, times up 4+2; a fused kernel moves 6."""
 SEPARATE_DROPOUT: Final = 4.0
 """Dropout and residual addition are two kernels: the dropped tensor is written and read once more."""
 LOSS_MOVED: Final = 22.0
-"""torch's cross-entropy on fp32 logits: cast 2+4, log_softmax reads them three times and writes 4 (more ids than a block)."""
+"""Bytes per logit of torch's cross-entropy on fp32 logits: cast 2+4, log_softmax reads them three times and writes 4 (more ids than a
+block)."""
 LOSS_MOVED_BACKWARD: Final = 30.0
-"""The dense gradient of the chosen ids 4, log_softmax's backward reads both twice and writes 4, cast 4+2."""
+"""Bytes per logit of the backward of torch's cross-entropy: the dense gradient of the chosen ids 4, log_softmax's backward reads both twice
+and writes 4, cast 4+2."""
 
 VOCABULARY: Final = 1
 """`pad_to` of a vocabulary that is not padded: the mark by which the loss finds its GEMM."""
@@ -104,7 +106,8 @@ def hugging_face(model: ModelSpec) -> ModelSpec:
 
 
 def _all_experts(model: ModelSpec) -> ModelSpec:
-    """transformers' Llama 4 gives every token to every expert, most of them times a score of zero (modeling_llama4.py, Llama4TextMoe)."""
+    """The model with every token going to every expert, as transformers' Llama 4 has it, most of them times a score of zero
+    (modeling_llama4.py, Llama4TextMoe)."""
     a = model.architecture
     if not any(part.scores_on_input for part in a.experts):
         return model

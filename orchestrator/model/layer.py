@@ -53,7 +53,7 @@ class LayerSpec(Value, frozen=True, kw_only=True):
 
 
 class LayerRun(Value, frozen=True, kw_only=True):
-    """`count` identical layers in a row."""
+    """`count` identical layers in a row of a model."""
 
     layer: LayerSpec
     count: int

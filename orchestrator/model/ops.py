@@ -73,7 +73,7 @@ class Weight(Value, frozen=True, kw_only=True, omit_defaults=True):
     tied: bool = False
     """Shares its storage with the embedding when both are on one pipeline stage; otherwise the stage holds a copy."""
     frozen: bool = False
-    """Is not trained: it has neither gradient nor optimizer states."""
+    """Whether the weight is not trained: it then has neither gradient nor optimizer states."""
 
     def padded_shape(self, tp: int) -> tuple[int, ...]:
         """The whole tensor as the engine allocates it at this tensor-parallel size."""
@@ -117,7 +117,7 @@ class Saved(Value, frozen=True, kw_only=True, omit_defaults=True):
     flash_only: bool = False
     """Exists only with flash (fused) attention: its logsumexp."""
     for_weight: bool = False
-    """Is kept for the gradient of a weight alone, and not at all where that weight is frozen."""
+    """Whether it is kept for the gradient of a weight alone, and not at all where that weight is frozen."""
     max_shards: int = 0
     """The most tp shards that can differ (keys and values of few query groups are replicated beyond it); 0: no bound."""
 

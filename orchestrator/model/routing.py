@@ -61,7 +61,7 @@ def times(pairs: Times, parts: int) -> float:
 
 
 def stated(skew: float, num_experts: int, topk: int, capacity: float | None = None) -> Routing:
-    """One expert that gets `skew` times its even share, the others the rest. Raises InputError for more than all tokens.
+    """The routing in which one expert gets `skew` times its even share, the others the rest. Raises InputError for more than all tokens.
 
     >>> stated(3.0, 4, 1).busiest
     ((1, 1.0), (2, 1.6666666666666667), (4, 3.0))

@@ -9,7 +9,7 @@ from orchestrator.values import Value
 
 Stack = Literal["decoder", "encoder", "encoder_decoder"]
 Activation = Literal["gelu", "swiglu", "geglu", "relu", "relu2", "clamped_swiglu"]
-"""relu2 is the square of ReLU (Primer, arXiv 2109.08668, section 4.2)."""
+"""Activations of a feed-forward; relu2 is the square of ReLU (Primer, arXiv 2109.08668, section 4.2)."""
 MOST_LAYERS: Final = 1_000
 """The most layers that a model may have: as many as DeepNet's (2203.00555), the deepest that was published; a search over 10,000 takes
 minutes and gigabytes."""
@@ -72,7 +72,7 @@ class Shared(Value, frozen=True, kw_only=True):
         int, Key("model.make_vocab_size_divisible_by", "the vocabulary is padded to a multiple of it", low=1, high=10**9)
     ] = 128
     num_token_types: Annotated[int, Key("model.num_token_types", "segment embeddings (bert)", low=0, high=10**9)] = 0
-    """Segment embeddings (bert)."""
+    """Number of BERT's segment embeddings; 0: the model has none."""
 
     @property
     def stack(self) -> Stack:

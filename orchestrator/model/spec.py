@@ -58,14 +58,14 @@ class ModelSpec(Value, frozen=True, kw_only=True):
     edges: tuple[Edge, ...] = ()
 
     def layers(self) -> Iterator[LayerSpec]:
-        """Every layer in order."""
+        """Every layer of the model in order."""
         for run in self.runs:
             for _ in range(run.count):
                 yield run.layer
 
     @property
     def num_layers(self) -> int:
-        """All layers, embedding and head included."""
+        """Number of all layers, embedding and head included."""
         return sum(run.count for run in self.runs)
 
     def kind(self, name: str) -> LayerSpec:
@@ -82,7 +82,7 @@ class ModelSpec(Value, frozen=True, kw_only=True):
 
     @property
     def prediction_parameters(self) -> int:
-        """Of `parameters`, those of layers of multi-token prediction (model/describe.py names them so)."""
+        """Parameters among `parameters` that are of layers of multi-token prediction (model/describe.py names them so)."""
         weights = (weight for run in self.runs for weight in run.layer.weights if weight.name.startswith("mtp."))
         return sum(prod(weight.shape) for weight in weights if not weight.tied)
 

@@ -32,9 +32,9 @@ class Feed(Value, frozen=True, kw_only=True, omit_defaults=True):
     copies: str = ""
     """The feed whose numbers it has: labels of a language model are its tokens."""
     every: int = 0
-    """Above 0: of the feed that it copies, it has only one number in so many; the others are -100, which losses leave out."""
+    """Period in which it keeps one number of the feed that it copies; the others are -100, which losses leave out. 0: it keeps all."""
     ahead: int = 0
-    """Set to 1: it has at each place the next number of the feed that it copies, and -100 at the last."""
+    """How many places ahead (0 or 1) its numbers stand in the feed that it copies; the last one is -100 then."""
     joined: bool = False
     """The samples' first dimensions follow each other in place of a batch dimension (patches of Qwen-VL)."""
 
@@ -56,11 +56,11 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
     """What was recorded, and from what it is built again."""
 
     model_class: str
-    """transformers' class, or the class that the user's factory makes."""
+    """The class of the model: transformers', or the one that the user's factory makes."""
     config: str = ""
     """The Hugging Face config.json, as text."""
     code: str = ""
-    """package.module:factory in place of it."""
+    """The model as package.module:factory, in place of `config`."""
     attention: str = "sdpa"
     """transformers' implementation that this model takes: sdpa or eager."""
     seq_length: int

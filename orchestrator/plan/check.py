@@ -217,7 +217,7 @@ def _check_first_layers(where: str, spans: Iterable[tuple[object, int, LayerSpan
 
 
 def _check_same_recompute(plan: Plan, model: ModelSpec, whole: bool) -> None:
-    """One mode for all layers; unless `whole`, also the first so many of every chunk in full."""
+    """Raises InputError where layers have different modes of recompute; unless `whole`, the first so many of every chunk may be in full."""
     fixed = {run.layer.kind for run in model.runs if not run.layer.recomputable}
     inside = [(index, j, span) for index, stage in enumerate(plan.stages) for j, span in enumerate(stage.layers) if span.kind not in fixed]
     modes = {span.recompute for *_, span in inside}

@@ -61,7 +61,7 @@ class RunSettings(Value, frozen=True, kw_only=True):
     blend: tuple[Source, ...] = ()
     """Weighted sources in place of `data`."""
     valid: Annotated[str | None, Key("data.valid", "a source to evaluate on", path=True)] = None
-    """A source to evaluate on."""
+    """Path of a source to evaluate on; None: the second share of `split`, where it has one."""
     split: tuple[float, ...] = ()
     """Shares of each source, front to back, for training, evaluation and, left alone, a test; empty: all of it is trained on."""
     eval_every: Annotated[int, Key("train.eval_every", "between evaluations; 0: none", unit="steps", low=0, high=10**12)] = 0
@@ -119,7 +119,7 @@ class RunSettings(Value, frozen=True, kw_only=True):
         Key("wandb.entity", "entity of Weights & Biases", type=str),
         Key("wandb.name", "name of Weights & Biases", type=str),
     ] = msgspec.field(default_factory=dict)
-    """project, and as wanted entity and name, of Weights & Biases; empty: not used."""
+    """Names of Weights & Biases: project, and as wanted entity and name; empty: not used."""
     step_timeout_s: Annotated[float, Key("train.step_timeout_s", "after which a part of a step has hung; 0: never", unit="s", low=0)] = (
         1800.0
     )
@@ -231,7 +231,7 @@ _KEYS = tuple(dict.fromkeys(("version", "engine", "world_size", *(choice.name fo
 
 
 def to_json(plan: Plan) -> str:
-    """Indented, what was chosen first, floats exact."""
+    """The plan as indented JSON: what was chosen first, floats exact."""
     fields = {name: getattr(plan, name) for name in _KEYS}
     return msgspec.json.format(msgspec.json.encode(fields), indent=1).decode() + "\n"
 

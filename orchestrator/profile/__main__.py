@@ -261,7 +261,7 @@ def everything(
     error: float,
     when: str,
 ) -> dict[str, Any]:
-    """The content of profile.json."""
+    """The content of profile.json as a dictionary."""
 
     def told(one: Figure) -> dict[str, float]:
         return one._asdict()

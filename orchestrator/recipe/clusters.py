@@ -249,7 +249,7 @@ def _parts(raw: Any, where: str) -> list[tuple[Gpu, int]]:
 
 
 def _gpus(raw: Any, where: str, mixed: str) -> Gpu:
-    """One type, or what all of a list can do."""
+    """The GPU that is planned for: of one type, or what all of a list can do."""
     if not isinstance(raw, list) or not raw:
         return _gpu(raw, where)
     gpus = [_gpu(item, where) for item in raw]

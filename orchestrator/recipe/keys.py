@@ -324,7 +324,8 @@ def in_groups(keys: Iterable[Key]) -> list[Key]:
 
 
 def group_of(key: Key, names: Iterable[str]) -> str:
-    """train, of train.lr; "" for a key of no group, and for one that stands beside the key it is named after (launch.wait)."""
+    """The group of a key: "train" of train.lr; "" for a key of no group, and for one that stands beside the key it is named after
+    (launch.wait)."""
     first = key.name.partition(".")[0]
     return "" if first in names else first
 

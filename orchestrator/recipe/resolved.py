@@ -103,11 +103,11 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Numbers exact and readable by parse()."""
+    """Writes numbers exactly, and so that parse() can read them."""
 
 
 def _exact(value: float) -> str:
-    """repr, with the point without which YAML takes it for a word.
+    """A float as repr writes it, with the point without which YAML takes it for a word.
 
     >>> _exact(1e-05), _exact(0.25)
     ('1.0e-05', '0.25')

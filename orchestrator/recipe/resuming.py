@@ -213,7 +213,7 @@ def _model_differences(before: Architecture, now: Architecture) -> list[str]:
 
 
 def _differences(group: str, before: Any, now: Any, names: tuple[str, ...], why: str) -> list[str]:
-    """One sentence for those of the fields that differ; nothing where none does."""
+    """A sentence for those of the fields that differ; none where none does."""
     found = _told({name: UNGROUPED.get(name, f"{group}.{name}") for name in names}, before, now)
     return [f"{found}: {why}"] if found else []
 

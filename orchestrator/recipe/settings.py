@@ -89,7 +89,7 @@ class Settings(Actions, frozen=True, kw_only=True):
     extra: dict[str, dict[str, Any]]
     open_batch: bool
     asked_cluster: Cluster | None = None
-    """The cluster with explain.gpus= GPUs."""
+    """The cluster with the GPUs of explain.gpus=; None: nobody asks."""
     slurm: SlurmOptions
     container: ContainerOptions | None
     env: dict[str, str]

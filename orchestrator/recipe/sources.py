@@ -184,7 +184,7 @@ def existing(key: str, data: str) -> str:
 
 ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 MAX_FILE_BYTES: Final = 1_000_000
-"""A recipe is a page of text; anything larger is the wrong file."""
+"""Bytes that a recipe's file may have: it is a page of text, and anything larger is the wrong file."""
 
 
 def check_path(name: str, value: Any) -> None:

@@ -17,7 +17,7 @@ from orchestrator.key import shown
 from orchestrator.model.training import Lengths
 
 FIRST: Final = 5_000
-"""Samples that are looked at."""
+"""Samples of a file that are looked at."""
 MOST_BYTES: Final = 5_000_000
 """Bytes that a line may have. A tokenizer takes some 190 bytes of memory for each."""
 PER_MESSAGE: Final = 5
@@ -68,7 +68,8 @@ def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:
 
 
 def counter(tokenizer: str | None) -> Callable[[str], int]:
-    """Tokens of a text."""
+    """A function that counts the tokens of a text: with the tokenizer's own tokenizer.json, else reckoned at `BYTES_PER_TOKEN`; bytes
+    without a tokenizer. Raises InputError for a tokenizer.json that can't be read."""
     if tokenizer is None:
         return lambda text: len(text.encode())
     path = Path(tokenizer) / "tokenizer.json"

@@ -1,4 +1,5 @@
-"""After a run: predicted against measured by cause, a slow rank, a slow link, and the constants that would have predicted it.
+"""What a run says when it is over: predicted against measured by cause, a slow rank, a slow link, and the constants that would have
+predicted it.
 
 Reads the rows of timers.jsonl (workers/step_timers.py): two steps of every rank, divided into its own computing, transfers and waiting.
 Pure: numbers and words; printing is the commands'.
@@ -51,7 +52,7 @@ SAID: Final = ("gemm_efficiency", "memory_efficiency", "op_overhead_s", "inner_e
 
 
 class Even(Value, frozen=True, kw_only=True):
-    """Ranks that are evenly apart."""
+    """Ranks that are evenly far apart."""
 
     first: int
     size: int
@@ -99,7 +100,7 @@ class RankTimes(Value, frozen=True, kw_only=True):
         return max(0.0, self.phases[step].get(phase, 0.0) - self.held(step, phase))
 
     def step_s(self, step: int) -> float:
-        """Seconds of the whole step."""
+        """Seconds of the whole step on this rank."""
         return sum(self.phases[step].values())
 
 
@@ -107,7 +108,7 @@ class Standing(Value, frozen=True, kw_only=True):
     """A rank, or the link of a group, that takes `times` what its like takes, and `extra_s` more in each step."""
 
     axis: str
-    """"" of a rank."""
+    """The axis of a link's traffic; "" where it is a rank that is slow."""
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     times: float
@@ -226,7 +227,7 @@ def slow_ranks(plan: Plan, rows: Sequence[RankTimes]) -> list[Standing]:
 
 
 def priced_seconds(cost: CostModel, traffic: Traffic) -> float | None:
-    """What these operations take by the prices; None for an operation that has none."""
+    """Seconds that these operations take by the prices; None for an operation that has none."""
     operation = COLLECTIVES.get(traffic.operation)
     if operation is None or not traffic.count:
         return None
@@ -318,7 +319,7 @@ def after(plan: Plan, cost: CostModel, rows: Sequence[RankTimes]) -> After | Non
 
 
 def after_table(found: After) -> RenderableType:
-    """Seconds by cause, predicted and measured."""
+    """A table of seconds by cause, predicted and measured."""
     table = _table(("step time", False), ("predicted", True), ("measured", True), ("difference", True))
     for name, (predicted, measured) in found.causes.items():
         more = measured - predicted

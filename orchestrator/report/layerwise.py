@@ -12,7 +12,7 @@ from orchestrator.strategy.layerwise import LayerwisePlan
 from orchestrator.units import format_bytes, format_seconds
 
 NOISE = 1e-8
-"""Relative difference that is rounding."""
+"""Relative difference of seconds that is rounding."""
 
 
 def layerwise_table(plan: LayerwisePlan, engine_plan: Plan | None, at_least_s: float | None = None) -> RenderableType:

@@ -69,7 +69,7 @@ class TrainingProgress:
         self.bar.stop()
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """Show one row of metrics.jsonl."""
+        """Shows one row of metrics.jsonl."""
         number = row.get("step")
         completed = number if isinstance(number, int) else self.seen + 1
         self.bar.update(self.task, completed=completed, row=describe(row))

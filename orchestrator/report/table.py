@@ -30,7 +30,7 @@ class Axis(NamedTuple):
 
 
 def _modes(plan: Plan) -> list[tuple[str, ...]]:
-    """Recompute by stage, layer after layer."""
+    """The recompute mode of each layer, by stage."""
     return [tuple(span.recompute for span in stage.layers if span.kind not in ENDS for _ in range(span.count)) for stage in plan.stages]
 
 

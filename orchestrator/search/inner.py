@@ -1,4 +1,5 @@
-"""Inside an outer choice of an engine: which layers go to which stage and which of them are recomputed, at the least simulated step time.
+"""The search inside an outer choice of an engine: which layers go to which stage and which of them are recomputed, at the least simulated
+step time.
 
 The ways to compute a stage are the recompute choices that fit the memory and that no other beats in forward, backward, exposed
 synchronisation and optimizer time; search/partition.py puts stages together. So what is returned is the optimum of the simulated score over
@@ -242,7 +243,7 @@ class Inner:
         return peak_bytes
 
     def _layer(self, p: int, kind: str, mode: Recompute) -> LayerCost:
-        """A layer of stage p."""
+        """The price of a layer in stage p."""
         key = (self._parts[p], kind, mode)
         found = self._priced.get(key)
         if found is None:
@@ -301,7 +302,7 @@ class Inner:
         return tuple(by_stage[p][v] for v in range(vpp) for p in range(pp))
 
     def least_bytes(self) -> float:
-        """`need` of the even split, or of the one that there is; all layers in the same mode where they have to be."""
+        """Bytes that the even split needs, or the one that there is; all layers in the same mode where they have to be."""
         return min((inner.least_bytes() for inner in self._alone), default=0.0) or self.need(self.even_sizes())
 
     def need(self, sizes: tuple[int, ...]) -> float:
@@ -391,7 +392,7 @@ class Inner:
         return found or Answer(None, bound)
 
     def _solve(self, threshold: float, effort: Effort) -> Answer:
-        """`solve` with the candidate's own groups."""
+        """The best answer for the candidate's own groups of micro-batches, as `solve` finds it."""
         self.left = INFINITE
         if self._alone:
             return self._solve_alone(threshold, effort)

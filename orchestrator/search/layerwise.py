@@ -302,7 +302,7 @@ class Splits:
         return togo[0][0][0] + self.once, split
 
     def _even(self) -> Split:
-        """Each stage has as much to do, every layer at its fastest, and none too few layers."""
+        """The split in which each stage has as much to do, every layer at its fastest, and none too few layers."""
         borders, total = [0], self._way[-1]
         for p in range(1, self.pp):
             share = total * p / self.pp * (1 - ROUNDING)

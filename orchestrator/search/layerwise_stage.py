@@ -251,7 +251,8 @@ class StageSolver:
         return self.sums(forward, backward, sync, optimizer) if self.alone else (forward, backward, sync, optimizer)
 
     def fastest(self, upper: float) -> tuple[list[LayerwiseStage], bool]:
-        """(those below `upper` that fit and no other one covers, whether none was left out for number)."""
+        """The stages of less than `upper` seconds that fit and that no other one undercuts in everything, and whether none was left out for
+        number."""
         most = (upper - self.constant + self.share * self.ahead + self.price * self.cap) * (1 + ROUNDING)
         room, slack, complete = self.room * (1 + ROUNDING), self.slack, True
         rests = self._cheapest(self.share, self.price).rest
@@ -330,7 +331,8 @@ def _tidy(layers: Sequence[tuple[str, Way]]) -> list[tuple[str, Way, int]]:
 
 
 def _kept(points: list[_Point], most: int, *, dominance: bool) -> tuple[list[_Point], bool]:
-    """(at most `most`, those with the least bounds, and with `dominance` none that another one covers; whether that is all)."""
+    """The points that are kept, `most` at most: those with the least bounds, and with `dominance` none that another one undercuts in
+    everything; and whether that is all."""
     points.sort(key=lambda point: point[1])
     if not dominance:
         return points[:most], len(points) <= most

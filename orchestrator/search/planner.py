@@ -1,4 +1,4 @@
-"""From a model, a cluster and the engines' capabilities to the fastest plan that fits, with what became of every other choice.
+"""Finds the fastest plan that fits, for a model, a cluster and the engines' capabilities, with what became of every other choice.
 
 1. The decision tree (strategy/tree.py) gives the legal meshes; each branch it cuts has its rule as a reason. A mesh whose states alone
    don't fit is out.
@@ -97,7 +97,7 @@ SHAPE, GROUP, FLOOR, SOLVE, AGAIN = -2, -1, 0, 1, 2
 AT_FIRST = 1
 """Partitions simulated for a choice until it comes to the queue's head again."""
 WIDE = 1_000_000
-"""More choices than a mesh has: places in declared order count the meshes first."""
+"""A number above that of a mesh's choices: places in declared order count the meshes first."""
 
 
 class Choice(NamedTuple):
@@ -322,7 +322,7 @@ class _Search:
         self.total, self.done = len(self.queue), 0
 
     def _below(self, mesh: Choice) -> list[Choice]:
-        """The mesh's choices."""
+        """The choices of a mesh."""
         found, cuts = self.space.below(mesh)
         self.cut += cuts
         return found
@@ -523,7 +523,7 @@ class _Best:
 
     @property
     def score(self) -> float | None:
-        """Seconds of the best."""
+        """Seconds of the best plan found; None: there is none yet."""
         return self.ranked[0][0].step_time_s if self.ranked else None
 
     def _to_beat(self, choice: Choice) -> tuple[Solution, Choice] | None:

@@ -1,4 +1,4 @@
-"""When nothing fits: what was missing, the nearest plan, and what to relax, all of it computed."""
+"""What is said when nothing fits: what was missing, the nearest plan, and what to relax, all of it computed."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ class Capabilities(Value, frozen=True, kw_only=True):
     zero_shard_stages: tuple[ZeroStage, ...] = ()
     """The stages that a `Strategy.zero_shard_size` may be pinned with."""
     fsdp_zero_stages: tuple[ZeroStage, ...] = ()
-    """The stages that `Strategy.megatron_fsdp` has."""
+    """ZeRO stages of which `Strategy.megatron_fsdp` has a strategy."""
     later_releases: tuple[str, ...] = ()
-    """Of megatron-core, behind the one that this is of, for which rules are known, oldest first."""
+    """Releases of megatron-core behind the one that this is of, for which rules are known, oldest first."""
     pinned_options: tuple[str, ...] = ()
     """The options of `spec.PINNED_ONLY` that it has; the others stay at their defaults."""
     precision_aware_optimizer: bool = False

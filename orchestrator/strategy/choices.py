@@ -42,7 +42,7 @@ class Choice(Value, frozen=True, kw_only=True):
     """Whether what a layer computes, keeps or sends within a micro-batch may depend on it. False: only what happens beside the layers or
     once a step does, or the price asks for it anew each time. True is always right, and only costs time where False would do."""
     fixed_with: str = ""
-    """Another choice whose level of the tree decides this one too."""
+    """Name of another choice whose level of the tree decides this one too."""
     always_said: bool = False
     """Whether a plan's one-line name says it at its default too."""
     short: str = ""
@@ -65,7 +65,7 @@ class Choice(Value, frozen=True, kw_only=True):
     default: Any = None
 
     def of(self, candidate: object) -> Any:
-        """The candidate's value."""
+        """The candidate's value of this choice."""
         return attrgetter(self.path)(candidate)
 
     def says(self, value: Any) -> str:

@@ -240,7 +240,7 @@ def types_order(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, workload: Workload) -> tuple[Rule, ...]:
-    """Stages, virtual stages and schedules."""
+    """The rules about stages, virtual stages and schedules."""
     layers = transformer_layers(workload.model)
     engine, schedules = capabilities.engine, capabilities.schedules
     flat = [name for name in schedules if name != "interleaved"]

@@ -62,7 +62,7 @@ def _run(letter: str, count: int) -> str:
 
 
 def transformer_layers(model: ModelSpec) -> int:
-    """Layers between embedding and head."""
+    """Number of layers between embedding and head."""
     return sum(run.count for run in model.runs[1:-1])
 
 

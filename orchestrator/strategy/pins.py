@@ -61,7 +61,7 @@ class MemoryLimit(Value, frozen=True, kw_only=True):
     """The chance of running out that a plan may have; `margin` is then what that keeps free. None: `margin` is the reserve alone."""
 
     def of(self, margin: float, risk: float | None = None) -> MemoryLimit:
-        """This limit for an engine of which `margin` is kept free, for a chance of `risk`, where the user has not said how much.
+        """The limit for an engine of which `margin` is kept free, for a chance of `risk`, where the user has not said how much.
 
         >>> MemoryLimit(limit=1000, reserve=None).of(0.07).usable, MemoryLimit(limit=1000, reserve=0).of(0.07).usable
         (930, 1000)

@@ -291,9 +291,9 @@ ENGINE_OPTIONS: Final = tuple(choice.name for choice in PINNED_ONLY)
 TILED: Final = ("tiled_mlp", "tiled_logits")
 """Pieces of a sequence, of DeepSpeed's ALST (arXiv 2506.13996)."""
 DEEPSPEED_OPTIONS: Final = (*TILED, "offload_activations")
-"""DeepSpeed's among them."""
+"""Names of the options that are DeepSpeed's."""
 MEGATRON_OPTIONS: Final = tuple(name for name in ENGINE_OPTIONS if name not in DEEPSPEED_OPTIONS)
-"""Megatron's among them, by Megatron's names."""
+"""Names of the options that are Megatron's, by Megatron's names."""
 _OPTIONS: Final = tuple(Options.__struct_fields__)
 _LAYER_PRICE = getter(
     choice.path.removeprefix("strategy.") for choice in CHOICES if choice.in_layer_price and choice.path.startswith("strategy.")

@@ -379,8 +379,8 @@ class Tree:
                 yield _with_mesh(candidate, "etp", degree)
 
     def _dispatcher(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Each token sent to its experts; where fewer ranks share the experts than a token has, also all tokens to all of these ranks,
-        which is then less. A pin takes any."""
+        """The candidate with each token sent to its experts; where fewer ranks share the experts than a token has, also with all tokens
+        sent to all of these ranks, which is then less. A pin takes any."""
         name, mesh = DISPATCHER.name, candidate.mesh
         offered = tuple(self.capabilities.options.get(name, (DISPATCHER.default,)))
         if not 1 < mesh.ep * mesh.etp < max((part.topk for part in self.workload.model.architecture.experts), default=0):

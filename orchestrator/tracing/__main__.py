@@ -20,7 +20,7 @@ from orchestrator.tracing.trace import described
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """The content of ANSWER.json."""
+    """The content of ANSWER.json: what was recorded, or the error."""
     source = Source(config=request.get("config", ""), code=request.get("code", ""))
     try:
         return {"traced": described(source, request["seq_length"], request["decoder_seq_length"], request["itemsize"])}

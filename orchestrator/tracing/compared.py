@@ -80,7 +80,7 @@ def checked(source: build.Source, found: Partition, seq_length: int | None, deco
 
 
 class _CantCompareError(Exception):
-    """This model can't be built or run as small as it should."""
+    """Raised for a model that can't be built or run as small as it should."""
 
 
 def unfit(source: build.Source, model: nn.Module) -> str:
@@ -237,7 +237,7 @@ def _loss(out: Any) -> torch.Tensor:
 
 
 Whole = tuple[float, dict[str, torch.Tensor]]
-"""Loss and gradients of one process."""
+"""Loss and gradients, by parameter's name, of a model on one process."""
 
 
 def _whole(model: nn.Module, batch: Mapping[str, Any]) -> Whole:
@@ -252,7 +252,7 @@ def _whole(model: nn.Module, batch: Mapping[str, Any]) -> Whole:
 
 
 class _Meeting:
-    """Where ranks, which are threads, give what they have and get the sum."""
+    """The place where ranks, which are threads, give what they have and get the sum."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(TP, timeout=60)
@@ -372,7 +372,7 @@ def _joined(shares: Sequence[torch.Tensor], by: str, parts: Sequence[int]) -> to
 
 
 def _divided(model: nn.Module, divided: Sequence[Divided], rank: int, meeting: _Meeting) -> nn.Module:
-    """A rank's copy."""
+    """One rank's copy of the model, with the linears divided."""
     mine, roles = copy.deepcopy(model), Roles(divided)
     cut: set[str] = set()
     for name, module in list(mine.named_modules()):

@@ -1,4 +1,4 @@
-"""The type that new tensors have."""
+"""Sets the data type that new tensors have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Parameters made inside have this type."""
+    """Gives parameters that are made inside of the `with` this data type."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

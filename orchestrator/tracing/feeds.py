@@ -129,7 +129,7 @@ def _image_tokens(config: Any, vision: Any, height: int, width: int) -> int:
 
 
 def fixed_arguments(model: torch.nn.Module) -> dict[str, Any]:
-    """Arguments that are no tensors."""
+    """Arguments of the model's forward that are no tensors, by name."""
     parameters = inspect.signature(model.forward).parameters
     found: dict[str, Any] = {}
     if "return_loss" in parameters and "labels" not in parameters:
@@ -159,7 +159,7 @@ def on_meta(feeds: Sequence[Feed], dtype: torch.dtype) -> dict[str, torch.Tensor
 
 
 def sample(feeds: Sequence[Feed], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Numbers of one sample, by argument."""
+    """Numbers of one drawn sample, by argument."""
     found: dict[str, np.ndarray] = {}
     for feed in feeds:
         if feed.values:

@@ -1,5 +1,5 @@
-"""From which linears each tensor comes without passing another linear: what tensor parallelism is found by (Tofu, arXiv 1807.08887, follows
-the data in the same way, over all operations)."""
+"""Follows from which linears each tensor comes without passing another linear, by which tensor parallelism is found (Tofu, arXiv
+1807.08887, follows the data in the same way, over all operations)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Flow:
         self.by_head: dict[str, Sources] = {}
         """Why heads can't be divided: sources of attention that is given something head by head."""
         self.reduced: dict[str, int] = {}
-        """Elements of a linear's input."""
+        """Number of elements of each linear's input, by the linear's name."""
         self._of: dict[int, Sources] = {}
         self._owner: dict[int, str] = {}
         self._cuts: dict[str, list[tuple[str, tuple[int, ...], Any, list[tuple[int, ...]]]]] = {}
@@ -76,7 +76,7 @@ class Flow:
             self._of[key_of(tensor)] = sources
 
     def step(self, name: str, args: Any, ins: Iterable[torch.Tensor], outs: Iterable[torch.Tensor], weights: Iterable[str]) -> Sources:
-        """One operation of the forward pass: the sources of what it gives. `weights`: parameters among its inputs."""
+        """Follows one operation of the forward pass and returns the sources of what it gives. `weights`: parameters among its inputs."""
         ins, outs = list(ins), list(outs)
         sources = NOWHERE.union(*map(self.of, ins))
         for out in outs:
@@ -91,7 +91,7 @@ class Flow:
         return sources
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, by_head: bool) -> Sources:
-        """One call of attention; q [b, h, s, d], k and v [b, g, t, d]."""
+        """Follows one call of attention and returns the sources of what it gives; q [b, h, s, d], k and v [b, g, t, d]."""
         for tensor in (q, k, v):
             for source in self.of(tensor):
                 self.units[source] = gcd(self.units.get(source, 0), tensor.shape[1])

@@ -56,7 +56,7 @@ def pattern(name: str) -> str:
 
 
 def shown(found: str) -> str:
-    """A pattern for people: layers.#.mlp.up"""
+    """A pattern as people read it: layers.#.mlp.up."""
     return found.replace(r"\d+", "#").replace("\\", "")
 
 
@@ -133,7 +133,7 @@ class Roles:
         self._by = {by: [re.compile(each.pattern) for each in partition if each.by == by] for by in ("column", "row")}
 
     def of_linear(self, name: str) -> Any:
-        """ "column", "row" or None."""
+        """How a linear of this name is divided: "column", "row"; None: not at all."""
         return next((by for by, found in self._by.items() if any(each.fullmatch(name) for each in found)), None)
 
     def inside(self, sources: Iterable[str]) -> bool:

@@ -53,13 +53,13 @@ class Part:
         """What is kept for backward, each with how many operations were before it."""
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.again: dict[str, torch.nn.Parameter] = {}
-        """Parameters that an earlier part has."""
+        """Parameters of this part that an earlier part has too."""
         self.forward_bytes = self.backward_bytes = 0
         self.input_elements = self.output_elements = 0
         self.entered = 0
-        """Storage of what enters it."""
+        """Identity of the storage of the tensor that enters this part."""
         self.width = 0
-        """Last dimension of what enters it."""
+        """Last dimension of the tensor that enters this part."""
         self.edges: list[tuple[int, int]] = []
         """(index of the part that made it, elements) of tensors that enter beside that."""
 
@@ -104,7 +104,7 @@ class Recorder(TorchDispatchMode):
         return self.current
 
     def maker(self, tensor: torch.Tensor) -> int | None:
-        """The part that made this tensor."""
+        """Index of the part that made this tensor; None: no part did."""
         return self._maker.get(storage(tensor))
 
     def use(self, name: str, part: int) -> None:
@@ -245,7 +245,7 @@ class Recorder(TorchDispatchMode):
         return Gemm(name=weights[0] if weights else name, tokens=tokens, k=k, n=n, experts=experts)
 
     def attention(self, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, by_head: bool) -> None:
-        """One call of attention in the forward pass."""
+        """Records one call of attention in the forward pass."""
         sources = self.flow.attend(q, k, v, out, by_head)
         scores = call.heads * call.query_len * call.key_len
         saves = [
@@ -282,7 +282,7 @@ class Recorder(TorchDispatchMode):
 
 
 def floats(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors that gradients flow through."""
+    """The tensors in a value through which gradients flow."""
     for leaf in tree_leaves(value):
         if is_meta(leaf) and leaf.is_floating_point() and leaf.requires_grad:
             yield leaf

@@ -98,7 +98,7 @@ def _number(leaf: Any) -> bool:
 
 
 def _not_yet(*_: Any) -> None:
-    """Building a model attends to nothing."""
+    """Records no attention, while the model is built and nothing is computed."""
 
 
 def _listed(text: Any) -> bool:
@@ -115,7 +115,7 @@ def _hidden(model: torch.nn.Module, config: Any, first: Part) -> int:
 
 
 def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype: torch.dtype, source: build.Source) -> int:
-    """Forward and backward under the recorder; elements of the logits, 0 where the model has no loss of its own."""
+    """Runs forward and backward under the recorder; returns the elements of the logits, 0 where the model has no loss of its own."""
     path_of = {id(module): path for path, module in find_blocks(model).items()}
     if not path_of:
         raise InputError("model.hf_config" if not source.code else "model.code", type(model).__name__, "has no repeated blocks")

@@ -42,7 +42,7 @@ class Priced:
 
     @property
     def memory_error(self) -> float | None:
-        """Signed, relative to the measured peak."""
+        """Error of the predicted peak, signed, relative to the measured one; None: it was not measured."""
         return None if self.run.memory_bytes is None else self.memory_bytes / self.run.memory_bytes - 1
 
 
@@ -116,7 +116,7 @@ class Sweep:
 
 
 def sweeps(rows: Sequence[Priced]) -> list[Sweep]:
-    """One per group of at least two timed runs with different times."""
+    """The sweeps, one for each group of at least two timed runs with different times."""
     groups: dict[object, list[Priced]] = defaultdict(list)
     for priced in rows:
         if priced.run.time_s is not None:
@@ -201,7 +201,7 @@ SPLITS: dict[str, Callable[[Priced], str]] = {
     "kind": lambda priced: priced.run.kind,
     "length": lambda priced: "16k_and_longer" if priced.run.training.seq_length >= LONG else "shorter",
 }
-"""`by.<name>.<value>` of the report."""
+"""The ways to group rows that the report has as `by.<name>.<value>`."""
 
 
 def grouped(rows: Sequence[Priced], key: Callable[[Priced], str]) -> dict[str, list[Priced]]:

@@ -34,7 +34,7 @@ class Mixture(NamedTuple):
 
 
 DEEPSEEK_V2: Final = LatentAttention(q_lora_rank=1536, kv_lora_rank=512, qk_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
-"""DeepSeek-V2's, V3's and Kimi K2's."""
+"""Latent attention of DeepSeek-V2, V3 and Kimi K2."""
 MOONLIGHT: Final = LatentAttention(kv_lora_rank=512, qk_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 """Moonlight's and DeepSeek-V2-Lite's: one matrix for the queries."""
 QWEN35: Final = {
@@ -190,7 +190,7 @@ def count(row: dict[str, str], key: str, default: int) -> int:
 
 
 def latent_of(text: str) -> LatentAttention:
-    """q_lora/kv_lora/qk_head/rope/v_head as the tables print them, a rank of 0 for one matrix. Raises SkipError.
+    """The latent attention of q_lora/kv_lora/qk_head/rope/v_head as the tables print them, a rank of 0 for one matrix. Raises SkipError.
 
     >>> latent_of("0/512/128/64/128").q_lora_rank is None, latent_of("1536/512/128/64/128").kv_lora_rank
     (True, 512)

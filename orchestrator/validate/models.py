@@ -17,9 +17,9 @@ MEGATRON_DROPOUT = 0.1
 is: V100 peaks without recompute need dropout's masks and outputs (34 s b h + 5 a s^2 b a layer)."""
 NEMOTRON_VOCAB = 256000
 T5_DECODER_LENGTH = 128
-"""Megatron's functional T5 tests: --decoder-seq-length 128."""
+"""Tokens of the decoder in Megatron's functional T5 tests: --decoder-seq-length 128."""
 T5_VOCAB = 29056
-"""BertWordPieceCase, padded, with extra ids."""
+"""Size of the vocabulary BertWordPieceCase, padded, with extra ids."""
 INTERNEVO_MULTIPLE = 256
 """InternEvo's MLP rounds its width up to a multiple of this (multiple_of): 8/3 of 4096 are 10922, as its table has it, and InternLM-7B's
 11008 (its config.json)."""

@@ -63,7 +63,7 @@ def gpu_key(text: str) -> str | None:
 
 
 def gpu(key: str) -> Gpu:
-    """The catalog's GPU. Raises KeyError."""
+    """The catalog's GPU of this name. Raises KeyError."""
     return catalog.GPUS[key]
 
 

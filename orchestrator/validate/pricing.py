@@ -159,7 +159,7 @@ def named(calibration: str | None) -> Choose:
 
 
 def price_runs(runs: Iterable[Run], choose: Choose) -> Iterator[Outcome]:
-    """Every run in order."""
+    """The predictions of all runs, in order."""
     pricer = Pricer(choose)
     for run in runs:
         yield pricer.price(run)

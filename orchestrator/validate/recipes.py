@@ -321,7 +321,7 @@ def figures(found: Sequence[Judged]) -> dict[str, float | int | dict[str, int] |
 def judge_all(
     rows: Sequence[dict[str, str]], choose: Choose, progress: Callable[[int, int], None], published: Sequence[Run] = ()
 ) -> list[Judged]:
-    """Every recipe in order."""
+    """The judgements of all recipes, in order."""
     judge = Judge(choose, published)
     found = []
     for index, row in enumerate(rows):

@@ -147,7 +147,7 @@ def recover(run: Run, choose: Choose, runs: Sequence[Run] = ()) -> Recovered:
 
 
 def figures(found: Sequence[Recovered]) -> dict[str, float | int | None]:
-    """`recovery` of the report."""
+    """The figures that the report has as `recovery`."""
     ratios = [one.ratio for one in found if one.ratio is not None]
     close = sum(one.ratio is not None and (one.ratio <= CLOSE or one.shown_slower) for one in found)
     return {
@@ -161,7 +161,7 @@ def figures(found: Sequence[Recovered]) -> dict[str, float | int | None]:
 
 
 def recover_all(runs: Sequence[Run], choose: Choose, progress: Callable[[int, int], None]) -> list[Recovered]:
-    """Every configuration in order."""
+    """The recoveries of all configurations, in order."""
     several = configurations(runs)
     found = []
     for index, run in enumerate(several):

@@ -34,7 +34,7 @@ def table_of(priced: Priced) -> str:
 
 
 def parts_of(rows: Sequence[Priced]) -> dict[str, Any]:
-    """tables.<name>, all, by.<split>.<value>."""
+    """The report's parts `tables` by name, `all`, and `by` split and value."""
     trusted = [row for row in rows if ":" not in table_of(row)]
     return {
         "tables": {name: summary(part) for name, part in grouped(rows, table_of).items()},

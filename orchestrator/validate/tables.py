@@ -138,7 +138,7 @@ def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[
 
 
 def read_rows(table: str, rows: Iterable[dict[str, str]]) -> Iterator[Run | Unusable]:
-    """Rows of one table in order."""
+    """The runs of one table, in order; a row that can't be used comes with its reason."""
     for row in rows:
         try:
             yield read_row(table, row)

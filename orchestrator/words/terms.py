@@ -24,7 +24,7 @@ NOTHING: Final = Nothing()
 
 
 def same(value: Any) -> Any:
-    """The value itself."""
+    """Returns the value itself."""
     return value
 
 
@@ -89,7 +89,7 @@ def unsaid(theirs: str, ours: str, value: Any) -> Term:
 
 
 def say(table: Table, subject: Any) -> dict[str, Any]:
-    """Their settings by name, in the table's order.
+    """The other program's settings for the subject, by name, in the table's order.
 
     >>> from types import SimpleNamespace
     >>> say([Term("moe_router_topk", "topk"), Term("moe_scaling", "scaling", unless=1.0)], SimpleNamespace(topk=2, scaling=1.0))

@@ -66,7 +66,7 @@ class BesideUlysses:
 
 
 def layers(model: torch.nn.Module) -> dict[str, Any]:
-    """AutoEP's layers by name."""
+    """AutoEP's layers of a model, by name."""
     return {name: module for name, module in model.named_modules() if type(module).__name__ == LAYER}
 
 

@@ -26,7 +26,7 @@ from orchestrator.plan import Plan
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst", ".text")
 BYTES = 256
 NUM_SENTINELS = 100
-"""T5 has 100 (arXiv 1910.10683)."""
+"""Sentinels of T5, which has 100 (arXiv 1910.10683)."""
 SPLITMIX = 0x9E3779B97F4A7C15
 """2**64 / golden ratio: the multiplier of SplitMix64."""
 
@@ -52,12 +52,12 @@ class Specials:
 
 
 class Tokens(Protocol):
-    """A row of token ids."""
+    """Token ids in a row."""
 
     def __len__(self) -> int: ...
 
     def window(self, start: int, length: int) -> np.ndarray:
-        """int64 ids [length] from `start`."""
+        """The int64 ids [length] from `start` on."""
         ...
 
 
@@ -312,7 +312,7 @@ def permuted(index: int, size: int, seed: int) -> int:
 
 
 def vocabulary(plan: Plan) -> int:
-    """Ids that the model takes."""
+    """Number of ids that the model takes."""
     return plan.model.vocab_size if plan.model.traced is None else plan.model.traced.token_ids
 
 
@@ -455,7 +455,7 @@ class Batches:
         self.blending = Blending([part.weight for part in self.parts]) if len(self.parts) > 1 else None
 
     def _samples(self, part: Part) -> int:
-        """Whole samples in a row."""
+        """Number of whole samples in a row of tokens. Raises InputError where there is none."""
         count = (len(part.tokens) - (self.sampler.window - self.sampler.stride)) // self.sampler.stride
         if count < 1:
             share = f" in the share of data.split={','.join(f'{s:g}' for s in self.plan.run.split)}" if self.plan.run.split else ""

@@ -188,7 +188,7 @@ class DeepSpeedTrainer:
         return None if grad_norm is None else float(grad_norm)
 
     def _apply(self) -> None:
-        """Step and clear."""
+        """Does the optimizer's step, and clears the gradients."""
         self.engine.step()
 
     def _clip(self, most: float) -> float:

@@ -127,7 +127,7 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
-    """Put back what `generator_states` said."""
+    """Puts back the states that `generator_states` returned."""
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and states["device"] is not None:
         torch.cuda.set_rng_state(states["device"])

@@ -41,12 +41,12 @@ class Groups:
         return dist.get_rank(self._by_kind[kind]) if kind in self._by_kind else 0
 
     def sum(self, kind: str, tensor: torch.Tensor) -> None:
-        """All-reduce in place."""
+        """Sums a tensor over the group, in place."""
         if kind in self._by_kind:
             dist.all_reduce(tensor, group=self._by_kind[kind])
 
     def mean(self, kind: str, tensor: torch.Tensor) -> None:
-        """All-reduce in place, and divide."""
+        """Takes a tensor's mean over the group, in place."""
         self.sum(kind, tensor)
         tensor /= self.size(kind)
 

@@ -26,7 +26,7 @@ TOKENIZER_FILES = (
 )
 """Files that transformers' tokenizers save, as patterns."""
 SECOND_NAMES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
-"""BERT's output bias stands under either."""
+"""Second names of tensors: BERT's output bias stands under either."""
 OLD_NORMS = {".LayerNorm.weight": ".LayerNorm.gamma", ".LayerNorm.bias": ".LayerNorm.beta"}
 """Endings of norms' names in the first BERT checkpoints (transformers/modeling_utils.py still renames these)."""
 
@@ -96,7 +96,7 @@ class Checkpoint:
         return found
 
     def whole(self, name: str) -> torch.Tensor:
-        """A tensor of one number."""
+        """A tensor as it stands in the checkpoint, such as one of a single number."""
         name = self._find(name)
         file = self._opened(self.files[name])
         return file.get_tensor(name) if self.files[name].suffix == ".safetensors" else file[name]
@@ -117,8 +117,8 @@ class Checkpoint:
 
 
 def write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torch.dtype:
-    """model.safetensors, or several with an index, as transformers names them. The data type of the first tensor, which is the model's: the
-    biases that balance experts are fp32 in any."""
+    """Writes model.safetensors, or several with an index, as transformers names them. Returns the data type of the first tensor, which is
+    the model's: the biases that balance experts are fp32 in any."""
     files: list[list[str]] = []
     held: dict[str, torch.Tensor] = {}
     total = 0

@@ -95,7 +95,8 @@ class Interactions:
         return len(self.sequences)
 
     def masked(self, user: int, epoch: int) -> dict[str, np.ndarray]:
-        """Others in each epoch; the last item always, as the one that is left out will be (the paper, section 3.6)."""
+        """A user's sequence with masked items, others in each epoch; the last item always, as the one that is left out will be (the paper,
+        section 3.6)."""
         ids = self._padded(self.sequences[user][:-1])
         rng = np.random.default_rng((self.seed, user, epoch))
         places = np.flatnonzero(ids != PAD)

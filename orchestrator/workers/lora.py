@@ -25,7 +25,7 @@ PREFIX: Final = "base_model.model."
 
 
 def config(fields: dict[str, Any], source: str | None) -> Any:
-    """peft's LoraConfig of engine.json's "lora"."""
+    """peft's LoraConfig for the section "lora" of engine.json."""
     import peft
 
     keywords = {name: value for name, value in fields.items() if name != "merge"}
@@ -133,7 +133,7 @@ def adapters(model: torch.nn.Module, gathered: Gathered, whole: Whole) -> Iterat
 
 
 def write_adapters(named: Iterator[tuple[str, torch.Tensor]], fields: dict[str, Any], source: str | None, folder: Path) -> None:
-    """peft's two files; the configuration last, and with it the adapters are whole."""
+    """Writes peft's two files; the configuration last, and with it the adapters are whole."""
 
     folder.mkdir(parents=True, exist_ok=True)
     parts.save_tensors({name: tensor.contiguous() for name, tensor in named}, folder / FILES[1], {"format": "pt"})

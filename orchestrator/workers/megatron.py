@@ -51,7 +51,8 @@ T5_HEAD_BIAS = "lm_head.output_layer.bias"
 it, as other models do, that it may be read into another length (t5_model.py, T5LMHead)."""
 
 OWN_WRITER = {"async_strategy": "mcore"} if "async_strategy" in signature(dist_checkpointing.save).parameters else {}
-"""megatron-core's own asynchronous request: 0.19 makes one of nvidia-resiliency-ext, a package of its own, unless it is told."""
+"""Keywords that ask for megatron-core's own asynchronous request: 0.19 makes one of nvidia-resiliency-ext, a package of its own, unless it
+is told."""
 
 
 class MegatronTrainer:
@@ -166,7 +167,7 @@ class MegatronTrainer:
         return state
 
     def _generators(self) -> ShardedObject:
-        """Generator states, one set a rank."""
+        """States of the random generators, one set for each rank."""
         states = megatron_groups.generator_states(self.device)
         return ShardedObject("generators", states, (dist.get_world_size(),), (dist.get_rank(),), replica_id=0)
 
@@ -181,9 +182,10 @@ class MegatronTrainer:
         snapshot.finish()
 
     def snapshot(self, folder: Path, step: int) -> Snapshot:
-        """megatron-core's own asynchronous request, written by this process. megatron-core would write by processes that it forks, which
-        NCCL's and gloo's threads don't survive, and wait for ever for one that is killed (an out-of-memory killer takes them first); the
-        result goes through a server process of its own (dist_checkpointing/strategies/filesystem_async.py:51), which nobody needs here."""
+        """A checkpoint by megatron-core's own asynchronous request, written by this process. megatron-core would write by processes that it
+        forks, which NCCL's and gloo's threads don't survive, and wait for ever for one that is killed (an out-of-memory killer takes them
+        first); the result goes through a server process of its own (dist_checkpointing/strategies/filesystem_async.py:51), which nobody
+        needs here."""
         self._gather_weights()
         filesystem_async._get_write_results_queue = queue.Queue
         state = self._state(is_loading=False) | {"step": step, "generators": self._generators()}
@@ -237,7 +239,7 @@ class MegatronTrainer:
         self._put_back(optimizer_formats.read(state, self.optimizer, float(saved.step)))
 
     def _put_back(self, state: dict[Any, Any]) -> None:
-        """The optimizer's states."""
+        """Loads the optimizer's states."""
         self.optimizer.load_state_dict(state)
         torch_adam.count_steps_apart(self.optimizer)
 
@@ -263,7 +265,7 @@ class MegatronTrainer:
 
 
 def _repeat(batches: Sequence[Batch], chunks: int) -> Iterator[Batch] | list[Iterator[Batch]]:
-    """megatron-core's schedules take one iterator a chunk."""
+    """The batches as megatron-core's schedules take them: one iterator a chunk."""
     return iter(batches) if chunks == 1 else [iter(batches) for _ in range(chunks)]
 
 

@@ -64,6 +64,6 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
-    """Put back what `generator_states` said."""
+    """Puts back the states that `generator_states` returned."""
     distributed.set_generator_states(states, device)
     tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])

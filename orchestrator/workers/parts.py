@@ -41,7 +41,7 @@ class Place:
     global_shape: tuple[int, ...]
     parameter: torch.Tensor
     start: int
-    """First element of the flat parameter."""
+    """Index of the shard's first element in the flat parameter."""
     first: bool
     """Whether this is the first copy, those of data-parallel ranks aside."""
     main: bool
@@ -61,7 +61,7 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[st
 
 
 def write_parts(found: Iterator[tuple[Place, str, torch.Tensor]], folder: Path) -> None:
-    """(place, kind, shard) as files of at most FILE_BYTES, each with a list of what it holds."""
+    """Writes (place, kind, shard) as files of at most FILE_BYTES, each with a list of what it holds."""
     held: dict[str, torch.Tensor] = {}
     listed: list[dict[str, Any]] = []
     written = 0
@@ -122,7 +122,7 @@ class Parts:
                 self.shapes[whole] = tuple(about["global_shape"])
 
     def of(self, kind: str, place: Place) -> torch.Tensor:
-        """A rank's shard, as `read`."""
+        """A rank's shard of a weight or of its moments, as `read` finds it."""
         return self.read(kind, place.key, place.index, place.offset, place.shape)
 
     def read(self, kind: str, key: str, index: tuple[int, ...], offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:

@@ -41,7 +41,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 EVERYWHERE = ("torch", "transformer-engine", "flash-attn")
 """Distributions that change what any engine computes, where they are installed; the engine's own stand in engine.json, "requires"."""
 NCCL_BYTES, GLOO_BYTES = 64 * 2**20, 2**18
-"""Buffers of the bandwidth measurement: long enough for NCCL's ring to fill; on gloo, a fraction of a second."""
+"""Bytes of the buffers of the bandwidth measurement: long enough for NCCL's ring to fill; on gloo, a fraction of a second."""
 REPEATS = 4
 SLOW = 2.0
 """Times the seconds that the plan's link gives, from which a group is reported: a lost link or adapter halves the bandwidth at least, while
@@ -154,8 +154,9 @@ def _read_token(path: Path, expected: str) -> str:
 
 
 def first_mismatch(plan: Plan, ranks: Sequence[Facts], out: str = "OUT", requires: Mapping[str, str] = NOTHING) -> str | None:
-    """One line with node and cause; None where all is as planned. `ranks` in order of rank; [0] has written the token. `requires`:
-    engine.json's "requires", the version ("": any) by distribution; nothing where another program than our worker brings its own."""
+    """A mismatch in one line with node and cause; None where all is as planned. `ranks` in order of rank; [0] has written the token.
+    `requires`: engine.json's "requires", the version ("": any) by distribution; nothing where another program than our worker brings its
+    own."""
     first = ranks[0]
     local_world = {facts.host: sum(other.host == facts.host for other in ranks) for facts in ranks}
     for facts in ranks:
@@ -209,7 +210,7 @@ def _versions(facts: Facts, first: Facts) -> str | None:
 
 
 def _gpu(plan: Plan, facts: Facts, first: Facts, local_world: int) -> str | None:
-    """Count, type, MIG and free memory."""
+    """Why this rank's GPU is not what the plan was made for (number, type, MIG, free memory); None: it is."""
     if len(facts.gpus) <= facts.local_rank:
         return f"{len(facts.gpus)} GPUs are visible, {local_world} ranks run here"
     name = facts.gpus[facts.local_rank]

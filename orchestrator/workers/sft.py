@@ -187,7 +187,7 @@ class SupervisedBatches:
 
     @property
     def num_samples(self) -> int:
-        """Sequences of an epoch."""
+        """Sequences of an epoch, packed ones counted once."""
         return len(self.sequences)
 
     def said(self) -> str:

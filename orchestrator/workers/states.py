@@ -72,7 +72,7 @@ def _by_parameter(places: Sequence[Place]) -> list[tuple[torch.nn.Parameter, lis
 
 
 def _get(engine: Any, parameter: torch.nn.Parameter, kind: str, plan: Plan) -> torch.Tensor:
-    """The whole tensor in fp32."""
+    """The whole tensor of a parameter's weight or moment, in fp32."""
     if plan.zero_stage == 0:
         if kind == WEIGHT:
             return parameter.detach()
@@ -138,5 +138,5 @@ def _link(engine: Any, plan: Plan) -> None:
 
 
 def _is_torch(adam: Any) -> bool:
-    """torch's own Adam counts in a tensor, DeepSpeed's in an integer."""
+    """Whether an Adam is torch's own, which counts steps in a tensor; DeepSpeed's counts in an integer."""
     return type(adam).__module__.startswith("torch.")

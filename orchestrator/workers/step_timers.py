@@ -240,7 +240,7 @@ class StepTimers:
         self._active.__enter__()
 
     def phase(self, name: str) -> None:
-        """The next part: "passes", "update", "agree"."""
+        """Ends the part of the step that goes on and begins the next: "passes", "update", "agree"."""
         if self._active is None:
             return
         self._synchronise()

@@ -227,7 +227,7 @@ class TracedTrainer(DeepSpeedTrainer):
 
 
 def _listed(names: list[str]) -> str:
-    """A few of them."""
+    """The first few names, and how many more there are."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more if names else "none"
 

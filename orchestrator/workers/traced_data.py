@@ -22,7 +22,7 @@ from orchestrator.workers.data import permuted
 
 Sample = dict[str, np.ndarray]
 Take = Callable[[int, int], Sample]
-"""Sample number `index` in an epoch."""
+"""A function of (a sample's number, the epoch's) that returns the sample."""
 HELD_OUT: Final = 10
 """Every tenth sample is evaluated on where nothing else is said."""
 IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")

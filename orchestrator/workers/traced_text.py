@@ -21,7 +21,7 @@ Sample = dict[str, np.ndarray]
 
 
 class Texts:
-    """All samples of a file."""
+    """The samples of a file of texts, as token ids."""
 
     def __init__(self, traced: Traced, path: Path, tokenizer_folder: str | None) -> None:
         if tokenizer_folder is None:

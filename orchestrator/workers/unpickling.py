@@ -47,8 +47,8 @@ class _Plain(pickle.Unpickler):
 
 @contextmanager
 def refused(folder: Path) -> Iterator[None]:
-    """Inside, what is read of the checkpoint in `folder` is tensors and plain values. Raises InputError for metadata that is more, and for
-    files that torch refuses so."""
+    """Refuses, inside of the `with`, to read from the checkpoint in `folder` what is more than tensors and plain values. Raises InputError
+    for metadata that is more, and for files that torch refuses so."""
     metadata = folder / METADATA
     before = os.environ.get(FORCED)
     os.environ[FORCED] = "1"

@@ -27,7 +27,7 @@ import torch.distributed as dist
 HUNG_STATUS = 5
 """Exit status of every rank of a job that hung."""
 POLLS = 8
-"""Looks at the clock per limit."""
+"""Times that the clock is looked at before a limit is over."""
 LONGEST_POLL_S = 5.0
 GRACE_S = 8.0
 """Seconds that the ranks get to report after the first did: their clocks of progress differ by a micro-batch or so, and they look every 5
@@ -49,7 +49,7 @@ WAITS_FOR = {"synchronise", "item", "cpu", "tolist"}
 
 
 def host() -> str:
-    """This node, as Slurm calls it."""
+    """This node's name, as Slurm calls it."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -98,7 +98,7 @@ class Watchdog:
 
     @classmethod
     def beside(cls, store: dist.Store, rank: int, world: int, out: Path, limit_s: float) -> Watchdog:
-        """One that uses a connection of its own to the job's store: the main thread may hang inside the other."""
+        """A watchdog that uses a connection of its own to the job's store: the main thread may hang inside the other."""
         with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
             store = store.clone()
         store.set_timeout(STORE_TIMEOUT)

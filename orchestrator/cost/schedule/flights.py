@@ -57,7 +57,7 @@ def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, 
 
 
 def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
-    """`fewest_in_flight` of each stage."""
+    """`fewest_in_flight` of each stage, in micro-batches."""
     kind = of_chunks(schedule, vpp, group)
     if vpp == 1:
         return tuple(in_flight(schedule, pp, stage, num_microbatches) for stage in range(pp))

@@ -163,7 +163,7 @@ class Interleaved(Schedule):
 
 
 _Row = tuple[float, ...]
-"""A number for each rank."""
+"""A number for each rank of a pipeline."""
 
 
 def _ended(own: list[float], came: list[float], costs: Sequence[float], low: int, high: int) -> list[float]:

@@ -16,7 +16,7 @@ from orchestrator.cost.schedule.periods import RELATIVE_TOLERANCE
 
 
 class OneFOneB(Schedule):
-    """Megatron's, without chunks."""
+    """Megatron's 1F1B without virtual stages."""
 
     name = "1f1b"
     blocks = True

@@ -37,7 +37,8 @@ def packed_one_by_one(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def packed_states(_: Candidate, workload: Workload) -> str | None:
-    """transformers tells packed samples apart by their positions in attention's masks alone."""
+    """Refuses packed samples for layers with states: transformers tells packed samples apart by their positions in attention's masks
+    alone."""
     a = workload.model.architecture
     if not workload.training.packing or "mamba2" not in a.features():
         return None

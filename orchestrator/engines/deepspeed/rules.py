@@ -167,7 +167,7 @@ def hpz(candidate: Candidate, _: Workload) -> str | None:
 
 
 DIVIDED_WITH_ADAPTERS: Final = (LLAMA, QWEN2, QWEN3)
-"""Separate linears with rotary positions, and no norm over a divided width."""
+"""Classes that AutoTP divides with adapters: separate linears with rotary positions, and no norm over a divided width."""
 
 
 def lora_alone(candidate: Candidate, workload: Workload) -> str | None:

@@ -13,7 +13,7 @@ from orchestrator.model.families.hf import HfConfig
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of BERT."""
+    """The architecture of BERT's config.json. Raises InputError for what can't be expressed."""
     config.choice("hidden_act", GELU_NAMES, "gelu")
     config.choice("position_embedding_type", ("absolute",), "absolute")
     config.refuse_unless("is_decoder", False, "the bert family is an encoder")

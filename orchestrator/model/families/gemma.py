@@ -16,7 +16,7 @@ UNIT = 6
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Gemma 2, or of a Gemma 3 without vision."""
+    """The architecture of a config.json of Gemma 2, or of a Gemma 3 without vision."""
     third = config.choice("model_type", ("gemma2", "gemma3_text")) == "gemma3_text"
     config.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     window, width = config.integer("sliding_window", 4096), config.integer("head_dim", 256)

@@ -11,7 +11,7 @@ from orchestrator.model.parts.experts import Experts
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of GLM-4.5 or GLM-4.5-Air."""
+    """The architecture of a config.json of GLM-4.5 or GLM-4.5-Air. Raises InputError for what can't be expressed."""
     config.choice("hidden_act", ("silu",), "silu")
     width = config.integer("moe_intermediate_size")
     experts = Experts(

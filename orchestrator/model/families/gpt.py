@@ -11,7 +11,7 @@ GELU_NAMES = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of GPT-2."""
+    """The architecture of GPT-2's config.json. Raises InputError for what can't be expressed."""
     config.refuse_unless("add_cross_attention", False, "the gpt family has no cross-attention")
     config.refuse_unless("scale_attn_by_inverse_layer_idx", False, "the gpt family scales every layer's scores alike")
     hidden_size = config.integer("n_embd")

@@ -14,7 +14,7 @@ YARN = {"rope_type": "yarn", "factor": 32.0}
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of GPT-OSS."""
+    """The architecture of GPT-OSS's config.json. Raises InputError for what can't be expressed."""
     config.choice("hidden_act", ("silu",), "silu")
     config.refuse_unless("attention_bias", True, "GPT-OSS has biases on all linears")
     if config.section("rope_parameters") is None and config.section("rope_scaling") is None:

@@ -40,7 +40,7 @@ class HfConfig:
         return None if self.fields.get(field, default) is None else self.integer(field, default)
 
     def number(self, field: str, default: float | None = None) -> float:
-        """A number that is not negative."""
+        """The field as a number that is not negative. Raises InputError for another value."""
         value = self._get(field, default, "a number")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1000 * MOST:
             raise InputError(f"{self.key}.{field}", repr(value), f"must be a number of at least 0, at most {1000 * MOST:,}")
@@ -53,7 +53,7 @@ class HfConfig:
         return value
 
     def choice(self, field: str, choices: Iterable[object], default: object = None) -> Any:
-        """One of `choices`."""
+        """The field, which must be one of `choices`. Raises InputError for another value."""
         known = list(choices)
         value = self._get(field, default, f"one of {', '.join(map(str, known))}")
         if not any(type(value) is type(choice) and value == choice for choice in known):

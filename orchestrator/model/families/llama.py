@@ -10,7 +10,7 @@ from orchestrator.model.families.hf import KEY, HfConfig
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Llama, or of Qwen2 and Qwen2.5 without a window (biases on Q, K, V)."""
+    """The architecture of a config.json of Llama, or of Qwen2 and Qwen2.5 without a window (biases on Q, K, V)."""
     model_type = config.choice("model_type", FAMILY.hf_model_types)
     config.choice("hidden_act", ("silu",), "silu")
     config.refuse_unless("use_sliding_window", False, "the llama family attends to the whole sequence")

@@ -21,7 +21,7 @@ CHUNK = 8192
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Llama 4, of which `text_config` is planned where it has one: without what looks at images."""
+    """The architecture of a config.json of Llama 4, of which `text_config` is planned where it has one: without what looks at images."""
     text = config.section("text_config") if config.fields.get("model_type") == "llama4" else config
     if text is None:
         raise InputError(f"{config.key}.text_config", None, "is missing: a multimodal Llama 4 has one")
@@ -80,7 +80,7 @@ def _rotary(text: HfConfig, count: int) -> list[bool]:
 
 
 def _routed(text: HfConfig, count: int) -> list[int]:
-    """The layers with experts."""
+    """Indices of the layers with experts."""
     step = text.integer("interleave_moe_layer_step", 1)
     found = text.fields.get("moe_layers")
     return list(range(step - 1, count, step)) if found is None else _numbers(text, "moe_layers", None)

@@ -16,7 +16,8 @@ UNBOUNDED = 2**20
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Mamba-2 as transformers has it. Its attention heads, and its feed-forward's width, are the state space's."""
+    """The architecture of a config.json of Mamba-2 as transformers has it. Its attention heads, and its feed-forward's width, are the state
+    space's."""
     config.choice("hidden_act", ("silu",), "silu")
     config.refuse_unless("use_bias", False, "no published Mamba-2 has biases in its projections")
     config.refuse_unless("residual_in_fp32", True, "published models add up their layers in fp32")

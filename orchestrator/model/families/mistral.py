@@ -13,7 +13,7 @@ WINDOW, GROUPS = 4096, 8
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Mistral without experts."""
+    """The architecture of a Mistral's config.json without experts. Raises InputError for what can't be expressed."""
     config.choice("hidden_act", ("silu",), "silu")
     said = "sliding_window" in config.fields
     window = config.optional_integer("sliding_window") if said else WINDOW

@@ -10,7 +10,7 @@ from orchestrator.model.parts.experts import Experts
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Mixtral."""
+    """The architecture of Mixtral's config.json. Raises InputError for what can't be expressed."""
     config.choice("hidden_act", ("silu",), "silu")
     config.refuse_unless("sliding_window", None, "no published Mixtral has windows")
     experts = Experts(

@@ -42,7 +42,7 @@ def kinds(config: HfConfig) -> Sequence[str]:
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Nemotron-H or one of its followers."""
+    """The architecture of a config.json of Nemotron-H or one of its followers."""
     config.choice("mlp_hidden_act", ("relu2",), "relu2")
     config.choice("mamba_hidden_act", ("silu",), "silu")
     for field in ("use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias"):

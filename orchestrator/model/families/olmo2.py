@@ -10,7 +10,7 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of OLMo 2."""
+    """The architecture of OLMo 2's config.json. Raises InputError for what can't be expressed."""
     config.choice("hidden_act", ("silu",), "silu")
     config.refuse_unless("attention_bias", False, "no published OLMo 2 has biases")
     return decoder(config, "olmo2", name, epsilon=1e-5, norm_placement="post", mixer=GroupedQueryAttention(qk_norm="hidden"))

@@ -10,7 +10,7 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Phi-3."""
+    """The architecture of Phi-3's config.json. Raises InputError for what can't be expressed."""
     config.choice("hidden_act", ("silu",), "silu")
     dropout = config.number("resid_pdrop", 0.0)
     config.refuse_unless("embd_pdrop", dropout, "the embedding's dropout must be resid_pdrop")

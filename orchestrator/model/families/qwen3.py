@@ -9,11 +9,11 @@ from orchestrator.model.families.hf import HfConfig
 from orchestrator.model.parts.attention import GroupedQueryAttention
 
 HEAD_DIM = 128
-"""transformers' Qwen3Config, where a config.json says nothing."""
+"""Width of a head in transformers' Qwen3Config, where a config.json says nothing."""
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Qwen3 without experts."""
+    """The architecture of a Qwen3's config.json without experts. Raises InputError for what can't be expressed."""
     config.choice("hidden_act", ("silu",), "silu")
     config.refuse_unless("use_sliding_window", False, "no published Qwen3 has windows")
     config.refuse_unless("attention_bias", False, "no published Qwen3 has biases")

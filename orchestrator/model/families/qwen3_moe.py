@@ -11,7 +11,7 @@ from orchestrator.model.parts.experts import Experts
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Qwen3-MoE; every layer has experts."""
+    """The architecture of a config.json of Qwen3-MoE; every layer has experts."""
     config.choice("hidden_act", ("silu",), "silu")
     config.refuse_unless("use_sliding_window", False, "no published Qwen3 has windows")
     config.refuse_unless("attention_bias", False, "no published Qwen3 has biases")

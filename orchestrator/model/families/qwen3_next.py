@@ -22,8 +22,8 @@ INTERVAL = 4
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of Qwen3-Next or Qwen3.5; of a multimodal one `text_config` is planned, without what looks at images. Where all tokens
-    are text, rotary positions in three sections are the plain ones."""
+    """The architecture of a config.json of Qwen3-Next or Qwen3.5; of a multimodal one `text_config` is planned, without what looks at
+    images. Where all tokens are text, rotary positions in three sections are the plain ones."""
     kind = config.choice("model_type", TYPES)
     text = config.section("text_config") if kind in WITH_VISION else config
     if text is None:

@@ -19,7 +19,7 @@ PRETRAINING_LENGTH: Final = 512
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """A config.json of T5: v1.0 (relu, tied) or v1.1 and mT5 (gated-gelu, untied)."""
+    """The architecture of a config.json of T5: v1.0 (relu, tied) or v1.1 and mT5 (gated-gelu, untied)."""
     config.refuse_unless("relative_attention_num_buckets", RELATIVE_BUCKETS, "the t5 family has as many buckets as the paper")
     config.refuse_unless("relative_attention_max_distance", RELATIVE_MAX_DISTANCE, "the t5 family has the paper's distance")
     dropout = config.number("dropout_rate", 0.1)

@@ -12,7 +12,7 @@ from orchestrator.model.shared import Shared
 from orchestrator.values import Value
 
 LOGSUMEXP_BYTES: Final = 4
-"""Flash attention keeps the logsumexp of each row of scores in fp32 (Dao, arXiv 2307.08691, algorithm 1)."""
+"""Bytes of the logsumexp that flash attention keeps of each row of scores, in fp32 (Dao, arXiv 2307.08691, algorithm 1)."""
 
 
 class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", tag_field="kind", omit_defaults=True):

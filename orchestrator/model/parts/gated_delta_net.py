@@ -34,7 +34,7 @@ class GatedDeltaNet(Value, frozen=True, kw_only=True, tag="gated_delta_net", tag
 
     @property
     def key_size(self) -> int:
-        """Channels of all keys."""
+        """Channels of all heads' keys together."""
         return self.num_key_heads * self.key_head_dim
 
     @property

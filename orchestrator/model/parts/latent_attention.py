@@ -19,7 +19,7 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
     q_lora_rank: int | None = None
     """Rank of the queries' projection; None: one matrix."""
     kv_lora_rank: int
-    """Rank of the keys' and values'."""
+    """Rank of the projection that keys and values share."""
     qk_head_dim: int
     """Width of a head's queries and keys without their rotary part."""
     qk_rope_head_dim: int

@@ -16,7 +16,7 @@ class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", o
 
     num_heads: int
     head_dim: int
-    """Channels of a head."""
+    """Channels of one head."""
     state_size: int
     """Numbers that a channel remembers."""
     num_groups: int = 1
@@ -33,7 +33,7 @@ class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", o
 
     @property
     def inner_size(self) -> int:
-        """Channels of all heads."""
+        """Channels of all heads together."""
         return self.num_heads * self.head_dim
 
     def features(self, a: Shared) -> Iterator[str]:

@@ -11,7 +11,7 @@ from orchestrator.values import Value
 
 
 class Mlp(Value, frozen=True, kw_only=True, tag="mlp", tag_field="kind", omit_defaults=True):
-    """Activation and biases are the architecture's."""
+    """A plain feed-forward, whose activation and biases are the architecture's."""
 
     ffn_hidden_size: int | None = None
     """Width between the two linears; None: the architecture's `ffn_hidden_size`."""

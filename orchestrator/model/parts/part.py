@@ -25,12 +25,13 @@ class Part(NamedTuple):
 
 
 def join(*parts: Part) -> Part:
-    """The parts one after the other."""
+    """One part with the weights and operations of these, one after the other."""
     return Part(tuple(weight for part in parts for weight in part.weights), tuple(op for part in parts for op in part.ops))
 
 
 def linear_weights(name: str, n: int, k: int, split: Literal["column", "row"] | None, *, bias: bool) -> tuple[Weight, ...]:
-    """(n, k) and a bias of n: a column-parallel linear divides both over n, a row-parallel one divides k and replicates the bias."""
+    """The weights (n, k) and a bias of n: a column-parallel linear divides both over n, a row-parallel one divides k and replicates the
+    bias."""
     weights = [Weight(name=f"{name}.weight", shape=(n, k), split={"column": 0, "row": 1, None: None}[split])]
     if bias:
         weights.append(Weight(name=f"{name}.bias", shape=(n,), split=0 if split == "column" else None))

@@ -52,8 +52,8 @@ def kernel_length(op: Attention, mesh: Mesh, inner: int, steps: int) -> float:
 
 
 def merged_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, itemsize: int, steps: int) -> tuple[float, float]:
-    """What a rank moves in memory, (forward, backward), to add up the results of a ring's steps. Of the last rank, whose steps all have
-    outputs for all of its tokens. Forward: the first output is scaled (read and written), the others are read and added to what is there.
+    """Bytes that the last rank, whose steps all have outputs for all of its tokens, moves in memory to add up the results of a ring's
+    steps: (forward, backward). Forward: the first output is scaled (read and written), the others are read and added to what is there.
     Backward: the gradients of queries are copied once, then added. Those of keys and values too; where attention is causal a step has them
     for half of the tokens, but for the last one, on the diagonal (Transformer Engine, context_parallel.py: flash_attn_fwd_out_correction;
     dq.copy_, dq.add_; dk[0].copy_, dk[0].add_, dk.add_)."""
@@ -68,10 +68,10 @@ def merged_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, items
 
 
 def working_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, itemsize: int, inner: int, steps: int) -> float:
-    """What a rank's attention holds while it runs beside what any attention does. A ring, forward: the outputs of all its steps until they
-    are added up, and the keys and values of all of them, whose buffers are kept to the end; backward: keys, values and their gradients, in
-    use and coming in (Transformer Engine, context_parallel.py: p2p_comm_buffers). Else keys and values that are gathered; what is exchanged
-    for heads."""
+    """Bytes that a rank's attention holds while it runs beside those of any attention. A ring, forward: the outputs of all its steps until
+    they are added up, and the keys and values of all of them, whose buffers are kept to the end; backward: keys, values and their
+    gradients, in use and coming in (Transformer Engine, context_parallel.py: p2p_comm_buffers). Else keys and values that are gathered;
+    what is exchanged for heads."""
     mesh = strategy.mesh
     width = op.head_dim * itemsize * micro_batch_size
     queries = op.query_len / mesh.cp * max(1.0, op.heads / mesh.tp) * width

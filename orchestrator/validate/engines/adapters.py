@@ -22,7 +22,7 @@ STATES: Final = StateBytes(weight=2, gradient=2, master=0, moments=4)
 """An adapter takes its linear's dtype (peft before 0.12, tuners/lora/layer.py, update_layer: `self.to(weight.device, dtype=weight.dtype)`;
 litgpt under precision bf16-true), and the moments of torch.optim.AdamW take the adapter's."""
 CHUNKED_LOSS_LOGITS: Final = 6.0
-"""litgpt's chunked_cross_entropy in 16 bits (litgpt/utils.py): logits 2, their log-softmax 2, a gradient 2."""
+"""Bytes per logit of litgpt's chunked_cross_entropy in 16 bits (litgpt/utils.py): logits 2, their log-softmax 2, a gradient 2."""
 DROPOUT: Final = 0.05
 """LoraArguments.lora_dropout of Qwen's finetune.py, and lora_dropout of litgpt's finetune/lora.py by default."""
 FSDP: Final = "litgpt_fsdp"

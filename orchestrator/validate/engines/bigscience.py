@@ -20,7 +20,7 @@ BF16_STATES: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backw
 """Bytes per parameter of DeepSpeed's BF16_Optimizer: a whole fp32 gradient buffer beside the transient bf16 gradients
 (bf16_optimizer.py:163) and a flat copy of part of them (BLOOM's prequel: about 3 bytes beside the 6 resident ones); the step as in fp16."""
 BUCKET: Final = 500_000_000
-"""reduce_bucket_size and allgather_bucket_size by default (runtime/zero/config.py); two of each are alive with overlap."""
+"""Elements of reduce_bucket_size and allgather_bucket_size by default (runtime/zero/config.py); two of each are alive with overlap."""
 PIPELINE: Final = {"microbatch_overhead_s": 20e-3}
 """PipelineEngine's instructions for a micro-batch: blocking sends and receives, loss scaling, gradient hooks from Python, and
 for every recomputed layer the random states that are read from and put back to the device, each a wait."""

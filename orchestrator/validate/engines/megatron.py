@@ -26,8 +26,8 @@ FUSED_LOSS_LOGITS: Final = 10.0
 """Bytes per logit with Megatron's --cross-entropy-loss-fusion: bf16 logits 2, fp32 copy 4, and exponentials 4 that jit does not write in
 place."""
 IN_PLACE_LOGITS: Final = 2.0
-"""Transformer Engine's loss, which Bridge's performance recipes take (cross_entropy_fusion_impl=te): it writes the gradient over the 16-bit
-logits (its pytorch/cross_entropy.py)."""
+"""Bytes per logit of Transformer Engine's loss, which Bridge's performance recipes take (cross_entropy_fusion_impl=te): it writes the
+gradient over the 16-bit logits (its pytorch/cross_entropy.py)."""
 CORE, FUSED_LOSS, UNFUSED = "megatron_core_tests", "megatron_core_tests_fused_loss", "megatron_core_tests_unfused"
 
 

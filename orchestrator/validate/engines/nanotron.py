@@ -27,7 +27,8 @@ HOST: Final = {"layer_floor_s": 4e-3}
 """A layer's forward and backward are never faster than its Python."""
 
 PIPELINE_LAYER_FLOOR_S: Final = 2.45e-3
-"""Added to that for every tensor-parallel rank, where the stages of a pipeline lie on different nodes and tp > 1: fitted to 296 runs."""
+"""Seconds that come to `layer_floor_s` for every tensor-parallel rank, where the stages of a pipeline lie on different nodes and tp > 1:
+fitted to 296 runs."""
 STALL_S: Final = 0.5
 """Seconds for which a micro-batch's transfers over one stage border block a stage where they stall: about half a second, in whole sweeps
 on EFA. An engine's trait: nothing of the network explains it."""
@@ -109,10 +110,11 @@ def split(architecture: Architecture, num_layers: int, stages: int) -> Split:
 
 
 def split_by_cost(num_layers: int, layer_cost: float, head_cost: float, stages: int) -> Split:
-    """nanotron builds block after block; the block that brings the running cost to a stage's share still goes to that stage
-    (nanotron/models/base.py, build_model). Only decoder layers and the head have a cost; the embedding comes first, final norm and head
-    after the layers, then the cast to fp32 and the loss. A stage without any block can't be built. A share that is met (`SHARE_MET`) ends
-    the stage: the 1B's head costs as much as four layers, and its peaks and times with pp=4 are those of five layers on the first stage.
+    """The split that nanotron makes, which builds block after block; the block that brings the running cost to a stage's share still goes
+    to that stage (nanotron/models/base.py, build_model). Only decoder layers and the head have a cost; the embedding comes first, final
+    norm and head after the layers, then the cast to fp32 and the loss. A stage without any block can't be built. A share that is met
+    (`SHARE_MET`) ends the stage: the 1B's head costs as much as four layers, and its peaks and times with pp=4 are those of five layers on
+    the first stage.
 
     >>> split_by_cost(16, 671, 2684, 2), split_by_cost(16, 671, 2684, 4)
     (((10, 6), 1, True), ((5, 5, 5, 1), 3, True))
