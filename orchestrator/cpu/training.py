@@ -24,7 +24,7 @@ FACTORIES = ("rand", "randn", "randint", "rand_like", "ones_like", "full_like")
 
 
 def apply() -> None:
-    """To be called before megatron.training is imported."""
+    """Makes megatron.training run without a GPU; to be called before it is imported."""
     torch.set_num_threads(1)
     without_triton()
     _compiled_helpers()
@@ -61,7 +61,7 @@ def _compiled_helpers() -> None:
 
 
 class _Event(shims._Stream):
-    """Of a stream where everything has happened already (timers)."""
+    """An event of a stream where everything has happened already (timers)."""
 
     def elapsed_time(self, other: Any) -> float:
         return 0.0

@@ -30,7 +30,7 @@ INPUTS = ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
 
 
 def loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Of one micro-batch on this rank: the sum over its tokens, their number, and what Megatron reports of both."""
+    """The loss of one micro-batch on this rank: the sum over its tokens, their number, and what Megatron reports of both."""
     mask = mask.view(-1).float()
     summed, tokens = (losses.view(-1).float() * mask).sum(), mask.sum().detach().int()
     return summed, tokens, {"lm loss": torch.stack([summed.detach(), tokens])}

@@ -39,8 +39,8 @@ def read_plan() -> Plan:
 
 
 def prepare() -> None:
-    """Before Megatron is imported: the checkout's comes first; a machine without a GPU gets what Megatron lacks there. Ends the process
-    where there is no training loop."""
+    """Prepares what must be there before Megatron is imported: the checkout's comes first; a machine without a GPU gets what Megatron lacks
+    there. Ends the process where there is no training loop."""
     sys.path = [folder for folder in sys.path if not Path(folder or ".", "megatron.py").is_file()]  # this program, which is no package
     checkout = os.environ.get(CHECKOUT)
     if checkout:
@@ -97,8 +97,8 @@ def resumed(plan: Plan) -> list[str]:
 
 
 class Hooks:
-    """Of one rank. Megatron has hooks for the model alone (training/models/base.py, pre_wrap_hooks), from 0.19 on; its loop's functions
-    are looked up in its module, and wrapped there."""
+    """The hooks of one rank. Megatron has hooks for the model alone (training/models/base.py, pre_wrap_hooks), from 0.19 on; its loop's
+    functions are looked up in its module, and wrapped there."""
 
     def __init__(self, plan: Plan, device: torch.device, watchdog: Watchdog) -> None:
         self.plan, self.device, self.watchdog = plan, device, watchdog
@@ -107,7 +107,7 @@ class Hooks:
         self.metrics: loop.Metrics | None = None
         self.timers: StepTimers | NoTimers = NoTimers()
         self.row: dict[str, Any] = {}
-        """Of the step before, while its evaluation is awaited."""
+        """The row of metrics of the step before, while its evaluation is awaited."""
         self.saved = _iteration()
 
     def install(self) -> None:
@@ -132,7 +132,7 @@ class Hooks:
     # ------------------------------------------------------------------------------------------------------- before the first step
 
     def _initialised(self, initialise: Any, *args: Any, **kwargs: Any) -> Any:
-        """Its process groups are there: are they as fast as planned?"""
+        """Looks whether the process groups, which are there now, are as fast as planned."""
         from orchestrator.workers import megatron_groups, preflight
 
         done = initialise(*args, **kwargs)
@@ -142,7 +142,7 @@ class Hooks:
         return done
 
     def first_weights(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
-        """Of the seed alone, in any layout: runs can be compared."""
+        """Fills the chunks with weights that depend on the seed alone, in any layout: runs can be compared."""
         from orchestrator.workers import weights
 
         for chunk in chunks:
@@ -260,7 +260,7 @@ class Hooks:
 
 
 def _iteration() -> int | None:
-    """Of the newest checkpoint of this run that Megatron has finished."""
+    """The iteration of the newest checkpoint of this run that Megatron has finished; None: there is none."""
     try:
         return int((OUT / checkpoint.FOLDER / TRACKER).read_text())
     except (OSError, ValueError):

@@ -19,8 +19,8 @@ def _adams(optimizer: Any) -> list[DistributedOptimizer]:
 
 
 def prepare(optimizer: Any) -> None:
-    """Before it is loaded: AdamW makes its state in the first step, but what is loaded is described by that state
-    (distrib_optimizer.py:642); and the state is put back without the step count, which is asked for all the same
+    """Prepares an optimizer for a checkpoint to be loaded: AdamW makes its state in the first step, but what is loaded is described by that
+    state (distrib_optimizer.py:642); and the state is put back without the step count, which is asked for all the same
     (distrib_optimizer.py:940)."""
     for wrapped in _adams(optimizer):
         for parameter in (p for group in wrapped.optimizer.param_groups for p in group["params"]):
@@ -30,7 +30,8 @@ def prepare(optimizer: Any) -> None:
 
 
 def count_steps_apart(optimizer: Any) -> None:
-    """Once it is loaded: there is one tensor for all parameters (distrib_optimizer.py:813), which would count every parameter's step."""
+    """Gives each parameter a step count of its own, after a checkpoint was loaded: there is one tensor for all parameters
+    (distrib_optimizer.py:813), which would count every parameter's step."""
     for wrapped in _adams(optimizer):
         for values in wrapped.optimizer.state.values():
             values["step"] = values["step"].clone()

@@ -16,7 +16,8 @@ PROGRAM: Final = "orchestrator.programs.megatron"
 OF_MEGATRON: Final = "iter_"
 """How the names of Megatron's checkpoints begin (training/checkpointing.py, get_checkpoint_name)."""
 LOSS_IS_LOOKED_AT: Final = "--no-check-for-nan-in-loss-and-grad"
-"""By all ranks together (programs/megatron_hooks.py), where Megatron's check would raise on some and leave the others waiting."""
+"""The flag under which all ranks look at the loss together (programs/megatron_hooks.py), where Megatron's check would raise on some and
+leave the others waiting."""
 
 
 def why_not_own(plan: Plan) -> str | None:
