@@ -180,8 +180,8 @@ def fastest_of(
     below_s: float,
     rules: Sequence[Rule],
 ) -> Plan | None:
-    """As `faster`, of one engine's choices alone, each given with seconds that none of its plans undercuts; those that break one of the
-    `rules` are left out."""
+    """The fastest plan of one engine's choices that takes less than `below_s` seconds and leaves free what `faster` does; None: there is
+    none. `bounds`: for each choice, seconds that none of its plans undercuts; choices that break one of the `rules` are left out."""
     costs, limit, found = engine.costs(workload), settings.limits_for(engine, workload)[0], None
     capabilities = engine.capabilities
     of_groups = about_groups(rules_of(capabilities, workload))

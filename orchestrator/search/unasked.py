@@ -66,7 +66,7 @@ class _Asked:
         """Seconds below which a plan is worth a line."""
 
     def options(self) -> Iterator[Unasked]:
-        """By choice the value with which a plan is fastest, where that is worth it."""
+        """For each choice the value with which a plan is fastest, where that is worth it."""
         best: dict[str, Unasked] = {}
         for choice, value in OFFERED:
             if getattr(self.settings.pins, choice.pin) is not None or getattr(self.plan, choice.name) == value:
@@ -168,7 +168,7 @@ def _with_release(workload: Workload, release: str) -> Workload:
 
 
 def seconds_of(plan: Plan) -> float:
-    """Of a step of a plan that a search gave: it is priced."""
+    """Seconds of a step of a plan that a search gave: it is priced."""
     assert plan.predicted is not None
     return plan.predicted.step_time_s
 

@@ -91,7 +91,7 @@ def broken_rule(capabilities: Capabilities, candidate: Candidate, workload: Work
 
 
 def legal_modes(rules: Sequence[Rule], candidate: Candidate, workload: Workload, modes: Sequence[Recompute]) -> tuple[Recompute, ...]:
-    """Of these recompute modes those with which the candidate breaks none of the rules; none where it breaks one whatever the mode."""
+    """The recompute modes among `modes` with which the candidate breaks none of the rules; none where it breaks one whatever the mode."""
     if any(rule.check(candidate, workload) is not None for rule in rules if "recompute" not in rule.needs):
         return ()
     about_modes = [rule for rule in rules if "recompute" in rule.needs]

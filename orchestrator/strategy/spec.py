@@ -34,7 +34,7 @@ Dispatcher = Literal["alltoall", "allgather", "flex"]
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 """A mesh's `order` in one word, as megatron-core's initialize_model_parallel takes it."""
 PIECES: Final = (8, 64)
-"""Of a sequence, that are offered: more take less memory and a little longer."""
+"""Numbers of pieces of a sequence that are offered: more take less memory and a little longer."""
 IN_THE_PROGRAM: Final = "needs calls of DeepSpeed's in the program that trains, which our worker makes"
 RANK_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """The axes of a mesh in Megatron's default order: ranks of the first axis are adjacent."""

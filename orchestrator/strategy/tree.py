@@ -156,7 +156,7 @@ def larger_groups(pp: int, num_microbatches: int, size: int | None) -> tuple[int
 
 
 def about_groups(rules: Iterable[Rule]) -> list[Rule]:
-    """Those about interleaving's groups."""
+    """The rules about interleaving's groups."""
     return [rule for rule in rules if "microbatch_group_size_per_vp_stage" in rule.needs]
 
 
