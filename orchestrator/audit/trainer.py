@@ -37,9 +37,9 @@ SCHEDULES: Final = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
-"""Those of transformers/optimization.py that have a shape of ours other than its cosine's."""
+"""Our shapes of transformers' schedules (transformers/optimization.py); one that is not listed is priced as a cosine."""
 LEARNING_RATE: Final = 5e-5
-"""TrainingArguments' own."""
+"""The learning rate that TrainingArguments have by default."""
 
 
 def is_trainer(content: Mapping[str, Any]) -> bool:

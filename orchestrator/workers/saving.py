@@ -18,7 +18,7 @@ from orchestrator.plan.check import workload_of
 from orchestrator.workers import checkpoint
 
 STATE_BYTES = 14
-"""Of a parameter in a checkpoint at most: 16-bit weights with fp32 ones and Adam's two moments beside (ZeRO, arXiv 1910.02054)."""
+"""Bytes of a parameter in a checkpoint at most: 16-bit weights with fp32 ones and Adam's two moments beside (ZeRO, arXiv 1910.02054)."""
 SLOWEST = 200e6
 """Bytes that a node writes and reads again in a second at least: a file system that several share over 10 Gbit/s."""
 
