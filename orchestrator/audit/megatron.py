@@ -8,25 +8,25 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
-from orchestrator.audit.reading import Setup
-from orchestrator.engines.passthrough import FIELD_OF, FLAG_OF, flags
+from orchestrator.audit.reading import Setup, recipe_keys
+from orchestrator.engines.passthrough import FLAG_OF, flags
 from orchestrator.errors import InputError
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import NOTHING, Term, differs, names, read, short_type
+from orchestrator.words.terms import NOTHING, Term, differs, names, read
 
 DEFAULTS: Final[dict[str, Any]] = {
-    term.theirs: term.default
-    for table in (words.NORM, words.ROPE, words.DROPOUT, words.ADAM, words.SCHEDULE, words.LATENT_ATTENTION, words.EXPERTS,
-                  words.EXPERT_PARALLEL, words.OPTIONS)
-    for term in table
-    if term.default is not NOTHING and term.default is not False
+    "make_vocab_size_divisible_by": 128, "optimizer": "adam", "moe_aux_loss_coeff": 0.0, "moe_router_score_function": "softmax",
+    "fp8_recipe": "delayed", "data_parallel_sharding_strategy": "no_shard",
 } | {
-    "make_vocab_size_divisible_by": 128, "adam_beta1": 0.9, "adam_beta2": 0.999, "optimizer": "adam", "moe_aux_loss_coeff": 0.0,
-    "moe_router_score_function": "softmax", "fp8_recipe": "delayed", "data_parallel_sharding_strategy": "no_shard",
+    term.theirs: term.default
+    for table in (words.NORM, words.ROPE, words.DROPOUT, words.BETAS, words.EPSILON, words.SCHEDULE, words.EXPERTS, words.EXPERT_PARALLEL,
+                  words.LATENT_ATTENTION, words.OPTIONS)
+    for term in table
+    if term.default is not NOTHING
 }  # fmt: skip
-"""Megatron-LM's own (training/arguments.py, core_v0.16.1), those of the tables and what is read by hand."""
+"""Megatron-LM's own (training/arguments.py, core_v0.16.1)."""
 
 NOT_A_MODEL: Final = {
     "hybrid_attention_ratio": "Mamba layers", "hybrid_override_pattern": "Mamba layers", "hybrid_layer_pattern": "Mamba layers",
@@ -47,8 +47,6 @@ SENTINELS: Final = 100
 """Tokens that T5 adds to a vocabulary, one for each span that it leaves out."""
 ACTIVATIONS: Final = frozenset(term.theirs for term in (*words.ACTIVATION, *words.OTHER_ACTIVATION))
 """Megatron's switches of activations."""
-NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
-"""Norms of plans by the words of Megatron, NeMo and Megatron-DeepSpeed."""
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What Megatron-FSDP shards (--data-parallel-sharding-strategy), as ZeRO stages."""
 MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
@@ -57,11 +55,9 @@ MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mo
 
 EXPERT_NAMES: Final = names(words.EXPERTS, words.ROUTING) | {
     "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_aux_loss_coeff",
-    "moe_token_dispatcher_type",
+    "moe_token_dispatcher_type", "num_experts",
 }  # fmt: skip
 """What says a model's experts."""
-
-
 BESIDE: Final = {"shared_gate": "shared_ffn_hidden_size", "pad_to_capacity": "capacity_factor", "bias_update_rate": "expert_bias"}
 """What Megatron looks at beside another of its experts' settings alone."""
 
@@ -119,15 +115,6 @@ class Fields:
         return [name for name in self.given if name not in self.used]
 
 
-def is_unpriced(name: str) -> bool:
-    """Whether a setting that a plan does not say changes time or memory.
-
-    >>> is_unpriced("hybrid_context_parallel"), is_unpriced("tensorboard_dir")
-    (True, False)
-    """
-    return words.kind(name) == "cost"
-
-
 def model_keys(f: Fields, stack: str) -> dict[str, Any]:
     """The keys model.* of a recipe; "model._windows" is no key of one, and for `with_windows`. Raises InputError for what is missing, and
     for models that can't be described."""
@@ -136,52 +123,35 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
             raise InputError(name, f.given[name], f"a model with {what} can't be described here")
     two = stack == "t5"
     hidden, heads = int(f.need("hidden_size")), int(f.need("num_attention_heads"))
-    layers = f.get("encoder_num_layers") or f.get("num_layers")
-    if layers is None:
-        raise InputError("num_layers", None, "is missing: the configuration does not say it")
+    layers = f.get("encoder_num_layers") or f.need("num_layers")
     activation = words.activation(f.given) or "gelu"
     f.used |= ACTIVATIONS
     if activation == "gelu":
         f.weak.add("model.activation")  # relu has no flag
-    position = "none" if f.get("add_position_embedding", True) is False and "position_embedding_type" not in f else str(
-        f.get("position_embedding_type"))  # fmt: skip
+    said = f.read(*words.SHAPE, *words.NORM, *words.ROPE, *words.BIASES, *words.TIED, *words.DROPOUT)
+    keys = {name.removeprefix("model."): value for name, value in said.items()} | {"activation": activation}
+    if f.get("add_position_embedding", True) is False and "position_embedding_type" not in f:
+        keys["position_embedding"] = "none"
     if f.get("use_rotary_position_embeddings"):
-        position = "rope"
-    if position not in ("learned_absolute", "rope", "relative", "none"):
-        f.assumed.append(f"position_embedding_type={position} is priced as rope")
-        position = "rope"
-    seq = int(f.get("seq_length") or f.get("encoder_seq_length") or f.get("max_position_embeddings") or 0)
-    width = f.get("ffn_hidden_size")
-    if width is None:  # arguments.py: two thirds of 4 h where the MLP is gated by SiLU
-        width = int(4 * hidden * 2 / 3) // 64 * 64 if activation == "swiglu" else 4 * hidden
-    keys: dict[str, Any] = {
-        "num_layers": int(layers),
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "ffn_hidden_size": int(width),
-        "vocab_size": _vocabulary(f, two),
-        "max_position_embeddings": int(f.get("max_position_embeddings") or seq),
-        "activation": activation,
-        "normalization": NORMS.get(str(f.get("normalization")).lower(), f.get("normalization")),
-        "norm_epsilon": float(f.get("layernorm_epsilon")),
-        "position_embedding": position,
-        "add_bias_linear": bool(f.get("add_bias_linear", True)),
-        "add_qkv_bias": bool(f.get("add_qkv_bias", False)),
-        "tie_embeddings": _tied(f),
-        "hidden_dropout": float(f.get("hidden_dropout")),
-        "attention_dropout": float(f.get("attention_dropout")),
-    }
+        keys["position_embedding"] = "rope"
+    if keys["position_embedding"] not in ("learned_absolute", "rope", "relative", "none"):
+        f.assumed.append(f"position_embedding_type={keys['position_embedding']} is priced as rope")
+        keys["position_embedding"] = "rope"
+    # arguments.py: two thirds of 4 h where the MLP is gated by SiLU
+    width = int(keys.setdefault("ffn_hidden_size", int(4 * hidden * 2 / 3) // 64 * 64 if activation == "swiglu" else 4 * hidden))
+    seq = int(f.get("seq_length") or f.get("encoder_seq_length") or keys.get("max_position_embeddings", 0))
+    keys |= {"num_layers": int(layers), "vocab_size": _vocabulary(f, two)}
+    keys.setdefault("max_position_embeddings", seq)
     if f.get("kv_channels") is not None and int(f.get("kv_channels")) * heads != hidden:
         keys["kv_channels"] = int(f.get("kv_channels"))
     groups = f.get("num_query_groups")
     if groups is not None and int(groups) != heads and f.get("group_query_attention", True):
         keys["num_query_groups"] = int(groups)
-    if position == "rope":
-        keys |= {"rotary_base": int(f.get("rotary_base")), "rotary_percent": float(f.get("rotary_percent"))}
-        if f.get("use_rope_scaling") or f.get("rope_scaling"):
-            keys["rope_scaling_factor"] = float(f.get("rope_scaling_factor") or 8.0)
-    else:
-        f.used |= {"rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling_factor"}
+    scaled, factor = f.get("use_rope_scaling") or f.get("rope_scaling"), f.get("rope_scaling_factor")
+    if keys["position_embedding"] != "rope":
+        keys = {name: value for name, value in keys.items() if not name.startswith("rotary")}
+    elif scaled:
+        keys["rope_scaling_factor"] = float(factor or 8.0)
     if f.get("layernorm_zero_centered_gamma") or f.get("apply_layernorm_1p"):
         keys["zero_centered_norm"] = True
     if two:
@@ -195,12 +165,6 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
         f.get("mtp_loss_scaling_factor")
     keys["family"] = _family(stack, keys)
     return {f"model.{name}": value for name, value in keys.items()}
-
-
-def _tied(f: Fields) -> bool:
-    separate = f.get("untie_embeddings_and_output_weights")
-    shared = f.get("share_embeddings_and_output_weights")
-    return bool(shared) if shared is not None else not separate
 
 
 def _family(stack: str, keys: Mapping[str, Any]) -> str:
@@ -322,7 +286,7 @@ def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
     """The model's feed_forward, or a pattern where some layers have no experts. Windows that change from layer to layer make a pattern
     too."""
     count = f.get("num_moe_experts") or f.get("num_experts")
-    f.used |= {*EXPERT_NAMES, "num_moe_experts", "num_experts"}
+    f.used |= EXPERT_NAMES
     if not count:
         return {}
     sigmoid = f.get("moe_router_score_function") == "sigmoid"
@@ -333,11 +297,7 @@ def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
         "num_experts": int(count),
         **read(words.ROUTING, {name: value for name, value in f.given.items() if value}),
     }
-    for name, of in (
-        ("shared_gate", "shared_ffn_hidden_size"),
-        ("pad_to_capacity", "capacity_factor"),
-        ("bias_update_rate", "expert_bias"),
-    ):
+    for name, of in BESIDE.items():
         if not part.get(of):
             part.pop(name, None)
     if sigmoid:
@@ -405,23 +365,22 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
     if optimizer not in ("adam", "sgd"):
         f.assumed.append(f"optimizer={optimizer} is priced as Adam")
     keys["optimizer"] = "sgd" if optimizer == "sgd" else "adamw"
-    lr = f.get("lr")
-    if lr:
-        keys |= {"lr": float(lr), "min_lr": min(float(f.get("min_lr")), float(lr))}
-    style = str(f.get("lr_decay_style"))
-    keys["schedule"] = style if style in ("cosine", "linear", "constant") else "cosine"
-    if style != keys["schedule"]:
+    said = f.read(*words.EPSILON, *words.SCHEDULE)
+    if "training.lr" in said:
+        said["training.min_lr"] = min(said["training.min_lr"], said["training.lr"])
+    else:
+        del said["training.min_lr"]
+    style = said["training.schedule"]
+    if style not in ("cosine", "linear", "constant"):
+        said["training.schedule"] = "cosine"
         f.assumed.append(f"lr_decay_style={style} is kept as cosine: no time depends on it")
-    steps, warmup = _steps(f, int(batch or micro))
-    keys |= {"steps": steps, "warmup": warmup}
-    keys |= {"betas": [float(f.get("adam_beta1")), float(f.get("adam_beta2"))], "eps": float(f.get("adam_eps"))}
-    keys |= {"weight_decay": float(f.get("weight_decay")), "clip": float(f.get("clip_grad"))}
-    if f.get("use_precision_aware_optimizer"):
-        keys["precision_aware_optimizer"] = True
-        keys |= {name: short_type(f.get(name)) for name in ("exp_avg_dtype", "exp_avg_sq_dtype") if f.get(name) is not None}
-    f.used |= {"main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "lr_decay_iters", "lr_decay_samples"}
-    found = {f"train.{name}": value for name, value in keys.items()}
-    return found | {"seed": int(f.get("seed"))}
+    keys |= _steps(f, int(batch or micro))
+    keys["betas"] = [float(f.get("adam_beta1")), float(f.get("adam_beta2"))]
+    aware = f.read(*words.PRECISION_AWARE)
+    if aware["training.precision_aware_optimizer"]:
+        said |= aware
+    f.used |= {"main_params_dtype", "lr_decay_samples"}
+    return {f"train.{name}": value for name, value in keys.items()} | recipe_keys(said)
 
 
 def _texts(value: Any) -> list[str]:
@@ -453,7 +412,7 @@ def _precision(f: Fields) -> dict[str, Any]:
     return keys | {"precision": kind}
 
 
-def _steps(f: Fields, batch: int) -> tuple[int, int]:
+def _steps(f: Fields, batch: int) -> dict[str, int]:
     """Steps and steps of warm-up, from iterations or samples of `batch` a step."""
     samples = f.get("train_samples")
     steps = int(f.get("train_iters") or (int(samples) // batch if samples else 0)) or 1
@@ -461,7 +420,7 @@ def _steps(f: Fields, batch: int) -> tuple[int, int]:
     warmup = int(f.get("lr_warmup_iters") or 0) or int(f.get("lr_warmup_samples") or 0) // batch
     if f.get("lr_warmup_fraction"):
         warmup = round(float(f.get("lr_warmup_fraction")) * int(decay))
-    return steps, min(warmup, steps)
+    return {"steps": steps, "warmup": min(warmup, steps)}
 
 
 # -------------------------------------------------------------------------------------------------------------------- setup
@@ -590,64 +549,53 @@ def recompute_of(f: Fields) -> tuple[Recompute, int | None]:
 
 # ----------------------------------------------------------------------------------------------------------------- flags again
 
-Change = dict[str, list[str] | None]
-"""Changes by flag: its values ([] for a switch), or None where it must not stand."""
 STAGES: Final = (
-    "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",
-    "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--account-for-embedding-in-pipeline-split",
-    "--account-for-loss-in-pipeline-split", "--microbatch-group-size-per-virtual-pipeline-stage",
+    "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
+    "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split", "microbatch_group_size_per_vp_stage",
 )  # fmt: skip
 RECOMPUTING: Final = (
-    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules", "--recompute-activations",
-    "--checkpoint-activations", "--checkpoint-num-layers",
+    "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules", "recompute_activations",
+    "checkpoint_activations", "checkpoint_num_layers",
 )  # fmt: skip
-
-
-def flags_changed(before: Setup, after: Setup) -> Change:
-    """What must change on Megatron-LM's command line for the second setup in place of the first."""
-    change: Change = {}
-    table = (*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH)
-    for name, value in differs(table, before, after).items():
-        flag = flags()[FLAG_OF.get(name, name)][0]
-        change[flag] = None if value is NOTHING else [] if value is True else [str(value)]
-    if before.etp != after.etp and after.etp == after.tp:
-        change["--expert-tensor-parallel-size"] = None if before.etp == before.tp else [str(after.etp)]
-    if before.zero_stage != after.zero_stage:
-        change["--use-distributed-optimizer"] = [] if after.zero_stage else None
-    stages = ("vpp", "layout", "first_layers", "last_layers", "ends_count", "microbatch_group_size_per_vp_stage")
-    if any(getattr(before, name) != getattr(after, name) for name in stages):
-        change |= dict.fromkeys(STAGES, None)
-        if after.layout is not None:
-            change["--pipeline-model-parallel-layout"] = [after.layout]
-        elif after.vpp > 1:
-            change["--num-virtual-stages-per-pipeline-rank"] = [str(after.vpp)]
-        if after.microbatch_group_size_per_vp_stage:
-            change["--microbatch-group-size-per-virtual-pipeline-stage"] = [str(after.microbatch_group_size_per_vp_stage)]
-    if (before.recompute, before.recompute_layers) != (after.recompute, after.recompute_layers):
-        change |= dict.fromkeys(RECOMPUTING, None)
-        if after.recompute == "full":
-            change["--recompute-granularity"] = ["full"]
-            block = after.recompute_layers is not None
-            change["--recompute-method"] = ["block" if block else "uniform"]
-            change["--recompute-num-layers"] = [str(after.recompute_layers if block else 1)]
-        elif after.recompute != "none":
-            change["--recompute-granularity"] = ["selective"]
-            modules = RECOMPUTE_MODULES[after.recompute]
-            both = after.experts and not after.overlap_moe_expert_parallel_comm and "mlp" in modules
-            change["--recompute-modules"] = [*modules, "moe"] if both else list(modules)
-    return change
 
 
 def fields_changed(before: Setup, after: Setup) -> dict[str, Any]:
-    """Changes by the settings' names, as YAML has them; None: the default.
+    """What must change for the second setup in place of the first, by the settings' names; None: it must not stand.
 
     >>> fields_changed(Setup(engine="megatron", tp=2), Setup(engine="megatron", tp=4, sequence_parallel=True))
     {'tensor_model_parallel_size': 4, 'sequence_parallel': True}
     """
-    found: dict[str, Any] = {}
-    for flag, texts in flags_changed(before, after).items():
-        name = flag.removeprefix("--").replace("-", "_")
-        values = [int(word) if word.isdecimal() else word for word in texts or ()]
-        whole = values if name == "recompute_modules" else values[0] if values else True
-        found[FIELD_OF.get(name, name)] = None if texts is None else whole
+    differing = differs((*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH), before, after)
+    found = {name: None if value is NOTHING else value for name, value in differing.items()}
+    if before.etp != after.etp and after.etp == after.tp:
+        found["expert_tensor_parallel_size"] = None if before.etp == before.tp else after.etp
+    if before.zero_stage != after.zero_stage:
+        found["use_distributed_optimizer"] = True if after.zero_stage else None
+    stages = ("vpp", "layout", "first_layers", "last_layers", "ends_count", "microbatch_group_size_per_vp_stage")
+    if any(getattr(before, name) != getattr(after, name) for name in stages):
+        found |= dict.fromkeys(STAGES) | {"microbatch_group_size_per_vp_stage": after.microbatch_group_size_per_vp_stage or None}
+        if after.layout is not None:
+            found["pipeline_model_parallel_layout"] = after.layout
+        elif after.vpp > 1:
+            found["num_virtual_stages_per_pipeline_rank"] = after.vpp
+    if (before.recompute, before.recompute_layers) != (after.recompute, after.recompute_layers):
+        found |= dict.fromkeys(RECOMPUTING)
+        if after.recompute == "full":
+            block = after.recompute_layers is not None
+            found |= {"recompute_granularity": "full", "recompute_method": "block" if block else "uniform",
+                      "recompute_num_layers": after.recompute_layers if block else 1}  # fmt: skip
+        elif after.recompute != "none":
+            modules = list(RECOMPUTE_MODULES[after.recompute])
+            both = after.experts and not after.overlap_moe_expert_parallel_comm and "mlp" in modules
+            found |= {"recompute_granularity": "selective", "recompute_modules": [*modules, "moe"] if both else modules}
     return found
+
+
+def flags_changed(before: Setup, after: Setup) -> dict[str, list[str] | None]:
+    """Changes by flag: its values ([] for a switch), or None where it must not stand."""
+    change: dict[str, list[str] | None] = {}
+    for name, value in fields_changed(before, after).items():
+        flag = flags().get(FLAG_OF.get(name, name), ("--" + name.replace("_", "-"),))[0]
+        change[flag] = value if value is None else [] if value is True else list(map(str, value if isinstance(value, list) else [value]))
+    return change

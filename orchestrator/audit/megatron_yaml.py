@@ -15,6 +15,7 @@ from orchestrator.audit.reading import Reading, Setup, Source, names
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, flags, megatron_kind
 from orchestrator.errors import InputError
+from orchestrator.words import megatron as words
 
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
@@ -446,7 +447,7 @@ def _reading(seen: Seen, lists: dict[str, list[str]], notes: list[str], schema: 
         keys["gpus"] = gpus
     silent = {name for name in seen if name in f.used or name == "fp32"}
     left = {name: f"{path}={value}" for name, (path, value) in seen.items() if name not in silent and path}
-    unpriced = [said for name, said in left.items() if megatron.is_unpriced(name)]
+    unpriced = [said for name, said in left.items() if words.kind(name) == "cost"]
     more = [said for said in lists["beside"] if said.partition("=")[0].rpartition(".")[2].startswith(UNPRICED_TOO)]
     reading = Reading(
         format=schema.kind,

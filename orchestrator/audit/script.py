@@ -15,6 +15,7 @@ from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags
 from orchestrator.errors import InputError
 from orchestrator.key import MAX_DIGITS
+from orchestrator.words import megatron as words
 from orchestrator.words.terms import MOST
 
 OLD_FLAGS: Final = {
@@ -242,7 +243,7 @@ def reading_of(line: Line, script: Script) -> Reading:
     if gpus is not None:
         keys["gpus"] = gpus
     left = [said[name] for name in said if name not in fields.used]
-    unpriced = [shown for name, shown in said.items() if name not in fields.used and megatron.is_unpriced(name)]
+    unpriced = [shown for name, shown in said.items() if name not in fields.used and words.kind(name) == "cost"]
     return Reading(
         format="Megatron-DeepSpeed command line" if engine != "megatron" else "Megatron-LM command line",
         keys=keys,

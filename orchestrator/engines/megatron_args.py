@@ -6,33 +6,18 @@ A test compares every emitted flag with what each release's parser has.
 from __future__ import annotations
 
 import shlex
-from typing import Any, Final
+from typing import Final
 
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.passthrough import flags_of, with_flags
-from orchestrator.engines.transformer_config import (
-    chunk_lengths,
-    ddp_fields,
-    expert_parallel_fields,
-    fp8_fields,
-    fuses_activation,
-    gathers_in_gradients,
-    hierarchical_sizes,
-    implementation,
-    layout,
-    padded_vocab_size,
-    recompute_fields,
-    vocab_divisor,
-)
+from orchestrator.engines.transformer_config import common_recompute, padded_vocab_size, settings
 from orchestrator.hardware.spec import Software
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
-from orchestrator.strategy.spec import PP_BEFORE_DP
 from orchestrator.units import format_bytes, format_seconds
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import say
 
 Flag = tuple[str, ...]
 """A flag of a command line and its values."""
@@ -70,7 +55,7 @@ def why_not(plan: Plan) -> str | None:
 def why_never(model: Architecture, training: Training, software: Software) -> str | None:
     """Why no plan for this model and training can be said to the release of this software; None: some can."""
     said = megatron_lm(software)
-    if model.activation not in words.WITHOUT_SWITCH and not any(say(words.ACTIVATION, model).values()):
+    if model.activation not in words.WITHOUT_SWITCH and not any(term.to(model.activation) for term in words.ACTIVATION):
         return f"{said} has no flag for activation={model.activation}"
     if training.grad_accum_dtype != training.grad_reduce_dtype:
         return f"{said} sums and reduces gradients in one type"
@@ -101,172 +86,6 @@ def _why_not_model(model: Architecture, software: Software) -> str | None:
     if model.stack == "encoder" and model.position_embedding != "learned_absolute":
         return f"{script} of {said} has learned positions, not {model.position_embedding}"
     return None
-
-
-def _architecture(plan: Plan) -> list[Flag]:
-    model, training = plan.model, plan.training
-    if model.stack == "encoder_decoder":
-        flags: list[Flag] = [
-            ("--encoder-num-layers", str(model.num_layers)),
-            ("--decoder-num-layers", str(model.decoder_num_layers)),
-            ("--encoder-seq-length", str(training.seq_length)),
-            ("--decoder-seq-length", str(training.decoder_seq_length)),
-        ]
-    else:
-        flags = [("--num-layers", str(model.num_layers)), ("--seq-length", str(training.seq_length))]
-    version = plan.cluster.software.megatron_core
-    flags += flags_of(say(words.SHAPE, model) | {"kv_channels": model.head_dim}, version)
-    latent = megatron_parts.latent_attention(model) is not None
-    if model.query_groups != model.num_attention_heads and not latent:
-        # Without the first flag the second is forgotten (arguments.py:1348).
-        flags += [("--group-query-attention",), ("--num-query-groups", str(model.query_groups))]
-    flags += flags_of(say(words.NORM, model), version)
-    if model.position_embedding == "rope":
-        flags += flags_of(say(words.ROPE, model), version)
-        if model.rope_scaling_factor is not None:
-            flags += [("--use-rope-scaling",), ("--rope-scaling-factor", repr(model.rope_scaling_factor))]
-    flags += flags_of(say((*words.ACTIVATION, *words.BIASES, *words.TIED), model), version)
-    flags += megatron_parts.flags(model)
-    if model.stack == "encoder":
-        flags += [("--bert-no-binary-head",)]
-    return [
-        *flags,
-        *flags_of(say(words.DROPOUT, model), version),
-        ("--make-vocab-size-divisible-by", str(vocab_divisor(plan))),
-        ("--attention-softmax-in-fp32",),
-    ]
-
-
-def _parallel(plan: Plan) -> list[Flag]:
-    version = plan.cluster.software.megatron_core
-    flags: list[Flag] = flags_of(say(words.SIZES, plan), version)
-    if plan.model.experts:
-        flags += flags_of(say(words.EXPERT_PARALLEL, plan), version)
-        fields = expert_parallel_fields(plan)
-        flags += [("--" + name.replace("_", "-"),) for name in ("moe_grouped_gemm", "moe_permute_fusion") if fields[name]]
-    if plan.sequence_parallel:
-        flags += [("--sequence-parallel",)]
-    parts = layout(plan)
-    if parts is not None:
-        # The layout gives the number of chunks as well; other pipeline flags are refused beside it (arguments.py:503-527).
-        flags += [("--pipeline-model-parallel-layout", parts)]
-    elif plan.vpp > 1:
-        flags += [("--num-virtual-stages-per-pipeline-rank", str(plan.vpp))]
-    if plan.microbatch_group_size_per_vp_stage is not None:
-        flags += [("--microbatch-group-size-per-virtual-pipeline-stage", str(plan.microbatch_group_size_per_vp_stage))]
-    if plan.cp > 1:
-        flags += [("--cp-comm-type", plan.cp_comm_type)]
-    sizes = hierarchical_sizes(plan)
-    if sizes is not None:
-        flags += [("--hierarchical-context-parallel-sizes", *map(str, sizes))]
-    if plan.tp_comm_overlap:
-        flags += [("--tp-comm-overlap",)]
-    if plan.cuda_graph_impl != "none":
-        # Graphs can't replay Megatron's own random numbers (cuda_graphs.py:1406).
-        flags += [("--cuda-graph-impl", plan.cuda_graph_impl), ("--te-rng-tracker",)]
-    if plan.rank_order == PP_BEFORE_DP:
-        flags += [("--use-tp-pp-dp-mapping",)]
-    ddp = ddp_fields(plan)
-    if plan.optimizer_instances > 1:
-        flags += [("--num-distributed-optimizer-instances", str(plan.optimizer_instances))]
-    if plan.reduce_scatter_with_fp32_accumulation:
-        flags += [("--ddp-reduce-scatter-with-fp32-accumulation",)]
-    if plan.fp8_param_gather:
-        flags += [("--fp8-param-gather",)]
-        flags += [("--reuse-grad-buf-for-mxfp8-param-ag",)] if gathers_in_gradients(plan) else []
-    if plan.megatron_fsdp:
-        flags += [("--use-megatron-fsdp",), ("--data-parallel-sharding-strategy", ddp["data_parallel_sharding_strategy"])]
-        flags += [("--ckpt-format", "fsdp_dtensor")]
-    for field in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"):
-        if ddp[field]:
-            flags += [("--" + field.replace("_", "-"),)]
-    return flags
-
-
-def common_recompute(plan: Plan) -> dict[str, Any] | None:
-    """The one setting of the command line that recomputes on every stage what the plan does, in TransformerConfig's words; None: there is
-    none. Stages that recompute the first N layers of their chunks may differ in N where their chunks are shorter than the largest N."""
-    off: dict[str, Any] = dict.fromkeys(("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"))
-    by_stage = [(recompute_fields(plan, stage), chunk_lengths(plan, stage)) for stage in range(plan.pp)]
-    used = [(fields, lengths) for fields, lengths in by_stage if any(lengths)]
-    wanted = max((fields["recompute_num_layers"] or 0 for fields, _ in used), default=0)
-    if not wanted:
-        settings = [fields for fields, _ in used] or [off]
-        return settings[0] if all(fields == settings[0] for fields in settings) else None
-    for fields, lengths in used:
-        if any(min(fields["recompute_num_layers"] or 0, length) != min(wanted, length) for length in lengths):
-            return None
-    return off | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": wanted}
-
-
-def _recompute(plan: Plan) -> list[Flag]:
-    fields = common_recompute(plan)
-    if fields is None:
-        raise ValueError("the command line can't say this plan's recompute (why_not)")
-    granularity = fields["recompute_granularity"]
-    if granularity is None:
-        return []
-    flags: list[Flag] = [("--recompute-granularity", granularity)]
-    if granularity == "selective":
-        return [*flags, ("--recompute-modules", *fields["recompute_modules"])]
-    return [
-        *flags,
-        ("--recompute-method", fields["recompute_method"]),
-        ("--recompute-num-layers", str(fields["recompute_num_layers"])),
-    ]
-
-
-def _training(plan: Plan) -> list[Flag]:
-    training, version = plan.training, plan.cluster.software.megatron_core
-    flags: list[Flag] = [
-        ("--micro-batch-size", str(plan.micro_batch_size)),
-        ("--global-batch-size", str(plan.global_batch_size)),
-        ("--train-iters", str(training.steps)),
-    ]
-    if training.precision != "fp32":
-        flags += [("--fp16",) if training.precision == "fp16" else ("--bf16",)]
-    names = {"fp8": "--fp8-format"}
-    flags += [(names.get(name, "--" + name.replace("_", "-")), str(value)) for name, value in fp8_fields(plan).items()]
-    if training.precision in ("bf16", "fp8") and training.grad_reduce_dtype == "bf16":
-        flags += [("--grad-reduce-in-bf16",)]
-    if training.precision == "fp16" and training.grad_reduce_dtype == "fp32":
-        flags += [("--accumulate-allreduce-grads-in-fp32",)]
-    flags += [("--optimizer", "adam" if training.optimizer == "adamw" else "sgd")]
-    if training.optimizer == "adamw":
-        flags += flags_of(say(words.ADAM, training), version)
-        if training.precision_aware_optimizer:
-            flags += flags_of(say(words.PRECISION_AWARE, training), version)
-    else:
-        flags += [("--sgd-momentum", "0.0")]
-    return [*flags, *flags_of(say(words.SCHEDULE, training), version)]
-
-
-def _fuses_what_it_can_not(model: Architecture) -> bool:
-    """Whether Megatron-LM would by default ask for a fused activation that there is no kernel of."""
-    return model.add_bias_linear and model.activation in ("relu2", "clamped_swiglu") and not fuses_activation(model)
-
-
-def _software(plan: Plan) -> list[Flag]:
-    """What Megatron turns on by default and this software can't do."""
-    software, on_cpu = plan.cluster.software, plan.cluster.is_cpu
-    te, apex = software.transformer_engine and not on_cpu, software.apex and not on_cpu
-    flags: list[Flag] = [("--transformer-impl", implementation(plan))]
-    if plan.model.stack == "encoder" and not te:
-        flags += [("--spec", "local")]
-    if not apex or plan.megatron_fsdp:
-        flags += [("--no-gradient-accumulation-fusion",)]
-    if not apex or "window" in plan.model.features():
-        flags += [("--no-masked-softmax-fusion",)]
-    if not apex:
-        flags += [("--no-persist-layer-norm",)]
-    if not te or megatron_parts.latent_attention(plan.model) is not None:
-        flags += [("--no-rope-fusion",)]
-    if not on_cpu and _fuses_what_it_can_not(plan.model):
-        flags += [("--no-bias-gelu-fusion",)]  # which is of every activation but SwiGLU (arguments.py:1335)
-    if on_cpu:
-        flags += [("--distributed-backend", "gloo"), ("--no-bias-gelu-fusion",), ("--no-bias-swiglu-fusion",)]
-        flags += [("--no-bias-dropout-fusion",)]
-    return flags
 
 
 def _prefix(path: str) -> str:
@@ -323,8 +142,7 @@ def _data(plan: Plan) -> list[Flag]:
 
 def megatron_flags(plan: Plan) -> tuple[Flag, ...]:
     """The argument list, flag by flag. Only for a plan that `why_not` has nothing against."""
-    parts = (_architecture, _parallel, _recompute, _training, _software, _data)
-    return with_flags([flag for part in parts for flag in part(plan)], plan)
+    return with_flags([*flags_of(settings(plan), plan.cluster.software.megatron_core), *_data(plan)], plan)
 
 
 def notes(plan: Plan) -> tuple[str, ...]:

@@ -201,30 +201,8 @@ def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
     return fields | say(words.ROUTING, experts)
 
 
-FLAG_OF: Final = {"num_moe_experts": "num-experts", "layernorm_zero_centered_gamma": "apply-layernorm-1p"}
-"""Flags' names of fields that are called otherwise there, by the field's."""
 SAID_OF_EVERY_MODEL: Final = ("rotary_base", "rotary_percent")
 """Fields whose flag stands with those of the other models, or is as it is by default."""
-
-
-def flags(a: Architecture) -> list[tuple[str, ...]]:
-    """The flags that say a model's parts to Megatron-LM's programs, which call them as the fields are called."""
-    found: list[tuple[str, ...]] = []
-    for field, value in config_fields(a).items():
-        if field in SAID_OF_EVERY_MODEL or value is None:
-            continue
-        flag = "--" + FLAG_OF.get(field, field.replace("_", "-"))
-        if value is True:
-            found.append((flag,))
-        elif value is not False:
-            found.append((flag, _words(field, value)))
-    return found
-
-
-def _words(field: str, value: Any) -> str:
-    if not isinstance(value, list):
-        return str(value)
-    return ",".join(map(str, value)) if field == "window_size" else pattern(value)
 
 
 def pattern(values: Sequence[int]) -> str:

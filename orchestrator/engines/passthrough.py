@@ -13,30 +13,15 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from operator import attrgetter
 from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.megatron_versions import RELEASES, by_name, content, names, release_of
-from orchestrator.engines.transformer_config import (
-    TORCH_DTYPE,
-    ddp_fields,
-    fp8_fields,
-    gathers_in_gradients,
-    hierarchical_sizes,
-    layout,
-    optimizer_fields,
-    padded_vocab_size,
-    recompute_fields,
-    vocab_divisor,
-)
+from orchestrator.engines.transformer_config import NO_RECOMPUTE, PLAN, recompute_fields
 from orchestrator.errors import InputError, nearest
 from orchestrator.plan import Plan
-from orchestrator.strategy.spec import MEGATRON_OPTIONS, PP_BEFORE_DP
 from orchestrator.words import deepspeed as ds_words
-from orchestrator.words import megatron as words
-from orchestrator.words.terms import LONG_TYPES, SHORT_TYPES, Table, Term, put, short_type
-from orchestrator.words.terms import names as all_names
+from orchestrator.words.terms import LONG_TYPES, SHORT_TYPES, put, short_type
 
 MEGATRON, DS = "megatron", "ds"
 GROUPS: Final = (MEGATRON, DS)
@@ -52,7 +37,6 @@ FLAG_OF: Final = {
     "pad_buckets_for_high_nccl_busbw": "ddp_pad_buckets_for_high_nccl_busbw",
     "check_for_nan_in_grad": "check_for_nan_in_loss_and_grad",
     "reduce_scatter_with_fp32_accumulation": "ddp_reduce_scatter_with_fp32_accumulation",
-    "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage",
     "num_moe_experts": "num_experts",
     "fp8_param": "fp8_param_gather",
 }
@@ -213,48 +197,6 @@ def _any(value: Any) -> Any:
 
 # ----------------------------------------------------------------------------------------------------- what the plan decides
 
-Says = Callable[[Plan], Any]
-
-
-def _recompute(name: str) -> Says:
-    """What all stages say of a recompute field: one value where they say the same, else all of them."""
-
-    def says(plan: Plan) -> Any:
-        found = [recompute_fields(plan, stage)[name] for stage in range(plan.pp)]
-        return found[0] if all(value == found[0] for value in found) else found
-
-    return says
-
-
-def _model(name: str) -> tuple[str, Says]:
-    return f"model.{name}", lambda plan: getattr(plan.model, name)
-
-
-def _training(name: str) -> tuple[str, Says]:
-    return f"training.{name}", lambda plan: getattr(plan.training, name)
-
-
-def _ddp(name: str) -> Says:
-    return lambda plan: ddp_fields(plan)[name]
-
-
-def _moment(name: str) -> Says:
-    """What the optimizer's configuration gets, or has by default."""
-    return lambda plan: optimizer_fields(plan).get(name, "float32")
-
-
-DTYPE: Final = ("training.precision", lambda plan: TORCH_DTYPE[plan.training.precision])
-
-
-def _by_table(subject: str, *tables: Table) -> dict[str, tuple[str, Says]]:
-    """What a plan says for the settings of these tables, which are of the plan, or of its model or training (`subject`)."""
-
-    def says(term: Term) -> Says:
-        return lambda plan: term.to(attrgetter(subject + term.ours)(plan))
-
-    return {term.theirs: (subject + term.ours, says(term)) for table in tables for term in table}
-
-
 EXPERT_FIELDS: Final = (
     "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax",
     "moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate",
@@ -262,91 +204,22 @@ EXPERT_FIELDS: Final = (
     "moe_router_bias_update_rate", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity",
 )  # fmt: skip
 """TransformerConfig's fields that say what a model's experts are."""
-
-
-def _expert(name: str) -> Says:
-    return lambda plan: megatron_parts.config_fields(plan.model).get(name)
-
-
-DECIDED: Final[dict[str, tuple[str, Says]]] = {
-    **{name: (name, attrgetter(name)) for name in MEGATRON_OPTIONS},  # as Megatron calls them, but for what follows
-    **_by_table("", words.SIZES, words.EXPERT_PARALLEL, words.OPTIONS, words.BATCH),
-    **_by_table("model.", words.SHAPE, words.NORM, words.ROPE, words.ACTIVATION, words.BIASES, words.TIED, words.DROPOUT),
-    **_by_table("training.", words.ADAM, words.SCHEDULE),
-    "virtual_pipeline_model_parallel_size": ("vpp", lambda plan: plan.vpp if plan.vpp > 1 else None),
-    "num_virtual_stages_per_pipeline_rank": ("vpp", lambda plan: plan.vpp if plan.vpp > 1 else None),
-    "num_layers_per_virtual_pipeline_stage": ("vpp", lambda plan: None),
-    "microbatch_group_size_per_vp_stage": (
-        "microbatch_group_size_per_vp_stage",
-        lambda plan: plan.microbatch_group_size_per_vp_stage or plan.pp,
-    ),
-    "overlap_p2p_comm": ("vpp", lambda plan: plan.vpp > 1),
-    "batch_p2p_comm": ("vpp", lambda plan: plan.vpp == 1),
-    "pipeline_model_parallel_layout": ("stages", layout),
-    "num_layers_in_first_pipeline_stage": ("stages", lambda plan: None),
-    "num_layers_in_last_pipeline_stage": ("stages", lambda plan: None),
-    "decoder_first_pipeline_num_layers": ("stages", lambda plan: None),
-    "decoder_last_pipeline_num_layers": ("stages", lambda plan: None),
-    "account_for_embedding_in_pipeline_split": ("stages", lambda plan: False),
-    "account_for_loss_in_pipeline_split": ("stages", lambda plan: False),
-    **{
-        name: ("stages.recompute", _recompute(name))
-        for name in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
-    },
-    "use_tp_pp_dp_mapping": ("rank_order", lambda plan: plan.rank_order == PP_BEFORE_DP),
-    "use_distributed_optimizer": ("zero_stage", lambda plan: plan.zero_stage >= 1),
-    "use_megatron_fsdp": ("megatron_fsdp", lambda plan: plan.megatron_fsdp),
-    "use_torch_fsdp2": ("zero_stage", lambda plan: False),
-    "data_parallel_sharding_strategy": ("zero_stage", lambda plan: ddp_fields(plan).get("data_parallel_sharding_strategy", "no_shard")),
-    "num_distributed_optimizer_instances": ("zero_shard_size", lambda plan: plan.optimizer_instances),
-    "overlap_grad_reduce": ("overlap_grad_reduce", _ddp("overlap_grad_reduce")),
-    "overlap_param_gather": ("overlap_param_gather", _ddp("overlap_param_gather")),
-    "reuse_grad_buf_for_mxfp8_param_ag": ("fp8_param_gather", gathers_in_gradients),
-    "enable_cuda_graph": ("cuda_graph_impl", lambda plan: False),
-    "external_cuda_graph": ("cuda_graph_impl", lambda plan: False),
-    "hierarchical_context_parallel_sizes": ("cp_comm_type", hierarchical_sizes),
-    "optimizer_cpu_offload": ("offload_optimizer", lambda plan: plan.offload_optimizer),
-    "global_batch_size": ("global_batch_size", lambda plan: plan.global_batch_size),
-    "rampup_batch_size": ("global_batch_size", lambda plan: None),
-    "seq_length": _training("seq_length"),
-    "encoder_seq_length": _training("seq_length"),
-    "decoder_seq_length": _training("decoder_seq_length"),
-    "train_iters": _training("steps"),
-    "train_samples": ("training.steps", lambda plan: None),
-    "lr_warmup_fraction": ("training.warmup", lambda plan: None),
-    "lr_warmup_samples": ("training.warmup", lambda plan: 0),
-    "optimizer": ("training.optimizer", lambda plan: "adam" if plan.training.optimizer == "adamw" else "sgd"),
-    "decoupled_weight_decay": ("training.optimizer", lambda plan: True),
-    "bf16": ("training.precision", lambda plan: plan.training.precision in ("bf16", "fp8")),
-    "fp16": ("training.precision", lambda plan: plan.training.precision == "fp16"),
-    "fp8": ("training.precision", lambda plan: fp8_fields(plan).get("fp8")),
-    "fp8_recipe": ("training.fp8_recipe", lambda plan: fp8_fields(plan).get("fp8_recipe")),
-    "use_precision_aware_optimizer": ("training.precision_aware_optimizer", lambda plan: plan.training.precision_aware_optimizer),
-    "main_grads_dtype": ("training.grad_reduce_dtype", _moment("main_grads_dtype")),
-    "main_params_dtype": ("training.precision_aware_optimizer", lambda plan: "float32"),
-    "exp_avg_dtype": ("training.exp_avg_dtype", _moment("exp_avg_dtype")),
-    "exp_avg_sq_dtype": ("training.exp_avg_sq_dtype", _moment("exp_avg_sq_dtype")),
-    "fp4": ("training.precision", lambda plan: None),
-    "params_dtype": DTYPE,
-    "pipeline_dtype": DTYPE,
-    "grad_reduce_in_fp32": ("training.grad_reduce_dtype", _ddp("grad_reduce_in_fp32")),
-    "grad_reduce_in_bf16": ("training.grad_reduce_dtype", lambda plan: plan.training.grad_reduce_dtype == "bf16"),
-    "accumulate_allreduce_grads_in_fp32": ("training.grad_reduce_dtype", _ddp("grad_reduce_in_fp32")),
-    "num_layers": _model("num_layers"),
-    "encoder_num_layers": _model("num_layers"),
-    "decoder_num_layers": _model("decoder_num_layers"),
-    "num_query_groups": ("model.num_query_groups", lambda plan: plan.model.query_groups),
-    "group_query_attention": ("model.num_query_groups", lambda plan: plan.model.query_groups != plan.model.num_attention_heads),
-    "kv_channels": ("model.kv_channels", lambda plan: plan.model.head_dim),
-    "use_rope_scaling": ("model.rope_scaling_factor", lambda plan: plan.model.rope_scaling_factor is not None),
-    "rope_scaling_factor": _model("rope_scaling_factor"),
-    "gated_linear_unit": ("model.activation", lambda plan: plan.model.gated),
-    **{name: ("model.feed_forward", _expert(name)) for name in EXPERT_FIELDS},
-    "vocab_size": _model("vocab_size"),
-    "padded_vocab_size": ("model.vocab_size", padded_vocab_size),
-    "make_vocab_size_divisible_by": ("model.make_vocab_size_divisible_by", vocab_divisor),
+DECIDED: Final = {
+    MEGATRON: {term.theirs: term for term in reversed(PLAN) if term.ours},
+    DS: {term.theirs: term for term in ds_words.PLAN},
 }
-"""Megatron's names for what the plan decides: the plan's field, and what Megatron would be told."""
+"""Terms of what a plan decides, by group and name."""
+
+
+def decided_by(group: str, name: str, plan: Plan) -> tuple[str, Any] | None:
+    """The plan's field that decides a setting of this group, and what the engine would be told; None: the plan says nothing of it."""
+    if group == MEGATRON and name in EXPERT_FIELDS:
+        return "model.feed_forward", megatron_parts.config_fields(plan.model).get(name)
+    if group == MEGATRON and name in NO_RECOMPUTE:  # one value where all stages say the same, else all of them
+        found = [recompute_fields(plan, stage)[name] for stage in range(plan.pp)]
+        return "stages.recompute", found[0] if all(value == found[0] for value in found) else found
+    term = DECIDED[group].get(name)
+    return None if term is None else (term.ours, term.value(plan))
 
 
 def _distributed_activations(plan: Plan) -> str | None:
@@ -435,14 +308,6 @@ def _check_type(key: str, kind: str, value: Any) -> None:
         typed(key, kind, value)
 
 
-def decided_by(group: str, name: str, plan: Plan) -> tuple[str, Any] | None:
-    """The plan's field that decides a setting of this group, and what the engine would be told; None: the plan says nothing of it."""
-    if group == DS:
-        return next(((term.ours, term.value(plan)) for term in ds_words.PLAN if term.theirs == name), None)
-    field, says = DECIDED.get(name, ("", None))
-    return (field, says(plan)) if says else None
-
-
 def _agree(key: str, value: Any, decided: tuple[str, Any] | None) -> None:
     if decided is not None and value != decided[1]:
         field, there = decided
@@ -497,11 +362,9 @@ def flag_of(name: str, value: Any, version: str) -> tuple[str, ...] | None:
         return (flag if value else flag.replace("--", "--no-", 1),)
     if value is None:
         return None
-    items = value if isinstance(value, list) else [value]
-    if name in TUPLES:
-        items = [",".join(str(item) for item in items)]
-    elif kind != "list":
-        items = [value]
+    items = value if isinstance(value, list) and kind == "list" else [value]
+    if isinstance(value, list) and kind != "list":
+        items = [",".join(map(str, value)) if name in TUPLES else megatron_parts.pattern(value)]
     return flag, *(_word(item) for item in items)
 
 
@@ -520,7 +383,7 @@ def with_flags(found: Sequence[tuple[str, ...]], plan: Plan) -> tuple[tuple[str,
     changed = {flag[0]: flag for flag in found}
     for name, value in plan.extra.get(MEGATRON, {}).items():
         destination = _destination(plan, name)
-        if destination not in flags(_version(plan)) or name in DECIDED:
+        if destination not in flags(_version(plan)) or decided_by(MEGATRON, name, plan):
             continue
         flag = flag_of(destination, value, _version(plan))
         if flag is None:
@@ -538,7 +401,7 @@ def with_ds(config: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """A ds_config with the user's values at their paths. What the plan decides stands there already, or is left out for a reason."""
     changed: dict[str, Any] = json.loads(json.dumps(config))
     for path, value in plan.extra.get(DS, {}).items():
-        if path not in all_names(ds_words.PLAN):
+        if path not in DECIDED[DS]:
             put(changed, path, value)
     return changed
 

@@ -7,28 +7,28 @@ distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from math import lcm
 from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
+from orchestrator.engines.megatron_versions import names
 from orchestrator.errors import InputError
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, padded
 from orchestrator.plan import LayerSpan, Plan
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.megatron_layout import layout_string
-from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
+from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_MODULES, Recompute
+from orchestrator.words import megatron as words
+from orchestrator.words.terms import NOTHING, Table, Term, flag, say, unsaid
 
 ENDS: Final = ("embedding", "head")
 """What Megatron does not count as a layer."""
 
 TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
 """Parameters' data type by training precision; fp8 keeps bf16 parameters."""
-
-MOMENT_DTYPE: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
-"""Moments of 8 bits are kept as bytes, with a scale (optimizer_config.py)."""
 
 ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu"} | {
     "relu2": "squared_relu",
@@ -107,6 +107,11 @@ def _full_block(modes: Sequence[Recompute]) -> int | None:
     return None
 
 
+NO_RECOMPUTE: Final[dict[str, Any]] = dict.fromkeys(
+    ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+)
+
+
 def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     """Recompute of one stage in TransformerConfig's words; one setting serves all chunks of the rank.
 
@@ -121,9 +126,7 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
         for stack in dict.fromkeys(stacks)
     ]
     used = {mode for modes in chunks for mode in modes}
-    off: dict[str, Any] = {
-        "recompute_granularity": None, "recompute_method": None, "recompute_num_layers": None, "recompute_modules": None,
-    }  # fmt: skip
+    off = NO_RECOMPUTE
     if used <= {"none"} or plan.schedule == "deepspeed_1f1b":
         return off  # DeepSpeed's pipeline has a list of its layers (ds_pipeline.py)
     if len(used) == 1 and (modules := RECOMPUTE_MODULES.get(*used)) is not None:
@@ -139,79 +142,27 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     return off | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": wanted}
 
 
+def common_recompute(plan: Plan) -> dict[str, Any] | None:
+    """The one setting of the command line that recomputes on every stage what the plan does, in TransformerConfig's words; None: there is
+    none. Stages that recompute the first N layers of their chunks may differ in N where their chunks are shorter than the largest N."""
+    by_stage = [(recompute_fields(plan, stage), chunk_lengths(plan, stage)) for stage in range(plan.pp)]
+    used = [(fields, lengths) for fields, lengths in by_stage if any(lengths)]
+    wanted = max((fields["recompute_num_layers"] or 0 for fields, _ in used), default=0)
+    if not wanted:
+        settings = [fields for fields, _ in used] or [NO_RECOMPUTE]
+        return settings[0] if all(fields == settings[0] for fields in settings) else None
+    for fields, lengths in used:
+        if any(min(fields["recompute_num_layers"] or 0, length) != min(wanted, length) for length in lengths):
+            return None
+    return NO_RECOMPUTE | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": wanted}
+
+
 def recompute_modules(plan: Plan, modules: Sequence[str]) -> list[str]:
     """These modules to recompute by Megatron's names. megatron-core calls the feed-forward "moe" in layers with experts, whose forward does
     the recompute (transformer_layer.py:445, moe/moe_layer.py:432). The combined 1F1B calls that layer's parts instead
     (fine_grained_callables.py:509): there `mlp` is that of layers without experts alone."""
     experts = plan.model.experts and not plan.overlap_moe_expert_parallel_comm
     return [*modules, "moe"] if experts and "mlp" in modules else list(modules)
-
-
-def common_fields(plan: Plan, *, own_ddp: bool) -> dict[str, Any]:
-    """TransformerConfig's arguments that all ranks share. `own_ddp`: gradients are summed by megatron-core's own data parallelism. An
-    encoder-decoder's encoder takes the same with `encoder_num_layers`."""
-    model, training, software = plan.model, plan.training, plan.cluster.software
-    on_cpu = plan.cluster.is_cpu
-    te = software.transformer_engine and not on_cpu
-    apex = software.apex and not on_cpu
-    dtype = TORCH_DTYPE[training.precision]
-    latent = megatron_parts.latent_attention(model) is not None
-    fields: dict[str, Any] = {
-        "num_layers": model.decoder_num_layers if model.stack == "encoder_decoder" else model.num_layers,
-        "hidden_size": model.hidden_size,
-        "num_attention_heads": model.num_attention_heads,
-        "num_query_groups": model.num_attention_heads if latent else model.query_groups,
-        "kv_channels": model.head_dim,
-        "ffn_hidden_size": model.ffn_hidden_size,
-        "normalization": model.normalization,
-        "layernorm_epsilon": model.norm_epsilon,
-        "gated_linear_unit": model.gated,
-        "activation_func": ACTIVATION[model.activation],
-        "add_bias_linear": model.add_bias_linear,
-        "add_qkv_bias": model.add_qkv_bias,
-        "hidden_dropout": model.hidden_dropout,
-        "attention_dropout": model.attention_dropout,
-        "bf16": training.precision in ("bf16", "fp8"),
-        "fp16": training.precision == "fp16",
-        "params_dtype": dtype,
-        "pipeline_dtype": dtype,
-        "tensor_model_parallel_size": plan.tp,
-        "pipeline_model_parallel_size": plan.pp,
-        "virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else None,
-        "context_parallel_size": plan.cp,
-        "expert_model_parallel_size": plan.ep,
-        "sequence_parallel": plan.sequence_parallel,
-        "pipeline_model_parallel_layout": layout(plan),
-        # Interleaving over two stages is silently wrong with batched sends (README "silently wrong" 1); the CLI does the same for any pp.
-        "overlap_p2p_comm": plan.vpp > 1,
-        "batch_p2p_comm": plan.vpp == 1,
-        # Needs Apex' fused_weight_gradient_mlp_cuda (tensor_parallel/layers.py:925); DeepSpeed reads param.grad, which it leaves empty.
-        "gradient_accumulation_fusion": apex and own_ddp and not plan.megatron_fsdp,
-        "bias_activation_fusion": not on_cpu and fuses_activation(model),
-        "bias_dropout_fusion": not on_cpu,
-        # That kernel has the causal mask only: it would forget a window, and is asked before it (fusions/fused_softmax.py:245).
-        "masked_softmax_fusion": apex and "window" not in model.features(),
-        "persist_layer_norm": apex,
-        # Latent attention's fused rotation knows YaRN's frequencies alone (transformer_config.py:2068).
-        "apply_rope_fusion": te and model.position_embedding == "rope" and not latent,
-        "attention_softmax_in_fp32": True,
-        "use_cpu_initialization": on_cpu,
-        "transformer_impl": implementation(plan),
-    }
-    if plan.microbatch_group_size_per_vp_stage is not None:
-        fields["microbatch_group_size_per_vp_stage"] = plan.microbatch_group_size_per_vp_stage
-    if plan.cp > 1:
-        fields["cp_comm_type"] = plan.cp_comm_type
-    sizes = hierarchical_sizes(plan)
-    if sizes is not None:
-        fields["hierarchical_context_parallel_sizes"] = sizes
-    if plan.tp_comm_overlap:
-        fields["tp_comm_overlap"] = True
-    if plan.cuda_graph_impl != "none":
-        fields["cuda_graph_impl"] = plan.cuda_graph_impl
-    if plan.fp8_param_gather:
-        fields["fp8_param"] = True
-    return fields | megatron_parts.config_fields(model) | expert_parallel_fields(plan) | fp8_fields(plan)
 
 
 def fuses_activation(model: Architecture) -> bool:
@@ -225,23 +176,6 @@ def fuses_activation(model: Architecture) -> bool:
 
 GROUPED_COMPUTE_CAPABILITY: Final = 8.0
 """First compute capability of the GPUs on which one kernel multiplies the tokens of all experts."""
-
-
-OVERLAPS: Final = ("moe_shared_expert_overlap", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")
-
-
-def expert_parallel_fields(plan: Plan) -> dict[str, Any]:
-    """How experts are divided and computed; empty in a dense model. Products of all experts at once are Transformer Engine's, from Ampere
-    on (training/arguments.py:852)."""
-    if not plan.model.experts:
-        return {}
-    te = implementation(plan) == "transformer_engine"
-    return {name: True for name in OVERLAPS if getattr(plan, name)} | {
-        "expert_tensor_parallel_size": plan.etp,
-        "moe_token_dispatcher_type": plan.moe_token_dispatcher_type,
-        "moe_grouped_gemm": te and float(plan.cluster.gpu.compute_capability) >= GROUPED_COMPUTE_CAPABILITY,
-        "moe_permute_fusion": te,
-    }
 
 
 def hierarchical_sizes(plan: Plan) -> list[int] | None:
@@ -301,67 +235,14 @@ def model_fields(plan: Plan) -> dict[str, Any]:
     return fields
 
 
-def ddp_fields(plan: Plan) -> dict[str, Any]:
-    """The arguments of DistributedDataParallelConfig. Overlap needs a second stream to run on: not on a CPU."""
-    shared = plan.dp * plan.cp > 1
-    can_overlap = shared and not plan.cluster.is_cpu
-    overlap = can_overlap and plan.overlap_grad_reduce
-    sharded = plan.zero_stage >= 1
-    more: dict[str, Any] = {}
-    if plan.optimizer_instances > 1:
-        more["num_distributed_optimizer_instances"] = plan.optimizer_instances
-    if plan.megatron_fsdp:
-        more |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": FSDP_STRATEGY[plan.zero_stage]}
-    if plan.delay_wgrad_compute:
-        more["delay_wgrad_compute"] = True
-    if plan.reduce_scatter_with_fp32_accumulation:
-        more["reduce_scatter_with_fp32_accumulation"] = True
-    if plan.fp8_param_gather:
-        more |= {"fp8_param_gather": True} | ({"reuse_grad_buf_for_mxfp8_param_ag": True} if gathers_in_gradients(plan) else {})
-    return more | {
-        "grad_reduce_in_fp32": plan.training.grad_reduce_dtype == "fp32",
-        "overlap_grad_reduce": overlap,
-        # The gathers are started by the hooks of the overlapped reduction (arguments.py:597).
-        "overlap_param_gather": overlap and sharded and plan.overlap_param_gather,
-        "use_distributed_optimizer": sharded,
-        # Under dynamic loss scaling an overflow is a step to skip, not an error (Megatron-LM's arguments.py does the same).
-        "check_for_nan_in_grad": plan.training.precision != "fp16",
-        "bucket_size": max(DDP_MIN_BUCKET_ELEMENTS, DDP_BUCKET_ELEMENTS_PER_RANK * plan.dp * plan.cp) if overlap else None,
-        "average_in_collective": False,
-    }
+def overlaps_reduction(plan: Plan) -> bool:
+    """Whether gradients are reduced beside the backward pass: there is something to reduce, and a second stream, which a CPU has not."""
+    return plan.dp * plan.cp > 1 and not plan.cluster.is_cpu and plan.overlap_grad_reduce
 
 
-def optimizer_fields(plan: Plan) -> dict[str, Any]:
-    """The arguments of OptimizerConfig. Adam's weight decay is decoupled (AdamW)."""
-    training = plan.training
-    overlap = ddp_fields(plan)["overlap_param_gather"]
-    more: dict[str, Any] = {"fp8_recipe": fp8_fields(plan)["fp8_recipe"]} if training.precision == "fp8" else {}
-    if gathers_in_gradients(plan):
-        more["reuse_grad_buf_for_mxfp8_param_ag"] = True
-    if training.precision_aware_optimizer:
-        more |= {
-            "use_precision_aware_optimizer": True,
-            "main_grads_dtype": TORCH_DTYPE[training.grad_reduce_dtype],
-            "exp_avg_dtype": MOMENT_DTYPE[training.exp_avg_dtype],
-            "exp_avg_sq_dtype": MOMENT_DTYPE[training.exp_avg_sq_dtype],
-        }
-    return more | {
-        "optimizer": "adam" if training.optimizer == "adamw" else "sgd",
-        "lr": training.lr,
-        "min_lr": training.min_lr,
-        "weight_decay": training.weight_decay,
-        "adam_beta1": training.betas[0],
-        "adam_beta2": training.betas[1],
-        "adam_eps": training.eps,
-        "decoupled_weight_decay": True,
-        "sgd_momentum": 0.0,
-        "clip_grad": training.clip,
-        "bf16": training.precision in ("bf16", "fp8"),
-        "fp16": training.precision == "fp16",
-        "params_dtype": TORCH_DTYPE[training.precision],
-        "use_distributed_optimizer": plan.zero_stage >= 1,
-        "overlap_param_gather": overlap,
-    }
+def overlaps_gathering(plan: Plan) -> bool:
+    """Whether weights are gathered beside the forward pass, which the hooks of the overlapped reduction start (arguments.py:597)."""
+    return overlaps_reduction(plan) and plan.zero_stage >= 1 and plan.overlap_param_gather
 
 
 def module_fields(plan: Plan) -> dict[str, Any]:
@@ -373,19 +254,242 @@ def module_fields(plan: Plan) -> dict[str, Any]:
     return fields
 
 
+def _is_t5(plan: Plan) -> bool:
+    return plan.model.stack == "encoder_decoder"
+
+
+def _has_experts(plan: Plan) -> bool:
+    return bool(plan.model.experts)
+
+
+def _has_rope(plan: Plan) -> bool:
+    return plan.model.position_embedding == "rope"
+
+
+def _has_adam(plan: Plan) -> bool:
+    return plan.training.optimizer == "adamw"
+
+
+def _is_latent(plan: Plan) -> bool:
+    return megatron_parts.latent_attention(plan.model) is not None
+
+
+def _is_grouped(plan: Plan) -> bool:
+    return plan.model.query_groups != plan.model.num_attention_heads
+
+
+def _query_groups(plan: Plan) -> int:
+    """Latent attention has none."""
+    return plan.model.num_attention_heads if _is_latent(plan) else plan.model.query_groups
+
+
+def _has_te(plan: Plan) -> bool:
+    return plan.cluster.software.transformer_engine and not plan.cluster.is_cpu
+
+
+def _has_apex(plan: Plan) -> bool:
+    return plan.cluster.software.apex and not plan.cluster.is_cpu
+
+
+def _is_bf16(plan: Plan) -> bool:
+    return plan.training.precision in ("bf16", "fp8")
+
+
+def _fuses_what_it_can_not(plan: Plan) -> bool:
+    """Whether Megatron-LM would by default ask for a fused activation that there is no kernel of."""
+    model = plan.model
+    return model.add_bias_linear and model.activation in ("relu2", "clamped_swiglu") and not fuses_activation(model)
+
+
+def _when(condition: Callable[[Plan], bool], table: Table) -> Table:
+    return [term._replace(when=condition) for term in table]
+
+
+def _recompute(name: str) -> Term:
+    return Term(name, "stages.recompute", unless=None, of=lambda plan: (common_recompute(plan) or NO_RECOMPUTE)[name])
+
+
+SEQUENCE_PARALLEL, CP_COMM_TYPE, TP_COMM_OVERLAP, FP32_ACCUMULATION, FP8_PARAM, GRAD_REDUCE, PARAM_GATHER, *MORE = words.OPTIONS
+
+ARCHITECTURE: Final[Table] = (
+    Term("encoder_num_layers", "model.num_layers", when=_is_t5),
+    Term("decoder_num_layers", "model.decoder_num_layers", when=_is_t5),
+    Term("encoder_seq_length", "training.seq_length", when=_is_t5),
+    Term("decoder_seq_length", "training.decoder_seq_length", when=_is_t5),
+    Term("num_layers", "model.num_layers", when=lambda plan: not _is_t5(plan)),
+    Term("seq_length", "training.seq_length", when=lambda plan: not _is_t5(plan)),
+    *words.SHAPE,
+    Term("kv_channels", "model.kv_channels", of=lambda plan: plan.model.head_dim),
+    # Without the first the second is forgotten (arguments.py:1348).
+    Term("group_query_attention", "model.num_query_groups", of=_is_grouped, unless=False, when=lambda plan: not _is_latent(plan)),
+    Term("num_query_groups", "model.num_query_groups", of=_query_groups,
+         when=lambda plan: _is_grouped(plan) and not _is_latent(plan)),
+    *words.NORM,
+    *_when(_has_rope, words.ROPE),
+    Term("use_rope_scaling", "model.rope_scaling_factor", unless=False, to=lambda factor: factor is not None, when=_has_rope),
+    Term("rope_scaling_factor", "model.rope_scaling_factor", unless=None, when=_has_rope),
+    *words.ACTIVATION,
+    *words.BIASES,
+    *words.TIED,
+)  # fmt: skip
+"""What a plan's model is, in the order of the command line, but for its parts (`megatron_parts.config_fields`). `ours` is the plan's field,
+which the user's own values may not contradict; "" where the plan decides nothing."""
+CHOICES: Final[Table] = (
+    Term("bert_binary_head", "", of=lambda plan: False, when=lambda plan: plan.model.stack == "encoder"),
+    *words.DROPOUT,
+    Term("make_vocab_size_divisible_by", "model.make_vocab_size_divisible_by", of=vocab_divisor),
+    Term("attention_softmax_in_fp32", "", of=lambda plan: True),
+    *words.SIZES,
+    *_when(_has_experts, words.EXPERT_PARALLEL),
+    # Products of all experts at once are Transformer Engine's, from Ampere on (training/arguments.py:852).
+    Term("moe_grouped_gemm", "", when=_has_experts,
+         of=lambda plan: _has_te(plan) and float(plan.cluster.gpu.compute_capability) >= GROUPED_COMPUTE_CAPABILITY),
+    Term("moe_permute_fusion", "", of=_has_te, when=_has_experts),
+    SEQUENCE_PARALLEL._replace(unless=NOTHING),
+    # The layout gives the number of chunks as well; other pipeline flags are refused beside it (arguments.py:503-527).
+    Term("pipeline_model_parallel_layout", "stages", of=layout),
+    Term("num_virtual_stages_per_pipeline_rank", "vpp", to=lambda vpp: vpp if vpp > 1 else None, when=lambda plan: layout(plan) is None),
+    Term("microbatch_group_size_per_vp_stage", "microbatch_group_size_per_vp_stage",
+         of=lambda plan: plan.microbatch_group_size_per_vp_stage or plan.pp,
+         when=lambda plan: plan.microbatch_group_size_per_vp_stage is not None),
+    CP_COMM_TYPE._replace(when=lambda plan: plan.cp > 1),
+    Term("hierarchical_context_parallel_sizes", "cp_comm_type", unless=None, of=hierarchical_sizes),
+    TP_COMM_OVERLAP,
+    Term("cuda_graph_impl", "cuda_graph_impl", unless="none"),
+    # Graphs can't replay Megatron's own random numbers (cuda_graphs.py:1406).
+    Term("te_rng_tracker", "", of=lambda plan: plan.cuda_graph_impl != "none"),
+    Term("use_tp_pp_dp_mapping", "rank_order", to=lambda order: order == PP_BEFORE_DP),
+    Term("num_distributed_optimizer_instances", "zero_shard_size", unless=1, of=lambda plan: plan.optimizer_instances),
+    FP32_ACCUMULATION,
+    FP8_PARAM,
+    Term("reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather", unless=False, of=gathers_in_gradients),
+    flag("use_megatron_fsdp", "megatron_fsdp"),
+    Term("data_parallel_sharding_strategy", "zero_stage", unless="no_shard",
+         of=lambda plan: FSDP_STRATEGY[plan.zero_stage] if plan.megatron_fsdp else "no_shard"),
+    Term("ckpt_format", "", of=lambda plan: "fsdp_dtensor", when=lambda plan: plan.megatron_fsdp),
+    Term("use_distributed_optimizer", "zero_stage", to=lambda stage: stage >= 1),
+    GRAD_REDUCE._replace(of=overlaps_reduction, unless=NOTHING),
+    PARAM_GATHER._replace(of=overlaps_gathering, unless=NOTHING),
+    *MORE,
+    *map(_recompute, ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")),
+    *words.BATCH,
+    Term("global_batch_size", "global_batch_size"),
+    Term("train_iters", "training.steps"),
+    Term("fp16", "training.precision", to=lambda precision: precision == "fp16"),
+    Term("bf16", "training.precision", of=_is_bf16),
+    Term("fp8", "training.precision", unless=None, of=lambda plan: fp8_fields(plan).get("fp8")),
+    Term("fp8_recipe", "training.fp8_recipe", unless=None, of=lambda plan: fp8_fields(plan).get("fp8_recipe")),
+    *(Term(name, "", unless=None, of=lambda plan, name=name: fp8_fields(plan).get(name)) for name in DELAYED_SCALING),  # type: ignore[misc]
+    Term("grad_reduce_in_bf16", "training.grad_reduce_dtype", to=lambda dtype: dtype == "bf16", when=_is_bf16),
+    Term("accumulate_allreduce_grads_in_fp32", "training.grad_reduce_dtype", to=lambda dtype: dtype == "fp32",
+         when=lambda plan: plan.training.precision == "fp16"),
+    Term("optimizer", "training.optimizer", to=lambda name: "adam" if name == "adamw" else "sgd"),
+    *_when(_has_adam, (*words.BETAS, *words.EPSILON)),
+    *_when(lambda plan: plan.training.precision_aware_optimizer, words.PRECISION_AWARE),
+    Term("sgd_momentum", "", of=lambda plan: 0.0, when=lambda plan: not _has_adam(plan)),
+    *words.SCHEDULE,
+    # What Megatron turns on by default and this software can't do.
+    Term("transformer_impl", "", of=implementation),
+    Term("spec", "", of=lambda plan: "local", when=lambda plan: plan.model.stack == "encoder" and not _has_te(plan)),
+    # Needs Apex' fused_weight_gradient_mlp_cuda (tensor_parallel/layers.py:925).
+    Term("gradient_accumulation_fusion", "", of=lambda plan: _has_apex(plan) and not plan.megatron_fsdp),
+    # That kernel has the causal mask only: it would forget a window, and is asked before it (fusions/fused_softmax.py:245).
+    Term("masked_softmax_fusion", "", of=lambda plan: _has_apex(plan) and "window" not in plan.model.features()),
+    Term("no_persist_layer_norm", "", of=lambda plan: not _has_apex(plan)),
+    # Latent attention's fused rotation knows YaRN's frequencies alone (transformer_config.py:2068).
+    Term("apply_rope_fusion", "", of=lambda plan: _has_te(plan) and not _is_latent(plan)),
+    Term("distributed_backend", "", of=lambda plan: "gloo", when=lambda plan: plan.cluster.is_cpu),
+    # The first is of every activation but SwiGLU (arguments.py:1335).
+    Term("bias_gelu_fusion", "", of=lambda plan: not plan.cluster.is_cpu and not _fuses_what_it_can_not(plan)),
+    Term("bias_swiglu_fusion", "", of=lambda plan: not plan.cluster.is_cpu),
+    Term("bias_dropout_fusion", "", of=lambda plan: not plan.cluster.is_cpu),
+)  # fmt: skip
+"""What else it says there, but for its data. Many are fields of megatron-core's configurations too."""
+FIELDS: Final[Table] = (
+    Term("num_layers", "model.num_layers", of=lambda plan: plan.model.decoder_num_layers if _is_t5(plan) else plan.model.num_layers),
+    Term("num_query_groups", "model.num_query_groups", of=_query_groups),
+    Term("gated_linear_unit", "model.activation", of=lambda plan: plan.model.gated),
+    Term("activation_func", "", of=lambda plan: ACTIVATION[plan.model.activation]),
+    Term("params_dtype", "training.precision", to=TORCH_DTYPE.get),
+    Term("pipeline_dtype", "training.precision", to=TORCH_DTYPE.get),
+    Term("expert_model_parallel_size", "ep"),
+    Term("virtual_pipeline_model_parallel_size", "vpp", to=lambda vpp: vpp if vpp > 1 else None),
+    # Interleaving over two stages is silently wrong with batched sends (README "silently wrong" 1); the CLI does the same for any pp.
+    Term("overlap_p2p_comm", "vpp", to=lambda vpp: vpp > 1),
+    Term("batch_p2p_comm", "vpp", to=lambda vpp: vpp == 1),
+    Term("bias_activation_fusion", "", of=lambda plan: not plan.cluster.is_cpu and fuses_activation(plan.model)),
+    Term("apply_rope_fusion", "", of=lambda plan: _has_te(plan) and _has_rope(plan) and not _is_latent(plan)),
+    Term("persist_layer_norm", "", of=_has_apex),
+    Term("use_cpu_initialization", "", of=lambda plan: plan.cluster.is_cpu),
+    Term("grad_reduce_in_fp32", "training.grad_reduce_dtype", to=lambda dtype: dtype == "fp32"),
+    # Under dynamic loss scaling an overflow is a step to skip, not an error (Megatron-LM's arguments.py does the same).
+    Term("check_for_nan_in_grad", "", of=lambda plan: plan.training.precision != "fp16"),
+    Term("bucket_size", "", of=lambda plan: max(DDP_MIN_BUCKET_ELEMENTS, DDP_BUCKET_ELEMENTS_PER_RANK * plan.dp * plan.cp)
+         if overlaps_reduction(plan) else None),
+    FP8_PARAM._replace(theirs="fp8_param_gather"),  # of data parallelism; one flag sets both (arguments.py:1331)
+    Term("average_in_collective", "", of=lambda plan: False),
+    *words.BETAS,
+    *words.EPSILON,
+    Term("decoupled_weight_decay", "training.optimizer", of=lambda plan: True),  # AdamW
+    Term("sgd_momentum", "", of=lambda plan: 0.0),
+)  # fmt: skip
+"""What its classes are told beside, or otherwise than the programs, which work these out."""
+OTHERWISE: Final[Table] = (
+    *(
+        unsaid(name, "stages", None)
+        for name in (
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "decoder_first_pipeline_num_layers",
+            "decoder_last_pipeline_num_layers",
+        )
+    ),
+    *(unsaid(name, "stages", False) for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")),
+    unsaid("num_layers_per_virtual_pipeline_stage", "vpp", None),
+    unsaid("use_torch_fsdp2", "zero_stage", False),
+    unsaid("enable_cuda_graph", "cuda_graph_impl", False),
+    unsaid("external_cuda_graph", "cuda_graph_impl", False),
+    Term("optimizer_cpu_offload", "offload_optimizer"),
+    unsaid("rampup_batch_size", "global_batch_size", None),
+    unsaid("train_samples", "training.steps", None),
+    unsaid("lr_warmup_fraction", "training.warmup", None),
+    unsaid("lr_warmup_samples", "training.warmup", 0),
+    unsaid("main_params_dtype", "training.precision_aware_optimizer", "float32"),
+    unsaid("fp4", "training.precision", None),
+    Term("vocab_size", "model.vocab_size"),
+    Term("padded_vocab_size", "model.vocab_size", of=padded_vocab_size),
+)
+"""Settings of what a plan decides and says in other words, or with its data."""
+PLAN: Final[Table] = (*ARCHITECTURE, *CHOICES, *FIELDS, *OTHERWISE)
+
+
+def settings(plan: Plan) -> dict[str, Any]:
+    """What Megatron-LM's programs are told of a plan, but for its data, by the names of fields and in the order of the command line."""
+    parts = megatron_parts.config_fields(plan.model)
+    of_parts = {name: value for name, value in parts.items() if name not in megatron_parts.SAID_OF_EVERY_MODEL}
+    return say(ARCHITECTURE, plan) | of_parts | say(CHOICES, plan)
+
+
 def engine_fields(plan: Plan, sections: Collection[str]) -> dict[str, Any]:
     """The content of engine.json: what workers build from and tests check.
 
-    "transformer_config": arguments common to all ranks; "per_stage": what each pipeline stage adds or changes; "module": class and
-    layer specs; "model": constructor arguments; "ddp" and "optimizer": megatron-core's own data parallelism and optimizer, where the
-    engine's `sections` have them.
+    "transformer_config": arguments common to all ranks, of which an encoder-decoder's encoder has `encoder_num_layers`; "per_stage": what
+    each pipeline stage adds or changes; "module": class and layer specs; "model": constructor arguments; "ddp" and "optimizer":
+    megatron-core's own data parallelism and optimizer, where the engine's `sections` have them.
     """
+    said = settings(plan) | say(FIELDS, plan)
+    known = {section: names(section, plan.cluster.software.megatron_core) for section in ("transformer_config", "ddp", "optimizer")}
+    found = {section: {name: said[name] for name in said if name in known[section]} if section in sections else None for section in known}
+    layers = {name: value for name, value in (found["transformer_config"] or {}).items() if name not in NO_RECOMPUTE}
+    layers |= {"activation_func": said["activation_func"]} | megatron_parts.config_fields(plan.model)
+    if "ddp" not in sections:  # DeepSpeed reads param.grad, which it leaves empty
+        layers["gradient_accumulation_fusion"] = False
     return {
         "engine": plan.engine,
         "module": module_fields(plan),
-        "transformer_config": common_fields(plan, own_ddp="ddp" in sections),
+        "transformer_config": layers,
         "per_stage": [recompute_fields(plan, stage) for stage in range(plan.pp)],
         "model": model_fields(plan),
-        "ddp": ddp_fields(plan) if "ddp" in sections else None,
-        "optimizer": optimizer_fields(plan) if "optimizer" in sections else None,
+        "ddp": found["ddp"],
+        "optimizer": found["optimizer"],
     }

@@ -1,5 +1,6 @@
 """Megatron's language: settings by the names of TransformerConfig's fields, or of a flag's destination where it has no field (training/
-arguments.py and transformer/transformer_config.py, core_v0.16.1 and core_v0.19.0)."""
+arguments.py and transformer/transformer_config.py, core_v0.16.1 and core_v0.19.0). What follows from several of a plan's choices at once is
+beside them in engines/transformer_config.py."""
 
 from __future__ import annotations
 
@@ -7,20 +8,20 @@ from functools import cache
 from typing import Any, Final
 
 from orchestrator.words import terms
-from orchestrator.words.terms import NOTHING, Kind, Table, Term, flag, switch
+from orchestrator.words.terms import LONG_TYPES, NOTHING, Kind, Table, Term, flag, short_type, switch
 
 ACTIVATION: Final[Table] = (
-    switch("swiglu", "activation", "swiglu"),
-    switch("squared_relu", "activation", "relu2"),
-    switch("quick_geglu", "activation", "clamped_swiglu"),
+    switch("swiglu", "model.activation", "swiglu"),
+    switch("squared_relu", "model.activation", "relu2"),
+    switch("quick_geglu", "model.activation", "clamped_swiglu"),
 )
 """Switches for a model's activation. Without any of them it is gelu."""
 WITHOUT_SWITCH: Final = ("gelu", "relu")
 """What is trained where none stands, and what is trained as that: there is no switch for relu."""
 OTHER_ACTIVATION: Final[Table] = (
-    switch("geglu", "activation", "geglu"),
-    switch("relu", "activation", "relu"),
-    switch("openai_gelu", "activation", "gelu"),
+    switch("geglu", "model.activation", "geglu"),
+    switch("relu", "model.activation", "relu"),
+    switch("openai_gelu", "model.activation", "gelu"),
 )
 """Switches for a model's activation in Megatron-LM before 0.16, NeMo and Bridge."""
 
@@ -43,64 +44,70 @@ OPTIONS: Final[Table] = (
     flag("sequence_parallel", "sequence_parallel"),
     Term("cp_comm_type", "cp_comm_type", default="p2p", back=lambda said: str(said[0] if isinstance(said, list) else said)),
     flag("tp_comm_overlap", "tp_comm_overlap"),
-    flag("overlap_grad_reduce", "overlap_grad_reduce"),
-    flag("overlap_param_gather", "overlap_param_gather"),
     flag("reduce_scatter_with_fp32_accumulation", "reduce_scatter_with_fp32_accumulation"),
     flag("fp8_param", "fp8_param_gather"),
+    flag("overlap_grad_reduce", "overlap_grad_reduce"),
+    flag("overlap_param_gather", "overlap_param_gather"),
 )
 BATCH: Final[Table] = (Term("micro_batch_size", "micro_batch_size", default=1, back=int),)
 
 SHAPE: Final[Table] = (
-    Term("max_position_embeddings", "max_position_embeddings", back=int),
-    Term("hidden_size", "hidden_size", back=int),
-    Term("ffn_hidden_size", "ffn_hidden_size", back=int),
-    Term("num_attention_heads", "num_attention_heads", back=int),
+    Term("max_position_embeddings", "model.max_position_embeddings", back=int),
+    Term("hidden_size", "model.hidden_size", back=int),
+    Term("ffn_hidden_size", "model.ffn_hidden_size", back=int),
+    Term("num_attention_heads", "model.num_attention_heads", back=int),
 )
-"""Settings of a model's shape."""
+NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+"""Norms of plans by the words of Megatron, NeMo and Megatron-DeepSpeed."""
 NORM: Final[Table] = (
-    Term("normalization", "normalization", default="LayerNorm", back=str),
-    Term("layernorm_epsilon", "norm_epsilon", default=1e-5, back=float),
-    Term("position_embedding_type", "position_embedding", default="learned_absolute", back=str),
+    Term("normalization", "model.normalization", default="LayerNorm", back=lambda said: NORMS.get(str(said).lower(), said)),
+    Term("layernorm_epsilon", "model.norm_epsilon", default=1e-5, back=float),
+    Term("position_embedding_type", "model.position_embedding", default="learned_absolute", back=str),
 )
 ROPE: Final[Table] = (
-    Term("rotary_base", "rotary_base", default=10000, back=int),
-    Term("rotary_percent", "rotary_percent", unless=1.0, default=1.0, back=float),
+    Term("rotary_base", "model.rotary_base", default=10000, back=int),
+    Term("rotary_percent", "model.rotary_percent", unless=1.0, default=1.0, back=float),
 )
 BIASES: Final[Table] = (
-    Term("add_bias_linear", "add_bias_linear", default=True, back=bool),
-    Term("add_qkv_bias", "add_qkv_bias", default=False, back=bool),
+    Term("add_bias_linear", "model.add_bias_linear", default=True, back=bool),
+    Term("add_qkv_bias", "model.add_qkv_bias", default=False, back=bool),
 )
 TIED: Final[Table] = (
-    Term("untie_embeddings_and_output_weights", "tie_embeddings", default=False, to=lambda tied: not tied, back=lambda said: not said),
+    Term(
+        "untie_embeddings_and_output_weights", "model.tie_embeddings", default=False, to=lambda tied: not tied, back=lambda said: not said
+    ),
+    Term("share_embeddings_and_output_weights", "model.tie_embeddings", back=bool, when=lambda plan: False),
 )
+"""Settings for tied embeddings; the second is NeMo's and Bridge's."""
 DROPOUT: Final[Table] = (
-    Term("attention_dropout", "attention_dropout", default=0.1, back=float),
-    Term("hidden_dropout", "hidden_dropout", default=0.1, back=float),
+    Term("attention_dropout", "model.attention_dropout", default=0.1, back=float),
+    Term("hidden_dropout", "model.hidden_dropout", default=0.1, back=float),
 )
 
-ADAM: Final[Table] = (
-    Term("adam_beta1", "betas", to=lambda betas: betas[0], back=lambda beta: NOTHING),
-    Term("adam_beta2", "betas", to=lambda betas: betas[1], back=lambda beta: NOTHING),
-    Term("adam_eps", "eps", default=1e-8, back=float),
+BETAS: Final[Table] = (
+    Term("adam_beta1", "training.betas", default=0.9, to=lambda betas: betas[0], back=float),
+    Term("adam_beta2", "training.betas", default=0.999, to=lambda betas: betas[1], back=float),
 )
 """Settings of a training's Adam. Two settings make one pair of betas, which whoever reads puts together."""
+EPSILON: Final[Table] = (Term("adam_eps", "training.eps", default=1e-8, back=float),)
 SCHEDULE: Final[Table] = (
-    Term("lr", "lr", back=float),
-    Term("min_lr", "min_lr", default=0.0, back=float),
-    Term("lr_decay_style", "schedule", default="linear", back=str),
-    Term("lr_decay_iters", "steps", back=lambda said: NOTHING),
-    Term("lr_warmup_iters", "warmup", default=0, back=int),
-    Term("weight_decay", "weight_decay", default=0.01, back=float),
-    Term("clip_grad", "clip", default=1.0, back=float),
-    Term("seed", "seed", default=1234, back=int),
+    Term("lr", "training.lr", back=lambda rate: float(rate) or NOTHING),
+    Term("min_lr", "training.min_lr", default=0.0, back=float),
+    Term("lr_decay_style", "training.schedule", default="linear", back=str),
+    Term("lr_decay_iters", "training.steps", back=lambda said: NOTHING),
+    Term("lr_warmup_iters", "training.warmup", default=0, back=lambda said: NOTHING),
+    Term("weight_decay", "training.weight_decay", default=0.01, back=float),
+    Term("clip_grad", "training.clip", default=1.0, back=float),
+    Term("seed", "training.seed", default=1234, back=int),
 )
-"""The rate decays until the last step; another end is the reader's to judge."""
+"""The rate decays until the last step; another end, and a warm-up said in samples, are the reader's to judge."""
 PRECISION_AWARE: Final[Table] = (
-    flag("use_precision_aware_optimizer", "precision_aware_optimizer"),
-    Term("main_grads_dtype", "grad_reduce_dtype", back=lambda said: NOTHING),
-    Term("exp_avg_dtype", "exp_avg_dtype"),
-    Term("exp_avg_sq_dtype", "exp_avg_sq_dtype"),
-)
+    flag("use_precision_aware_optimizer", "training.precision_aware_optimizer"),
+    Term("main_grads_dtype", "training.grad_reduce_dtype", back=lambda said: NOTHING,
+         of=lambda plan: LONG_TYPES[plan.training.grad_reduce_dtype if plan.training.precision_aware_optimizer else "fp32"]),
+    Term("exp_avg_dtype", "training.exp_avg_dtype", to=LONG_TYPES.get, back=short_type),
+    Term("exp_avg_sq_dtype", "training.exp_avg_sq_dtype", to=LONG_TYPES.get, back=short_type),
+)  # fmt: skip
 
 DELTA_NET: Final[Table] = (
     Term("linear_conv_kernel_dim", "conv_kernel", default=4, back=int),
@@ -188,5 +195,5 @@ def kind(name: str) -> Kind:
 
 def activation(given: dict[str, Any]) -> str | None:
     """A recipe's model.activation of switches by name, in any release's spelling; None: no switch stands."""
-    found: str | None = terms.read((*OTHER_ACTIVATION, *ACTIVATION), given).get("activation")
+    found: str | None = terms.read((*OTHER_ACTIVATION, *ACTIVATION), given).get("model.activation")
     return found

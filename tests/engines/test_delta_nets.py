@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron_args import why_never
-from orchestrator.engines.megatron_parts import by_program, config_fields, flags
+from orchestrator.engines.megatron_parts import by_program, config_fields
 from orchestrator.engines.megatron_versions import release_of
+from orchestrator.engines.passthrough import flags_of
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Architecture, Run
 from orchestrator.model.families import from_hf_config
@@ -45,8 +46,8 @@ def test_every_fourth_layer_with_attention_is_a_number_other_orders_a_list() -> 
     }  # fmt: skip
     assert config_fields(model(2, 1, 4, 1))["linear_attention_freq"] == [1, 1, 0, 1, 1, 1, 1, 0]
     assert config_fields(model(8))["linear_attention_freq"] == [1] * 8
-    assert ("--linear-attention-freq", "([1]*2+[0]*1+[1]*4+[0]*1)") in flags(model(2, 1, 4, 1))
-    assert ("--apply-layernorm-1p",) in flags(model(3, 1))
+    assert ("--linear-attention-freq", "([1]*2+[0]*1+[1]*4+[0]*1)") in flags_of(config_fields(model(2, 1, 4, 1)), "0.16.1")
+    assert ("--apply-layernorm-1p",) in flags_of(config_fields(model(3, 1)), "0.16.1")
 
 
 @pytest.mark.parametrize("version", FLAGS)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hand_plans import GPT, LLAMA, make_plan
+from hand_plans import GPT, LLAMA, engine_fields, make_plan
 from msgspec.structs import replace
 
 from orchestrator.engines import megatron_args
 from orchestrator.engines import passthrough as through
-from orchestrator.engines import transformer_config as tc
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.experts import Experts
@@ -32,7 +31,7 @@ GPT_OSS = replace(LLAMA, family="gpt_oss", activation="clamped_swiglu", add_bias
 def test_a_fused_activation_is_the_same_in_engine_json_and_in_the_flags(model: Architecture, fuses: bool, refused: bool) -> None:
     """Megatron-LM fuses where it may, gelu's flag being that of every activation but SwiGLU, and none but SwiGLU's without a bias."""
     plan = make_plan(model=model)
-    assert tc.common_fields(plan, own_ddp=True)["bias_activation_fusion"] is fuses
+    assert engine_fields(plan)["transformer_config"]["bias_activation_fusion"] is fuses
     assert (("--no-bias-gelu-fusion",) in megatron_args.megatron_flags(plan)) is refused
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.engines.megatron_parts import CLAMPED, SIGMOID_BALANCE, config_fields, flags
+from orchestrator.engines.megatron_parts import CLAMPED, SIGMOID_BALANCE, config_fields
+from orchestrator.engines.passthrough import flags_of
 from orchestrator.model.architecture import Architecture, Run
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
@@ -29,6 +30,10 @@ def of_experts(experts: Experts) -> dict[str, Any]:
     return config_fields(replace(PLAIN, feed_forward=experts))
 
 
+def flags(experts: Experts) -> list[tuple[str, ...]]:
+    return flags_of(of_experts(experts), "0.16.1")
+
+
 def windows(*sizes: int | None, **more: Any) -> Architecture:
     pattern = tuple(Run(mixer=GroupedQueryAttention(window=size, **more), feed_forward=Mlp(), layers=1) for size in sizes)
     return replace(PLAIN, num_layers=len(sizes), pattern=pattern)
@@ -36,7 +41,6 @@ def windows(*sizes: int | None, **more: Any) -> Architecture:
 
 def test_plain_layers_have_none() -> None:
     assert config_fields(PLAIN) == {}
-    assert flags(PLAIN) == []
 
 
 def test_deepseek_v3s_router_is_its_paper_s() -> None:
@@ -79,7 +83,7 @@ CHANGES: dict[str, Any] = {
 def test_nothing_that_is_said_of_experts_is_lost(field: str) -> None:
     changed = replace(EXPERTS, **{field: CHANGES[field]})
     assert of_experts(changed) != of_experts(EXPERTS)
-    assert flags(replace(PLAIN, feed_forward=changed)) != flags(replace(PLAIN, feed_forward=EXPERTS))
+    assert flags(changed) != flags(EXPERTS)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +108,8 @@ def test_a_window_counts_the_tokens_before_and_is_skipped_where_a_layer_has_none
     assert config_fields(windows(None, None, sinks=True)) == {"softmax_type": "learnable"}
     assert config_fields(windows(None, None, qk_norm="head")) == {"qk_layernorm": True}
     assert config_fields(replace(PLAIN, activation="clamped_swiglu")) == CLAMPED
-    assert ("--window-attn-skip-freq", "([1]*1+[0]*1)") in flags(windows(128, None))
-    assert ("--window-size", "127,0") in flags(windows(128, None))
+    assert ("--window-attn-skip-freq", "([1]*1+[0]*1)") in flags_of(config_fields(windows(128, None)), "0.16.1")
+    assert ("--window-size", "127,0") in flags_of(config_fields(windows(128, None)), "0.16.1")
 
 
 def test_only_some_layers_have_experts() -> None:

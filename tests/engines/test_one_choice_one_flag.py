@@ -1,11 +1,11 @@
-"""One choice changes the fields and flags of its own, and no others: against the same plan without it."""
+"""What follows from several choices at once: kernels, padding, recompute, data; what is refused and noted. Single choices: tests/words."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hand_plans import BARE, BERT, GPT, LLAMA, T5, make_plan, training_for
+from hand_plans import BARE, BERT, GPT, LLAMA, T5, engine_fields, make_plan, training_for
 from msgspec.structs import replace
 
 from orchestrator.engines import megatron_args, megatron_parts
@@ -33,12 +33,6 @@ def flags(plan: Plan) -> dict[str, Any]:
     return {name: values[0] if len(values) == 1 else values or True for name, *values in megatron_args.megatron_flags(plan)}
 
 
-def changed(plan: Plan, base: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of TransformerConfig and of data parallelism; and flags."""
-    fields = [tc.common_fields(of, own_ddp=True) | tc.ddp_fields(of) for of in (base, plan)]
-    return differences(*fields), differences(flags(base), flags(plan))
-
-
 def llama(**choices: Any) -> Plan:
     return make_plan(model=LLAMA, **choices)
 
@@ -47,160 +41,8 @@ def trained(a: Architecture = LLAMA, **fields: Any) -> Plan:
     return make_plan(model=a, training=training_for(a, **fields))
 
 
-TP, PP, CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
-UNIT = "--make-vocab-size-divisible-by"
-
-
-def test_cuts() -> None:
-    base = llama()
-    for choices, fields, said in (
-        ({"tp": 2}, {"tensor_model_parallel_size": 2}, {TP: "2", UNIT: "64"}),
-        ({"tp": 3, "world": 9}, {"tensor_model_parallel_size": 3}, {TP: "3"}),
-        (
-            {"tp": 2, "sequence_parallel": True},
-            {"tensor_model_parallel_size": 2, "sequence_parallel": True},
-            {TP: "2", UNIT: "64", "--sequence-parallel": True},
-        ),
-        ({"pp": 2}, {"pipeline_model_parallel_size": 2}, {PP: "2"}),
-        (
-            {"pp": 2, "vpp": 2},
-            {
-                "pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2, "overlap_p2p_comm": True,
-                "batch_p2p_comm": False,
-            },
-            {PP: "2", "--num-virtual-stages-per-pipeline-rank": "2"},
-        ),
-        (
-            {"pp": 2, "sizes": [5, 3]},
-            {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et*5|t*3L"},
-            {PP: "2", "--pipeline-model-parallel-layout": "Et*5|t*3L"},
-        ),
-        ({"cp": 2}, {"context_parallel_size": 2, "cp_comm_type": "p2p"}, {CP: "2", "--cp-comm-type": "p2p"}),
-        (
-            {"cp": 2, "cp_comm_type": "a2a"},
-            {"context_parallel_size": 2, "cp_comm_type": "a2a"},
-            {CP: "2", "--cp-comm-type": "a2a"},
-        ),
-        ({"micro_batch_size": 2}, {}, {"--micro-batch-size": "2"}),
-    ):  # fmt: skip
-        assert changed(llama(**choices), base) == (fields, said), choices  # type: ignore[arg-type]
-    both = llama(world=16, cp=8, tp=2, cp_comm_type="a2a+p2p")
-    assert tc.common_fields(both, own_ddp=True)["hierarchical_context_parallel_sizes"] == [4, 2]
-    assert flags(both)["--hierarchical-context-parallel-sizes"] == ["4", "2"]
-
-
-def test_data_parallelism() -> None:
-    base = llama()
-    none = {"overlap_grad_reduce": False, "overlap_param_gather": False, "bucket_size": None}
-    dropped = {"--overlap-grad-reduce": WAS, "--overlap-param-gather": WAS}
-    fsdp = {"--use-megatron-fsdp": True, "--ckpt-format": "fsdp_dtensor", "--no-gradient-accumulation-fusion": True}
-    for choices, fields, said in (
-        (
-            {"zero_stage": 0},
-            {"overlap_param_gather": False, "use_distributed_optimizer": False},
-            {"--use-distributed-optimizer": WAS, "--overlap-param-gather": WAS},
-        ),
-        ({"overlap_grad_reduce": False}, none, dropped),
-        ({"overlap_param_gather": False}, {"overlap_param_gather": False}, {"--overlap-param-gather": WAS}),
-        ({"world": 1}, none, dropped),
-        (
-            {"zero_shard_size": 4},
-            {"num_distributed_optimizer_instances": 2},
-            {"--num-distributed-optimizer-instances": "2"},
-        ),
-        (
-            {"reduce_scatter_with_fp32_accumulation": True},
-            {"reduce_scatter_with_fp32_accumulation": True},
-            {"--ddp-reduce-scatter-with-fp32-accumulation": True},
-        ),
-        (
-            {"megatron_fsdp": True, "zero_stage": 2},
-            {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads", "gradient_accumulation_fusion": False},
-            fsdp | {"--data-parallel-sharding-strategy": "optim_grads"},
-        ),
-        (
-            {"megatron_fsdp": True, "zero_stage": 3},
-            {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params", "gradient_accumulation_fusion": False},
-            fsdp | {"--data-parallel-sharding-strategy": "optim_grads_params"},
-        ),
-    ):
-        assert changed(llama(**choices), base) == (fields, said), choices  # type: ignore[arg-type]
-    assert tc.ddp_fields(llama(world=40))["bucket_size"] == tc.ddp_fields(llama(world=8))["bucket_size"] == 40_000_000
-    for world, cp in ((64, 1), (64, 2), (128, 8)):
-        assert tc.ddp_fields(llama(world=world, cp=cp))["bucket_size"] == world * 1_000_000, "a million elements a rank"
-    assert tc.ddp_fields(llama(world=2, cp=2))["overlap_grad_reduce"] is True, "gradients are summed over cp too"
-    assert tc.ddp_fields(make_plan(model=LLAMA, gpu="cpu"))["overlap_grad_reduce"] is False
-
-
-def test_precision_and_optimizer() -> None:
-    base = trained()
-    half = {"bf16": False, "params_dtype": "float32", "pipeline_dtype": "float32"}
-    adam = {"--adam-beta1": WAS, "--adam-beta2": WAS, "--adam-eps": WAS}
-    for fields, config, said in (
-        ({"precision": "fp32"}, half, {"--bf16": WAS}),
-        (
-            {"precision": "fp16"},
-            {"bf16": False, "fp16": True, "params_dtype": "float16", "pipeline_dtype": "float16", "check_for_nan_in_grad": False},
-            {"--bf16": WAS, "--fp16": True, "--accumulate-allreduce-grads-in-fp32": True},
-        ),
-        (
-            {"precision": "fp16", "grad_reduce_dtype": "bf16"},
-            {
-                "bf16": False, "fp16": True, "params_dtype": "float16", "pipeline_dtype": "float16", "check_for_nan_in_grad": False,
-                "grad_reduce_in_fp32": False,
-            },
-            {"--bf16": WAS, "--fp16": True},
-        ),
-        ({"grad_reduce_dtype": "bf16"}, {"grad_reduce_in_fp32": False}, {"--grad-reduce-in-bf16": True}),
-        (
-            {"precision": "fp8", "fp8_recipe": "mxfp8"},
-            {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
-            {"--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
-        ),
-        (
-            {"precision": "fp8"},
-            {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
-            {"--fp8-format": "hybrid", "--fp8-recipe": "delayed", "--fp8-amax-history-len": "1024", "--fp8-amax-compute-algo": "max"},
-        ),
-        ({"optimizer": "sgd"}, {}, adam | {"--optimizer": "sgd", "--sgd-momentum": "0.0"}),
-        ({"betas": (0.8, 0.7), "eps": 1e-6}, {}, {"--adam-beta1": "0.8", "--adam-beta2": "0.7", "--adam-eps": "1e-06"}),
-        (
-            {"precision_aware_optimizer": True, "exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "bf16"},
-            {},
-            {
-                "--use-precision-aware-optimizer": True, "--main-grads-dtype": "fp32", "--exp-avg-dtype": "fp8",
-                "--exp-avg-sq-dtype": "bf16",
-            },
-        ),
-        ({"steps": 7}, {}, {"--train-iters": "7", "--lr-decay-iters": "7", "--eval-interval": "7"}),
-        ({"warmup": 3, "schedule": "linear"}, {}, {"--lr-warmup-iters": "3", "--lr-decay-style": "linear"}),
-        ({"clip": 0.5, "weight_decay": 0.2, "seed": 9}, {}, {"--clip-grad": "0.5", "--weight-decay": "0.2", "--seed": "9"}),
-    ):  # fmt: skip
-        assert changed(trained(**fields), base) == (config, said), fields  # type: ignore[arg-type]
-    one = tc.optimizer_fields(trained(betas=(0.8, 0.7), eps=1e-6, lr=0.5, min_lr=0.1))
-    assert [one[name] for name in ("adam_beta1", "adam_beta2", "adam_eps", "lr", "min_lr")] == [0.8, 0.7, 1e-6, 0.5, 0.1]
-    assert [tc.optimizer_fields(trained(precision=precision))["fp16"] for precision in ("bf16", "fp16")] == [False, True]
-    assert [tc.optimizer_fields(trained(precision=precision))["bf16"] for precision in ("bf16", "fp8", "fp16", "fp32")] == [
-        True, True, False, False,
-    ]  # fmt: skip
-    assert [tc.optimizer_fields(llama(zero_stage=stage))["use_distributed_optimizer"] for stage in (0, 1)] == [False, True]
-
-
 def test_models() -> None:
     base = make_plan(model=LLAMA)
-    for fields, config, said in (
-        ({"add_qkv_bias": True}, {"add_qkv_bias": True}, {"--add-qkv-bias": True}),
-        ({"num_query_groups": None}, {"num_query_groups": 8}, {"--group-query-attention": WAS, "--num-query-groups": WAS}),
-        ({"tie_embeddings": True}, {}, {"--untie-embeddings-and-output-weights": WAS}),
-        ({"rotary_percent": 0.5}, {}, {"--rotary-percent": "0.5"}),
-        ({"rotary_base": 7}, {}, {"--rotary-base": "7"}),
-        ({"rope_scaling_factor": 8.0}, {}, {"--use-rope-scaling": True, "--rope-scaling-factor": "8.0"}),
-        ({"hidden_dropout": 0.1}, {"hidden_dropout": 0.1}, {"--hidden-dropout": "0.1"}),
-        ({"kv_channels": 16}, {"kv_channels": 16}, {"--kv-channels": "16"}),
-        ({"vocab_size": 700}, {}, {"--vocab-size": "699"}),
-        ({"make_vocab_size_divisible_by": 1}, {}, {UNIT: "1"}),
-    ):
-        assert changed(make_plan(model=replace(LLAMA, **fields)), base) == (config, said), fields
     rotary = tc.model_fields(make_plan(model=replace(LLAMA, rope_scaling_factor=8.0)))
     assert (rotary["rope_scaling"], rotary["rope_scaling_factor"], rotary["rotary_base"]) == (True, 8.0, 10000)
     assert tc.model_fields(base)["rope_scaling"] is False
@@ -234,7 +76,7 @@ def test_fused_kernels_are_those_that_software_and_machine_have() -> None:
              "apply_rope_fusion", "use_cpu_initialization", "transformer_impl")  # fmt: skip
 
     def found(plan: Plan) -> list[Any]:
-        return [tc.common_fields(plan, own_ddp=True)[name] for name in names]
+        return [engine_fields(plan)["transformer_config"][name] for name in names]
 
     te, local = "transformer_engine", "local"
     windowed = replace(LLAMA, mixer=GroupedQueryAttention(window=8))
@@ -246,7 +88,7 @@ def test_fused_kernels_are_those_that_software_and_machine_have() -> None:
     assert found(make_plan(model=GPT))[5] is False, "no rotary positions"
     assert found(make_plan(model=replace(GPT, add_bias_linear=False)))[1] is False, "no bias to fuse"
     assert found(make_plan(model=replace(GPT, activation="relu")))[1] is False
-    assert tc.common_fields(llama(), own_ddp=False)["gradient_accumulation_fusion"] is False
+    assert engine_fields(make_plan("megatron_deepspeed", LLAMA))["transformer_config"]["gradient_accumulation_fusion"] is False
     off = {"--no-gradient-accumulation-fusion": True, "--no-masked-softmax-fusion": True, "--no-persist-layer-norm": True}
     assert differences(flags(llama()), flags(llama(software=BARE))) == off | {"--transformer-impl": local, "--no-rope-fusion": True}
     assert differences(flags(llama()), flags(llama(software=replace(BARE, transformer_engine=True)))) == off
@@ -256,39 +98,16 @@ def test_fused_kernels_are_those_that_software_and_machine_have() -> None:
 
 def test_experts() -> None:
     base = make_plan(model=replace(LLAMA, feed_forward=SIX))
-    for choices, config, said in (
-        ({"ep": 2}, {"expert_model_parallel_size": 2}, {"--expert-model-parallel-size": "2"}),
-        ({"moe_token_dispatcher_type": "flex"}, {"moe_token_dispatcher_type": "flex"}, {"--moe-token-dispatcher-type": "flex"}),
-        ({"moe_shared_expert_overlap": True}, {"moe_shared_expert_overlap": True}, {"--moe-shared-expert-overlap": True}),
-        (
-            {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True},
-            {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True},
-            {"--overlap-moe-expert-parallel-comm": True, "--delay-wgrad-compute": True},
-        ),
-    ):
-        assert changed(make_plan(model=base.model, **choices), base) == (config, said), choices
     for gpu, software, grouped, fused in (
         ("V100-SXM2-16GB", Software(), False, True), ("A100-SXM-40GB", Software(), True, True), ("H200", BARE, False, False),
     ):  # fmt: skip
-        fields = tc.expert_parallel_fields(make_plan(model=base.model, gpu=gpu, software=software))
+        fields = engine_fields(make_plan(model=base.model, gpu=gpu, software=software))["transformer_config"]
         assert (fields["moe_grouped_gemm"], fields["moe_permute_fusion"]) == (grouped, fused)
-    assert tc.expert_parallel_fields(llama()) == {}
     overlapped = make_plan(model=base.model, overlap_moe_expert_parallel_comm=True)
     assert tc.recompute_modules(base, ("mlp",)) == ["mlp", "moe"]
     assert tc.recompute_modules(overlapped, ("mla_up_proj", "mlp")) == ["mla_up_proj", "mlp"], "its schedule calls no layer of experts"
     assert tc.recompute_modules(base, ("core_attn",)) == tc.recompute_modules(llama(), ("core_attn",)) == ["core_attn"]
     assert tc.recompute_modules(llama(), ("mlp",)) == ["mlp"]
-    for fields, flag, value in (
-        ({"scaling": 2.5}, "--moe-router-topk-scaling-factor", "2.5"),
-        ({"groups": 2, "group_topk": 1}, "--moe-router-num-groups", "2"),
-        ({"capacity_factor": 1.5}, "--moe-expert-capacity-factor", "1.5"),
-        ({"capacity_factor": 1.5, "pad_to_capacity": True}, "--moe-pad-expert-input-to-capacity", True),
-        ({"shared_ffn_hidden_size": 40}, "--moe-shared-expert-intermediate-size", "40"),
-        ({"expert_bias": True, "score": "sigmoid"}, "--moe-router-enable-expert-bias", True),
-    ):
-        other = make_plan(model=replace(LLAMA, feed_forward=replace(SIX, **fields)))
-        assert flag not in flags(base)
-        assert flags(other)[flag] == value
     assert megatron_parts.pattern([1]) == "([1]*1)"
 
 
@@ -337,7 +156,7 @@ def test_a_stage_recomputes_its_first_layers_or_the_same_modules_in_all() -> Non
 
 def test_the_command_line_says_one_recompute_for_all_stages() -> None:
     def said(*stages: list[tuple[str, int]]) -> Any:
-        found = megatron_args.common_recompute(recomputed(*stages))
+        found = tc.common_recompute(recomputed(*stages))
         return None if found is None else {name: value for name, value in found.items() if value is not None}
 
     block = {"recompute_granularity": "full", "recompute_method": "block"}
@@ -427,6 +246,18 @@ def test_a_command_line_is_refused_for_each_thing_that_it_can_not_say() -> None:
     parts = replace(LLAMA, family="gpt_oss", activation="clamped_swiglu", feed_forward=SIX, mixer=GroupedQueryAttention(sinks=True))
     for version in ("0.16.1", "0.19.2"):
         assert why(make_plan(model=parts, software=Software(megatron_core=version))) == "", "every release has sinks and the clamp"
+
+
+def test_buckets_grow_with_the_group_and_a_cpu_overlaps_nothing() -> None:
+    def ddp(**choices: Any) -> Any:
+        return engine_fields(llama(**choices))["ddp"]
+
+    assert ddp(world=40)["bucket_size"] == ddp(world=8)["bucket_size"] == 40_000_000
+    for world, cp in ((64, 1), (64, 2), (128, 8)):
+        assert ddp(world=world, cp=cp)["bucket_size"] == world * 1_000_000, "a million elements a rank"
+    assert ddp(world=2, cp=2)["overlap_grad_reduce"] is True, "gradients are summed over cp too"
+    assert ddp(gpu="cpu")["overlap_grad_reduce"] is ddp(world=1)["overlap_grad_reduce"] is False
+    assert ddp(world=1)["bucket_size"] is None
 
 
 def test_nodes_are_filled_and_one_connection_is_for_older_gpus() -> None:

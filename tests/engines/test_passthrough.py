@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_plans import GPT, LLAMA, engine_fields, make_plan, training_for
+from hand_plans import GPT, LLAMA, make_plan, training_for
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES, passthrough
@@ -132,22 +132,6 @@ def test_what_agrees_with_the_plan_changes_nothing() -> None:
     assert file_of(with_values(plan, ds={"gradient_clipping": "1"}), "ds_config.auto.json") == file_of(plan, "ds_config.auto.json")
 
 
-def test_everything_that_the_plan_decides_agrees_with_what_our_translation_writes() -> None:
-    """Each decided name's value is that of the files: a plan never contradicts itself."""
-    for plan in (make_plan(tp=2, pp=2, zero_stage=1), make_plan(pp=4, sizes=[1, 3, 3, 1])):
-        engine = engine_fields(plan)
-        written = engine["transformer_config"] | engine["per_stage"][0] | engine["ddp"] | engine["optimizer"]
-        compared = [name for name in passthrough.DECIDED if name in written]
-        assert len(compared) > 30
-        for name in compared:
-            assert passthrough.DECIDED[name][1](plan) == written[name], name
-        flags = {flag: values for flag, *values in megatron_flags(plan)}
-        for name, (_, says) in passthrough.DECIDED.items():
-            flag, kind = passthrough.flags().get(passthrough.FLAG_OF.get(name, name), ("", ""))
-            if kind in ("int", "float") and flag in flags and name not in ("vocab_size", "padded_vocab_size"):
-                assert float(flags[flag][0]) == float(says(plan)), name
-
-
 def test_a_value_that_a_hand_put_into_a_plan_is_checked_too() -> None:
     plan = make_plan()
     for extra, message in (
@@ -200,7 +184,7 @@ def test_a_window_is_one_word_to_megatrons_parser() -> None:
     plan = with_values(make_plan(), megatron={"window_size": "1024,0", "window_attn_skip_freq": "[1,1,0]"})
     flags = megatron_flags(plan)
     assert ("--window-size", "1024,0") in flags
-    assert ("--window-attn-skip-freq", "[1, 1, 0]") in flags
+    assert ("--window-attn-skip-freq", "([1]*2+[0]*1)") in flags
     assert json.loads(file_of(plan, "engine.json"))["transformer_config"]["window_size"] == [1024, 0]
 
 

@@ -1,119 +1,19 @@
-"""What a plan decides of Megatron's and DeepSpeed's own names, by hand; and texts of each kind on both sides of what they may be."""
+"""Texts of each kind on both sides of what they may be, and where a user's own values go. What a plan decides: tests/words."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hand_plans import BERT, LLAMA, T5, make_plan, training_for
+from hand_plans import BERT, LLAMA, make_plan
 from msgspec.structs import replace
 
 from orchestrator.engines import passthrough as through
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Software
-from orchestrator.model.parts.experts import Experts
 from orchestrator.plan import Plan
-from orchestrator.strategy.spec import PP_BEFORE_DP
 
 BASE = make_plan(model=LLAMA)
-SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32, shared_ffn_hidden_size=40, aux_loss_coeff=0.1)
-
-
-def trained(**fields: Any) -> Plan:
-    return make_plan(model=LLAMA, training=training_for(LLAMA, **fields))
-
-
-def decided(plan: Plan, names: Any, of: dict[str, Any] = through.DECIDED) -> dict[str, Any]:
-    return {name: of[name][1](plan) for name in names}
-
-
-NOT_TAKEN = {
-    "num_layers_per_virtual_pipeline_stage": None, "num_layers_in_first_pipeline_stage": None, "num_layers_in_last_pipeline_stage": None,
-    "decoder_first_pipeline_num_layers": None, "decoder_last_pipeline_num_layers": None, "account_for_embedding_in_pipeline_split": False,
-    "account_for_loss_in_pipeline_split": False, "use_torch_fsdp2": False, "enable_cuda_graph": False, "external_cuda_graph": False,
-    "rampup_batch_size": None, "train_samples": None, "lr_warmup_fraction": None, "lr_warmup_samples": 0, "fp4": None,
-    "decoupled_weight_decay": True, "squared_relu": False, "main_params_dtype": "float32",
-}  # fmt: skip
-"""Other ways to say what the plan says: as without them."""
-
-
-def test_other_ways_to_say_what_a_plan_says_are_as_without_them() -> None:
-    for plan in (BASE, make_plan(model=LLAMA, pp=2, vpp=2), trained(precision="fp8", fp8_recipe="mxfp8")):
-        assert decided(plan, NOT_TAKEN) == NOT_TAKEN
-
-
-def test_each_choice_is_what_megatron_would_be_told() -> None:
-    experts = make_plan(model=replace(LLAMA, feed_forward=SIX), ep=2, moe_token_dispatcher_type="flex")
-    scaled = make_plan(model=replace(LLAMA, rope_scaling_factor=8.0, kv_channels=16, add_qkv_bias=True, tie_embeddings=True))
-    cases: list[tuple[Plan, dict[str, Any]]] = [
-        (BASE, {
-            "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "virtual_pipeline_model_parallel_size": None,
-            "num_virtual_stages_per_pipeline_rank": None, "microbatch_group_size_per_vp_stage": 1, "overlap_p2p_comm": False,
-            "batch_p2p_comm": True, "context_parallel_size": 1, "expert_model_parallel_size": 1, "expert_tensor_parallel_size": 1,
-            "sequence_parallel": False, "pipeline_model_parallel_layout": None, "recompute_granularity": None, "recompute_num_layers": None,
-            "use_tp_pp_dp_mapping": False, "use_distributed_optimizer": True, "use_megatron_fsdp": False,
-            "data_parallel_sharding_strategy": "no_shard", "num_distributed_optimizer_instances": 1, "overlap_grad_reduce": True,
-            "overlap_param_gather": True, "cp_comm_type": "p2p", "hierarchical_context_parallel_sizes": None,
-            "optimizer_cpu_offload": False, "micro_batch_size": 1, "global_batch_size": 64, "seq_length": 64, "decoder_seq_length": None,
-            "train_iters": 20, "lr": 3e-4, "min_lr": 0.0, "lr_decay_style": "cosine", "lr_decay_iters": 20, "lr_warmup_iters": 0,
-            "adam_beta1": 0.9, "adam_beta2": 0.95, "optimizer": "adam", "bf16": True, "fp16": False, "fp8": None, "fp8_recipe": None,
-            "use_precision_aware_optimizer": False, "main_grads_dtype": "float32", "exp_avg_dtype": "float32", "params_dtype": "bfloat16",
-            "grad_reduce_in_fp32": True, "grad_reduce_in_bf16": False, "accumulate_allreduce_grads_in_fp32": True, "num_layers": 8,
-            "num_query_groups": 4, "group_query_attention": True, "kv_channels": 8, "use_rope_scaling": False, "gated_linear_unit": True,
-            "swiglu": True, "untie_embeddings_and_output_weights": True, "num_moe_experts": None, "vocab_size": 500,
-            "padded_vocab_size": 512, "make_vocab_size_divisible_by": 128,
-        }),
-        (make_plan(model=LLAMA, pp=2, vpp=2), {
-            "pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2,
-            "microbatch_group_size_per_vp_stage": 2, "overlap_p2p_comm": True, "batch_p2p_comm": False,
-        }),
-        (make_plan(model=LLAMA, pp=2, vpp=2, microbatch_group_size_per_vp_stage=3), {"microbatch_group_size_per_vp_stage": 3}),
-        (make_plan(model=LLAMA, tp=2, sequence_parallel=True), {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
-        (make_plan(model=LLAMA, pp=2, sizes=[5, 3]), {"pipeline_model_parallel_layout": "Et*5|t*3L"}),
-        (make_plan(model=LLAMA, pp=2, recompute=[("full", 2), ("full", 1)]), {"recompute_num_layers": [2, 1]}),
-        (make_plan(model=LLAMA, recompute=[("full", 3)]), {
-            "recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 3, "recompute_modules": None,
-        }),
-        (make_plan(model=LLAMA, zero_stage=0), {"use_distributed_optimizer": False, "overlap_param_gather": False}),
-        (make_plan(model=LLAMA, zero_stage=3, megatron_fsdp=True), {
-            "use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params",
-        }),
-        (make_plan(model=LLAMA, zero_shard_size=4), {"num_distributed_optimizer_instances": 2}),
-        (make_plan(model=LLAMA, world=16, cp=8, tp=2, cp_comm_type="a2a+p2p"), {
-            "cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": [4, 2], "context_parallel_size": 8,
-        }),
-        (make_plan("megatron_deepspeed", LLAMA, offload_optimizer=True, zero_stage=2), {"optimizer_cpu_offload": True}),
-        (replace(BASE, rank_order=PP_BEFORE_DP), {"use_tp_pp_dp_mapping": True}),
-        (trained(optimizer="sgd", schedule="linear", warmup=3, steps=30, betas=(0.8, 0.7)), {
-            "optimizer": "sgd", "lr_decay_style": "linear", "lr_warmup_iters": 3, "lr_decay_iters": 30, "train_iters": 30,
-            "adam_beta1": 0.8, "adam_beta2": 0.7, "decoupled_weight_decay": True,
-        }),
-        (trained(precision="fp16"), {"bf16": False, "fp16": True, "params_dtype": "float16"}),
-        (trained(precision="fp8", fp8_recipe="mxfp8"), {"bf16": True, "fp16": False, "fp8": "e4m3", "fp8_recipe": "mxfp8"}),
-        (trained(grad_reduce_dtype="bf16", grad_accum_dtype="bf16"), {
-            "grad_reduce_in_fp32": False, "grad_reduce_in_bf16": True, "accumulate_allreduce_grads_in_fp32": False,
-        }),
-        (trained(precision_aware_optimizer=True, exp_avg_dtype="fp8", exp_avg_sq_dtype="bf16"), {
-            "use_precision_aware_optimizer": True, "exp_avg_dtype": "uint8", "exp_avg_sq_dtype": "bfloat16", "main_grads_dtype": "float32",
-        }),
-        (scaled, {
-            "use_rope_scaling": True, "rope_scaling_factor": 8.0, "kv_channels": 16, "add_qkv_bias": True,
-            "untie_embeddings_and_output_weights": False,
-        }),
-        (make_plan(), {"group_query_attention": False, "num_query_groups": 8, "swiglu": False, "gated_linear_unit": False}),
-        (make_plan(model=replace(LLAMA, activation="geglu")), {"swiglu": False, "gated_linear_unit": True}),
-        (make_plan(model=T5), {"num_layers": 4, "encoder_num_layers": 4, "decoder_num_layers": 4, "decoder_seq_length": 32}),
-        (experts, {
-            "expert_model_parallel_size": 2, "moe_token_dispatcher_type": "flex", "num_moe_experts": 6, "moe_router_topk": 2,
-            "moe_ffn_hidden_size": 32, "moe_shared_expert_intermediate_size": 40, "moe_aux_loss_coeff": 0.1,
-        }),
-    ]  # fmt: skip
-    for plan, wanted in cases:
-        assert decided(plan, wanted) == wanted
-        for name in wanted:
-            through._agree(name, wanted[name], through.decided_by("megatron", name, plan))
-            with pytest.raises(InputError, match="contradicts the plan's "):
-                through._agree(name, "something else", through.decided_by("megatron", name, plan))
 
 
 def test_texts_are_taken_by_their_kind() -> None:

@@ -273,9 +273,11 @@ def test_deepseeks_own_yarn_is_told_from_any_other() -> None:
 
 
 def test_megatrons_command_line_says_deepseeks_yarn_as_its_fields_do() -> None:
-    from orchestrator.engines.megatron_parts import flags
+    from orchestrator.engines.megatron_parts import config_fields
+    from orchestrator.engines.passthrough import flags_of
 
-    said = {flag[0]: flag[1:] for flag in flags(from_hf_config(DEEPSEEK_CONFIG | {"rope_scaling": DEEPSEEK_ROPE}, "deepseek"))}
+    fields = config_fields(from_hf_config(DEEPSEEK_CONFIG | {"rope_scaling": DEEPSEEK_ROPE}, "deepseek"))
+    said = {flag[0]: flag[1:] for flag in flags_of(fields, "0.16.1")}
     assert (said["--rope-type"], said["--rotary-scaling-factor"]) == (("yarn",), ("40.0",))
     assert (said["--mscale"], said["--mscale-all-dim"]) == (("1.0",), ("1.0",))
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.audit import script
+from orchestrator.audit import formats, script
 from orchestrator.audit.audit import settings_of
 from orchestrator.audit.build import built
+from orchestrator.audit.reading import Setup
 from orchestrator.detect import Machine
 from orchestrator.engines.megatron_args import megatron_args_sh
 from orchestrator.engines.megatron_parts import latent_attention
-from orchestrator.engines.transformer_config import ddp_fields
+from orchestrator.engines.passthrough import SECTIONS, _agree, decided_by
+from orchestrator.engines.transformer_config import NO_RECOMPUTE, engine_fields, overlaps_gathering, overlaps_reduction, settings
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.spec import padded
@@ -54,7 +58,7 @@ def lost(plan: Plan) -> list[str]:
     found += [
         name for name in Plan.__struct_fields__ if name not in (*NO_CHOICE, *BY_EFFECT) and getattr(again, name) != getattr(plan, name)
     ]
-    found += ["overlaps"] if ddp_fields(again) != ddp_fields(plan) else []
+    found += [of.__name__ for of in (overlaps_reduction, overlaps_gathering) if of(again) != of(plan)]
     groups = [of.microbatch_group_size_per_vp_stage or of.pp for of in (again, plan)]
     found += ["microbatch_group_size_per_vp_stage"] if groups[0] != groups[1] else []
     found += ["layers of stages"] if layers_of(again) != layers_of(plan) else []
@@ -77,6 +81,7 @@ def lost(plan: Plan) -> list[str]:
     return found + ([] if same else ["model's layers"])
 
 
+@cache
 def drawn(number: int, version: str, seed: int) -> list[Plan]:
     draw = random.Random(seed)
     found: list[Plan] = []
@@ -95,3 +100,37 @@ def test_a_drawn_plan_is_read_back_as_itself(version: str, number: int) -> None:
             assert lost(plan) == []
         except InputError as error:
             raise AssertionError(megatron_args_sh(plan)) from error
+
+
+FIRST_WORD = ("num_layers",)
+"""An encoder-decoder's own field counts the decoder's layers, its flag the encoder's."""
+
+
+@pytest.mark.parametrize("version", ["0.16.1", "0.19.2"])
+@pytest.mark.parametrize("number", [50, pytest.param(500, marks=pytest.mark.full)])
+def test_what_a_drawn_plan_says_may_be_said_again_and_nothing_else(version: str, number: int) -> None:
+    """In engine.json and in the flags: a plan never contradicts itself."""
+    for plan in drawn(number, version, seed=number):
+        fields = engine_fields(plan, SECTIONS)
+        for said in (settings(plan), *(fields[section] for section in SECTIONS), *fields["per_stage"][: plan.pp == 1]):
+            for name, value in said.items():
+                decided = decided_by("megatron", name, plan)
+                if decided is not None and name not in (*FIRST_WORD, *(NO_RECOMPUTE if plan.pp > 1 else ())):
+                    _agree(name, value, decided)
+                    with pytest.raises(InputError, match="contradicts the plan's "):
+                        _agree(name, "another", decided)
+
+
+@pytest.mark.parametrize("version", ["0.16.1", "0.19.2"])
+@pytest.mark.parametrize("number", [50, pytest.param(500, marks=pytest.mark.full)])
+def test_a_drawn_plan_is_read_back_from_its_engine_json(version: str, number: int) -> None:
+    for plan in drawn(number, version, seed=number):
+        setup = formats.read(json.dumps(engine_fields(plan, SECTIONS), indent=1), "engine.json").reading.setup
+        names = [name for name in Setup.__struct_fields__ if name in Plan.__struct_fields__ and name not in (*BY_EFFECT, *NOT_THERE)]
+        means = [name for name in names if plan.model.experts or not name.startswith(("moe", "overlap_moe", "delay", "etp"))]
+        assert {name: getattr(setup, name) for name in means} == {name: getattr(plan, name) for name in means}
+        assert (setup.zero_shard_size or -1) == -plan.optimizer_instances
+
+
+NOT_THERE = ("micro_batch_size", "rank_order", "zero_shard_size")
+"""What only plan.json beside it says, and what both say as numbers of another kind."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fnmatch import fnmatchcase
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -11,19 +12,13 @@ from msgspec.structs import asdict
 
 from orchestrator.audit import script
 from orchestrator.engines.passthrough import FIELD_OF, fields, flags
+from orchestrator.engines.transformer_config import PLAN
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.shared import Activation
 from orchestrator.words import megatron as words
 from orchestrator.words import terms
-
-
-class Model:
-    """What a table of activations looks at."""
-
-    def __init__(self, activation: str) -> None:
-        self.activation = activation
 
 
 def drawn_parts(number: int) -> list[tuple[terms.Table, Any]]:
@@ -64,11 +59,15 @@ def test_what_changes_is_told_apart() -> None:
     assert terms.decided(table, "tensor_model_parallel_size", one) is terms.NOTHING
 
 
+def of_activation(activation: str) -> SimpleNamespace:
+    return SimpleNamespace(model=SimpleNamespace(activation=activation))
+
+
 def test_every_activation_is_read_back_or_stands_without_a_switch() -> None:
     for activation in get_args(Activation):
-        said = terms.say((*words.ACTIVATION, *words.OTHER_ACTIVATION), Model(activation))
+        said = terms.say((*words.ACTIVATION, *words.OTHER_ACTIVATION), of_activation(activation))
         assert words.activation(said) == activation
-        assert sum(terms.say(words.ACTIVATION, Model(activation)).values()) == (activation not in (*words.WITHOUT_SWITCH, "geglu"))
+        assert sum(terms.say(words.ACTIVATION, of_activation(activation)).values()) == (activation not in (*words.WITHOUT_SWITCH, "geglu"))
     assert words.activation({}) is None
 
 
@@ -103,12 +102,17 @@ NAMED_SO = (
 """Harmless ones that are named so: of writing checkpoints and logs, and of first weights."""
 
 
+READ_ALONE = ("share_embeddings_and_output_weights",)
+
+
 def test_nothing_that_costs_is_called_harmless() -> None:
     assert [name for name in COSTLY if words.kind(name) != "cost"] == []
     free = {name for name in KNOWN if words.kind(name) != "cost"}
     assert sorted(name for name in free if any(part in name for part in COST_WORDS) and name not in NAMED_SO) == []
-    assert free.isdisjoint(terms.names(words.DELTA_NET, words.LATENT_ATTENTION, words.EXPERTS, words.ROUTING, words.ACTIVATION))
+    decided = {term.theirs for term in PLAN if term.ours}
+    assert free.isdisjoint(decided | terms.names(words.DELTA_NET, words.LATENT_ATTENTION, words.EXPERTS, words.ROUTING, words.ACTIVATION))
     assert words.kind("no_such_setting") == "cost"
+    assert sorted(name for name in decided if name not in KNOWN) == [*READ_ALONE], "no setting that no program has"
 
 
 def test_every_pattern_is_of_settings_that_some_program_has() -> None:
