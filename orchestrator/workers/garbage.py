@@ -13,7 +13,7 @@ import sys
 THRESHOLDS = gc.get_threshold()
 
 
-def look_only_at_what_is_made_from_now_on() -> None:
+def freeze_imported() -> None:
     """Leaves what exists by now out of later collections, which are as often as before: they pass over the modules. To be called once
     everything is imported."""
     gc.freeze()

@@ -300,7 +300,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRet
     parser.add_argument("--out", type=Path, required=True, help="where metrics.jsonl and checkpoints/ go")
     parser.add_argument("--continue", action="store_true", dest="continued", help="from the newest checkpoint in --out, if there is one")
     arguments = parser.parse_args()
-    garbage.look_only_at_what_is_made_from_now_on()
+    garbage.freeze_imported()
     plan = from_json(arguments.plan.read_bytes(), str(arguments.plan))
     engine = read_engine(arguments.plan.parent)
     out = arguments.out

@@ -109,7 +109,7 @@ def rehearse(
     """What the rank measures of itself; the first step is not timed. `together` is called before each step."""
     device = distributed.prepare_device(plan)
     worker = importlib.import_module(module)
-    garbage.look_only_at_what_is_made_from_now_on()
+    garbage.freeze_imported()
     trainer = worker.build(plan, engine, device)
     batches, _ = loop.open_batches(trainer, out / "data")
     know_what_comes(trainer, plan)

@@ -24,7 +24,7 @@ def test_only_our_own_programs_look_for_garbage_seldom_while_they_import(
     try:
         importlib.reload(garbage)
         assert (gc.get_threshold() != before) is seldom
-        garbage.look_only_at_what_is_made_from_now_on()
+        garbage.freeze_imported()
         assert gc.get_threshold() == before
     finally:
         gc.set_threshold(*before)

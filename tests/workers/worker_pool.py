@@ -57,7 +57,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CH
 def _serve(rank: int, connection: Connection, stacks: str) -> None:
     """One rank: run (function name, world size, store, arguments) messages until the pipe closes. SIGUSR2 writes its stacks to a file."""
     faulthandler.register(signal.SIGUSR2, file=Path(stacks).open("w"))  # noqa: SIM115  (open as long as the rank lives)
-    garbage.look_only_at_what_is_made_from_now_on()  # a case ends with a collection: 0.24 CPU seconds in each rank with the modules
+    garbage.freeze_imported()  # a case ends with a collection: 0.24 CPU seconds in each rank with the modules
     missing = [name for name in OURS if name not in sys.modules]
     while True:
         try:
