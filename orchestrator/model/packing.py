@@ -30,7 +30,7 @@ def packed(model: ModelSpec, attended: float, *, kernels: bool) -> ModelSpec:
     return replace(model, runs=tuple(replace(run, layer=layer(run.layer)) for run in model.runs))
 
 
-def told(found: Lengths, seq_length: int, *, packing: bool) -> list[str]:
+def sample_notes(found: Lengths, seq_length: int, *, packing: bool) -> list[str]:
     """What a user should know of the samples, in lines."""
     said = f"about {found.mean:.0f} tokens a sample, the longest {found.longest}"
     lines = [f"data: {found.samples} samples looked at, {said}."]

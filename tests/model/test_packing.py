@@ -8,7 +8,7 @@ from test_lora import LLAMA3_8B
 
 from orchestrator.model.families import describe
 from orchestrator.model.ops import Attention
-from orchestrator.model.packing import packed, told
+from orchestrator.model.packing import packed, sample_notes
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import ModelSpec
 from orchestrator.recipe import supervised
@@ -43,8 +43,8 @@ def test_without_kernels_for_it_every_pair_is_computed_and_a_mask_is_held() -> N
 
 def test_what_is_cut_off_is_told() -> None:
     found = supervised.lengths([100, 300, 700], 500)
-    assert told(found, 500, packing=True)[-1] == (
+    assert sample_notes(found, 500, packing=True)[-1] == (
         "train.seq_length=500 cuts 1 samples (33%) off: 18% of all tokens are lost; 700 would cut none."
     )
-    assert told(found, 500, packing=False)[1] == "data.packing=false: 40% of a sequence of 500 is padding."
-    assert len(told(supervised.lengths([100, 300], 500), 500, packing=True)) == 2
+    assert sample_notes(found, 500, packing=False)[1] == "data.packing=false: 40% of a sequence of 500 is padding."
+    assert len(sample_notes(supervised.lengths([100, 300], 500), 500, packing=True)) == 2

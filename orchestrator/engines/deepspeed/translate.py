@@ -13,7 +13,7 @@ from orchestrator.engines.hf_config import class_of, hf_fields
 from orchestrator.engines.traced import partition_note, traced_fields
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
-from orchestrator.model.packing import told
+from orchestrator.model.packing import sample_notes
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import CHOICES, DEEPSPEED_OPTIONS
@@ -43,7 +43,7 @@ def translate(plan: Plan) -> Job:
         notes.append(partition_note(plan.model.traced, plan.tp))
     training = plan.training
     if training.lengths is not None:
-        notes += told(training.lengths, training.seq_length, packing=bool(training.packing))
+        notes += sample_notes(training.lengths, training.seq_length, packing=bool(training.packing))
     if any(part.expert_bias for part in plan.model.experts):
         notes.append("transformers' routers don't move the biases that balance experts: they stay as they are in the first step.")
     if plan.model.stack == "encoder":
