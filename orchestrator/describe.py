@@ -119,9 +119,9 @@ def cached(source: dict[str, str], seq_length: int | None, decoder_seq_length: i
 
 
 def cache_folder() -> Path:
-    told = os.environ.get(CACHE)
+    named = os.environ.get(CACHE)
     root = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(told) if told else Path(root) / "orchestrator" / "descriptions"
+    return Path(named) if named else Path(root) / "orchestrator" / "descriptions"
 
 
 def _version(package: str) -> str:

@@ -117,14 +117,14 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     if named is None or not ds:
         keep = {"train.precision", "train.grad_reduce_dtype", "train.grad_accum_dtype", "train.clip"}
         reading = replace(reading, keys={key: value for key, value in reading.keys.items() if key in keep})
-    told = [line for line in reading.assumed if not (line.startswith("recompute=") and kind == "FSDP")]
+    kept = [line for line in reading.assumed if not (line.startswith("recompute=") and kind == "FSDP")]
     if precision == "fp8":
         reading = replace(reading, keys={**reading.keys, "train.precision": "fp8"})
     if reading.setup.cp > 1:
         setup["cp"] = reading.setup.cp
     if reading.setup.tp > 1:
         setup["tp"] = reading.setup.tp
-    return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, steps=None, assumed=tuple(told))
+    return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, steps=None, assumed=tuple(kept))
 
 
 def _fsdp_stage(given: Given) -> tuple[int, str]:

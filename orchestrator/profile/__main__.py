@@ -263,7 +263,7 @@ def everything(
 ) -> dict[str, Any]:
     """The content of profile.json as a dictionary."""
 
-    def told(one: Figure) -> dict[str, float]:
+    def as_dict(one: Figure) -> dict[str, float]:
         return one._asdict()
 
     return {
@@ -272,18 +272,18 @@ def everything(
         "load": os.getloadavg()[0],
         "seconds": max(rank["seconds"] for rank in ranks),
         "levels": {str(index): found._asdict() for index, found in wires.items()},
-        "collectives": [{**{key: row[key] for key in ("operation", "size", "stride", "bytes")}, **told(figure(row["seconds"]))}
+        "collectives": [{**{key: row[key] for key in ("operation", "size", "stride", "bytes")}, **as_dict(figure(row["seconds"]))}
                         for row in rows],
         "layers": {
             case: {
-                "micro_batch_s": told(figure(layers(ranks)[case])),
+                "micro_batch_s": as_dict(figure(layers(ranks)[case])),
                 "layer_forward_s": median([rank["cases"][case]["layer_forward_s"] for rank in ranks]),
-                "update_s": told(figure([s for rank in ranks for s in rank["cases"][case]["update_s"]])),
+                "update_s": as_dict(figure([s for rank in ranks for s in rank["cases"][case]["update_s"]])),
             }
             for case in plans
         },
         "layers_median_error": error,
-        "alone_micro_batch_s": told(figure(ranks[0]["alone"]["microbatch_s"])),
+        "alone_micro_batch_s": as_dict(figure(ranks[0]["alone"]["microbatch_s"])),
     }  # fmt: skip
 
 

@@ -123,9 +123,9 @@ def _check_known(names: Any, found: Sequence[Feed], kind: str) -> None:
 
 def _image_tokens(config: Any, vision: Any, height: int, width: int) -> int:
     """Tokens of one image among the text's (LLaVA: its patches, without the class token)."""
-    told = getattr(config, "image_seq_length", None) or getattr(config, "mm_tokens_per_image", None)
+    given = getattr(config, "image_seq_length", None) or getattr(config, "mm_tokens_per_image", None)
     patch = getattr(vision, "patch_size", 16)
-    return int(told) if told else (height // patch) * (width // patch)
+    return int(given) if given else (height // patch) * (width // patch)
 
 
 def fixed_arguments(model: torch.nn.Module) -> dict[str, Any]:

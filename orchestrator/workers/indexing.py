@@ -179,7 +179,7 @@ class Progress:
     """Shows the bytes that are done: a bar on a terminal, a line each tenth elsewhere."""
 
     def __init__(self, total: int, done: int) -> None:
-        self.total, self.done, self.told, self.bar = max(1, total), done, 0, None
+        self.total, self.done, self.shown, self.bar = max(1, total), done, 0, None
         if sys.stdout.isatty():
             from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -192,8 +192,8 @@ class Progress:
         self.done += size
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done)
-        elif (tenth := LINES * self.done // self.total) > self.told:
-            self.told = tenth
+        elif (tenth := LINES * self.done // self.total) > self.shown:
+            self.shown = tenth
             print(f"{self.done / self.total:.0%} of {self.total / 2**20:,.1f} MiB", flush=True)
 
     def stop(self) -> None:

@@ -287,8 +287,8 @@ def _judge(plan: Plan, store: dist.Store, world: int, deadline: float, out: str,
             store.wait([f"facts/{rank}"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
         except dist.DistStoreError:
             return f"rank {rank} did not come: its node is not reached, or it is stuck before it starts", ""
-        told = json.loads(store.get(f"facts/{rank}"))
-        ranks.append(Facts(**told | {"gpus": tuple(told["gpus"])}))
+        sent = json.loads(store.get(f"facts/{rank}"))
+        ranks.append(Facts(**sent | {"gpus": tuple(sent["gpus"])}))
     return first_mismatch(plan, ranks, out, requires), host_ranges([facts.host for facts in ranks])
 
 
