@@ -17,7 +17,7 @@ DEBUG: Final = "ORCHESTRATOR_DEBUG"
 """Environment variable under which a defect shows its traceback."""
 HELP: Final = frozenset({"-h", "--help"})
 OBJECTS: Final = 2_000_000
-"""Made anew, before garbage is looked for among them: a search makes half of that, and needs them to its end."""
+"""Objects that are made before garbage is looked for among them: a search makes half of that, and needs them to its end."""
 
 
 def alone(status: Callable[[], int]) -> int:

@@ -139,7 +139,7 @@ def memory(meminfo: str) -> Iterator[str]:
 
 
 def disk(folder: Path) -> Iterator[str]:
-    """Little room on the run's disk: for data, or for names of files."""
+    """A fault where little room is left on the run's disk: for data, or for names of files."""
     state = os.statvfs(folder)
     free, total = state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
     if free < LEAST_DISK * total:

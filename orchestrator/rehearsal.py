@@ -142,7 +142,7 @@ def built(plan: Plan, module: str, environment: dict[str, str], out: Path) -> li
 
 
 def rehearsed_table(found: Sequence[Rehearsed]) -> Table:
-    """Predicted and measured, a line a stage."""
+    """A table of predicted and measured peak memory and seconds, a line a stage."""
     table = Table(title="Rehearsal: one rank alone, a fake process group", title_justify="left")
     for heading in ("stage", "", "peak memory: predicted", "measured", "a micro-batch without traffic: predicted", "measured", "update"):
         table.add_column(heading, justify="left" if heading == "" else "right")

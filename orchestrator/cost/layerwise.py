@@ -158,7 +158,7 @@ class AnalyticPrices:
 
 
 class ProfilePrices:
-    """Measured layers; traffic by the cluster's links. Without sequence parallelism, as the profiles were taken."""
+    """Prices of measured layers, with traffic by the cluster's links. They are without sequence parallelism, as the profiles were taken."""
 
     def __init__(self, profile: Profile, costs: CostModel) -> None:
         self.profile, self.costs = profile, costs

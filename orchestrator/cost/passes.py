@@ -208,7 +208,7 @@ class PassPrices:
         yield from slowest.values()
 
     def _traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
-        """All that the layer's passes wait for."""
+        """The traffic that the layer's passes wait for."""
         if self._workload.traits.gathers_few_query_groups:
             yield from tp.query_groups(layer, strategy, micro_batch_size, self._workload.itemsize)
         yield from self._part_traffic(layer, strategy, micro_batch_size)

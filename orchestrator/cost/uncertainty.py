@@ -100,7 +100,7 @@ class Cell(Value, frozen=True, kw_only=True):
 
 
 class Errors(Value, frozen=True, kw_only=True):
-    """All cells, and the GPUs that their runs were made on."""
+    """Errors of the published runs in cells, and the GPUs that those runs were made on."""
 
     gpus: tuple[str, ...]
     cells: tuple[Cell, ...]

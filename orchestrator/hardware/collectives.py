@@ -94,7 +94,7 @@ def members_inside(domain: int, size: int, stride: int, num_gpus: int) -> int:
 
 
 def no_loss(level: int, domains: int) -> float:
-    """Every level gives its datasheet bandwidth, however many of its domains the group spans."""
+    """Share of a level's bandwidth that a group gets, however many of its domains it spans: all of it."""
     return 1.0
 
 

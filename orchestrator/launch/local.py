@@ -84,7 +84,7 @@ OWN_ERROR = re.compile(r"^orchestrator(\.\w+)+: ")
 PREFLIGHT = "preflight: "
 """Rank 0 prints this before each line of preflight's report (workers/loop.py)."""
 HANG = Path("logs") / "hang.json"
-"""Written by the watchdog of the workers."""
+"""The file that the watchdog of the workers writes when a rank hangs."""
 
 
 class Outcome(Value, frozen=True, kw_only=True):

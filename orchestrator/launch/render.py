@@ -245,7 +245,7 @@ the plan was made for (workers/preflight.py)."""
 TRY_AGAIN = 75
 """Exit status of a job that stopped before its end and can be continued (EX_TEMPFAIL, sysexits.h); finish.py asks for a requeue with it."""
 SRUN_STYLE = "one task of srun a rank"
-"""Printed by job.sbatch in slurm.style=srun: then srun's messages name ranks."""
+"""A line that job.sbatch prints in slurm.style=srun: then srun's messages name ranks."""
 
 HOSTFILE = """\
 export HOSTFILE="$PWD/hostfile"

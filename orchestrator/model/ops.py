@@ -181,7 +181,7 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
     window: int = 0
     """Keys that a query sees at most, its own and those before it (sliding window), only with `causal`; 0: all."""
     whole: bool = False
-    """Every tensor-parallel rank computes all heads: what comes before and after it is not divided."""
+    """Whether every tensor-parallel rank computes all heads: what comes before and after it is then not divided."""
     attended: float = 0.0
     """Tokens that a token's sample has, in the mean over tokens, where the sequence is packed with samples that don't see each other, or
     tokens of a chunk where it is made of chunks; only with `causal`. 0: neither."""

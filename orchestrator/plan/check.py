@@ -141,7 +141,7 @@ def _check_stages(plan: Plan, model: ModelSpec, capabilities: Capabilities) -> N
 
 
 def _check_order(plan: Plan, model: ModelSpec) -> None:
-    """Every layer once, in the model's order: embedding first, head last, each kind counted from 0."""
+    """Raises InputError unless every layer comes once, in the model's order: embedding first, head last, each kind counted from 0."""
     expected = [(run.layer.kind, run.count) for run in model.runs]
     done = {kind: 0 for kind, _ in expected}
     left = dict.fromkeys(done, 0)

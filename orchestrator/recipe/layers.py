@@ -114,7 +114,8 @@ def expand_dropout(flat: Flat) -> Flat:
 
 
 def merge(layers: Sequence[Flat]) -> Flat:
-    """Later layers win; what names a whole model (model.hf_config, say) drops the model below."""
+    """One layer of keys, in which later layers win; what names a whole model (model.hf_config, say) drops the model below. Raises
+    InputError."""
     merged: Flat = {}
     for layer in layers:
         if any(name in layer for name in ("model.hf_config", "model.description", "model.code", "model.traced")):

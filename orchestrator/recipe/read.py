@@ -119,7 +119,7 @@ def _check_text(name: str, value: str) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Only its composer is used: scalars stay as they were typed, and aliases are refused."""
+    """A YAML loader of which only the composer is used: scalars stay as they were typed, and aliases are refused."""
 
     depth = -1
 

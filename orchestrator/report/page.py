@@ -472,7 +472,7 @@ def candidates_section(drawn: Drawn, picture: str) -> str:
 
 
 def measured_section(shown: Shown, picture: str | None) -> str:
-    """Predicted against measured, once there are measured steps."""
+    """The section of predicted against measured step times, once there are measured steps."""
     rows: list[Row] = list(shown.rows)
     seconds, memory = measured_step_time(rows), measured_peak_memory(rows)
     predicted = shown.plan.predicted

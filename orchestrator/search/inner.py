@@ -190,7 +190,8 @@ class Inner:
         return found
 
     def _recomputes(self, p: int, sizes: tuple[int, ...], chunks: Chunks) -> list[tuple[Recompute, int]]:
-        """Nothing where that fits, since whatever is recomputed only costs time; else of each mode the fewest layers that do."""
+        """The ways (mode, layers) to recompute with which stage p fits: nothing alone where that fits, since whatever is recomputed only
+        costs time; else of each mode the fewest layers that do."""
         whole, found = max(sizes), list[tuple[Recompute, int]]()
         peak, room = self._peaks(p, chunks), self._rooms[p]
         for mode in self.modes:

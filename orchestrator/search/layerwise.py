@@ -38,7 +38,7 @@ MOST_SOLVED = 150
 MOST_STEPS = 100_000
 """Steps that solving the stages of one outer choice may take: an eighth of a second."""
 MOST_PASSES = 40_000
-"""Simulated for the splits of one outer choice, or what takes as long."""
+"""Passes that may be simulated for the splits of one outer choice, or what takes as long."""
 LATER, LAST_TURN = 1.02, 2
 """An outer choice is estimated, looked at, and looked at again with what others have found: each turn as if it were so much slower."""
 

@@ -81,7 +81,7 @@ class Pipeline(NamedTuple):
 
 
 class Best(NamedTuple):
-    """Simulated seconds, and the way of each stage."""
+    """A partition: its simulated seconds, and the way of each stage."""
 
     seconds: float
     ways: tuple[Way, ...]

@@ -106,7 +106,7 @@ class StateBytes(Value, frozen=True, kw_only=True):
     moments: float
     step: float = 0.0
     backward: float = 0.0
-    """Allocated during backward beside `gradient` (a transient .grad)."""
+    """Bytes of a parameter that are allocated during backward beside `gradient` (a transient .grad)."""
 
 
 SHARDED_FROM_STAGE = {"optimizer": 1, "gradient": 2, "weight": 3}

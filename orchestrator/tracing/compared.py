@@ -44,7 +44,7 @@ HEADS: Final = (
     "decoder_attention_heads",
 )
 WIDTHS: Final = ("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim", "embedding_size", "embed_dim")
-"""Divided as the heads are: a head's width stays."""
+"""Fields of widths that are divided as the heads are: a head's width stays."""
 INNER: Final = (
     *("intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "n_inner", "hidden_dim", "moe_intermediate_size"),
     "shared_expert_intermediate_size",

@@ -37,7 +37,7 @@ class Priced:
 
     @property
     def time_error(self) -> float | None:
-        """Signed, relative to the measured step time."""
+        """Error of the predicted step time, signed, relative to the measured one; None: it was not measured."""
         return None if self.run.time_s is None else self.time_s / self.run.time_s - 1
 
     @property

@@ -30,7 +30,7 @@ def question(run: Run) -> Hashable:
 
 
 def configuration(run: Run) -> Hashable:
-    """All that a source says of how it ran."""
+    """What a source says of how it ran, as one key."""
     return question(run), run.candidate, run.stages, run.training, run.experts
 
 

@@ -236,7 +236,7 @@ class Judge:
         self._best: dict[object, Best] = {}
 
     def judge(self, recipe: dict[str, str]) -> Judged:
-        """Priced by the traits and constants of Bridge's runs, recipe and best plan alike."""
+        """The judgement of one recipe, priced by the traits and constants of Bridge's runs, recipe and best plan alike."""
         experts = bool(recipe.get("ep")) and bool(recipe.get("etp"))
         try:
             question = asked(recipe, self._choose)

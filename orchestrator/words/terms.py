@@ -59,13 +59,13 @@ class Term(NamedTuple):
     least: float | None = None
 
     def value(self, subject: Any) -> Any:
-        """Theirs for the subject, whether it is said or left out."""
+        """The other program's value for the subject, whether it is said or left out."""
         return self.to(attrgetter(self.ours)(subject)) if self.of is None else self.of(subject)
 
 
 Table = Sequence[Term]
 MOST: Final = 1e18
-"""No setting counts so many of anything."""
+"""The largest number that a setting may have: none counts so many of anything."""
 
 
 def switch(theirs: str, ours: str, *values: Any) -> Term:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TAG = "state"
 """DeepSpeed's name for the folder inside a checkpoint."""
 CLIP_EPSILON = 1e-6
-"""Added to the norm that gradients are clipped by: torch's clip_grad_norm_, megatron-core's and DeepSpeed's."""
+"""Number that is added to the norm which gradients are clipped by: torch's clip_grad_norm_, megatron-core's and DeepSpeed's."""
 
 
 def import_deepspeed(device: torch.device) -> Any:

@@ -122,7 +122,7 @@ def _encode_line(line: bytes, where: str, tokenizer: Any | None, specials: Speci
 def open_samples(
     path: str, tokenizer_folder: str | None, cache: Path, *, build: bool, wait: Callable[[], None]
 ) -> tuple[Samples, Specials]:
-    """Encoded once, by the rank with `build`, into `cache`; the others `wait` and read it."""
+    """The samples of a file, encoded once by the rank with `build`, into `cache`; the others `wait` and read it."""
     tokenizer, specials = load_tokenizer(tokenizer_folder) if tokenizer_folder else (None, Specials.of_bytes())
     status = Path(path).stat()
     name = hashlib.blake2b(repr((path, status.st_size, status.st_mtime_ns, tokenizer_folder)).encode()).hexdigest()[:16]

@@ -57,7 +57,8 @@ def _recomputed(plain: Any) -> Any:
 
 
 def lengthen_scalars(model: nn.Module) -> None:
-    """DeepSpeed flattens parameters by their first dimension: one of none (CLIP's logit_scale) gets one (runtime/engine.py:2059)."""
+    """Gives each parameter without dimensions one (CLIP's logit_scale): DeepSpeed flattens parameters by their first dimension
+    (runtime/engine.py:2059)."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.dim() == 0 and not hasattr(parameter, "ds_id"):

@@ -24,7 +24,7 @@ Sample = dict[str, np.ndarray]
 Take = Callable[[int, int], Sample]
 """A function of (a sample's number, the epoch's) that returns the sample."""
 HELD_OUT: Final = 10
-"""Every tenth sample is evaluated on where nothing else is said."""
+"""Samples of which the first one is evaluated on, where nothing else is said."""
 IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 DRAWN: Final = 2048
 """Different samples that are drawn where there are no data."""

@@ -23,7 +23,8 @@ PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 
 
 LEAST_SEQUENCE_PART: Final = 2048
-"""No published run of pretraining whose time is known divides sequences into shorter parts (Megatron-Bridge's recipes, MLPerf, NeMo)."""
+"""Tokens of a sequence that a rank must hold for cp to be searched: no published run of pretraining whose time is known divides sequences
+into shorter parts (Megatron-Bridge's recipes, MLPerf, NeMo)."""
 
 
 def capabilities(software: Software) -> Capabilities:

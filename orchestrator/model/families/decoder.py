@@ -11,7 +11,8 @@ from orchestrator.model.families.hf import HfConfig
 from orchestrator.model.parts.mlp import Mlp
 
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Fixed in megatron-core (rotary_pos_embedding.py, _apply_scaling); only the factor can be chosen."""
+"""Llama 3's scaling of rotary positions, fixed in megatron-core (rotary_pos_embedding.py, _apply_scaling); only the factor can be
+chosen."""
 SCALINGS = ("default", "llama3", "linear", "yarn", "longrope")
 """transformers' names of the ways to stretch rotary positions that an Architecture can have."""
 

@@ -99,7 +99,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
 
 
 def _experts(config: HfConfig) -> Experts:
-    """Routed as DeepSeek-V3's; an expert is an MLP without a gate."""
+    """The experts of a Nemotron-H: routed as DeepSeek-V3's; an expert is an MLP without a gate."""
     return Experts(
         num_experts=config.integer("n_routed_experts", 8),
         topk=config.integer("num_experts_per_tok", 2),

@@ -18,7 +18,7 @@ from orchestrator.model.parts.mlp import Mlp
 WITH_VISION = ("qwen3_5", "qwen3_5_moe")
 KINDS = ("linear_attention", "full_attention")
 INTERVAL = 4
-"""Every fourth layer has attention; transformers' default, as all the others here."""
+"""Layers of which one has attention, the last of them; transformers' default, as all the other defaults here."""
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:

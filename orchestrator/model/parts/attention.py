@@ -69,7 +69,8 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
         yield from (word for word, used in words if used)
 
     def part(self, a: Shared, tokens: int, *, causal: bool) -> Part:
-        """Fused QKV, norms of queries and keys, rotary embedding, attention, projection (mcore transformer/attention.py:1264)."""
+        """Weights and operations: fused QKV, norms of queries and keys, rotary embedding, attention, projection (mcore
+        transformer/attention.py:1264)."""
         name, h = "self_attention", a.hidden_size
         q, kv = a.num_attention_heads * a.head_dim, a.query_groups * a.head_dim
         qkv_input = Saved(name=f"{name}.linear_qkv.input", elements=tokens * h, group="norm")

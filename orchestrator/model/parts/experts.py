@@ -51,7 +51,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     """The most tokens that an expert takes of a rank's micro-batch, as a multiple of its even share; the others pass it by (GShard,
     arXiv 2006.16668, section 2.2). None: all that are sent to it, which is called dropless."""
     pad_to_capacity: bool = False
-    """Every expert computes as many as it could take, zeros where fewer come: shapes that don't depend on the routing."""
+    """Whether every expert computes as many tokens as it could take, zeros where fewer come: shapes that don't depend on the routing."""
     router_bias: bool = False
     """The router's linear has a bias that is trained (GPT-OSS)."""
     scores_on_input: bool = False

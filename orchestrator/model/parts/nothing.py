@@ -9,7 +9,7 @@ from orchestrator.values import Value
 
 
 class Nothing(Value, frozen=True, kw_only=True, tag="none", tag_field="kind", omit_defaults=True):
-    """No weights, no operations, no norm and no addition to the residual stream."""
+    """A part without weights, operations, norm and addition to the residual stream."""
 
     @property
     def label(self) -> str:
