@@ -101,7 +101,8 @@ def cached(source: dict[str, str], seq_length: int | None, decoder_seq_length: i
     each time."""
     if "code" in source:
         return describe(source, seq_length, decoder_seq_length, itemsize)
-    asked = json.dumps([source, seq_length, decoder_seq_length, itemsize, *map(_version, NEEDED), _own_code()])
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in recording_files())).hexdigest()
+    asked = json.dumps([source, seq_length, decoder_seq_length, itemsize, *map(_version, NEEDED), code])
     file = cache_folder() / f"{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
     try:
         return msgspec.json.decode(file.read_bytes(), type=Traced)
@@ -131,12 +132,10 @@ def _version(package: str) -> str:
         return ""
 
 
-def _own_code() -> str:
-    """SHA-256 of the files that record a model: another version may record otherwise."""
+def recording_files() -> list[Path]:
+    """Files of the package whose code records a model: another version of them may record otherwise."""
     folder = Path(__file__).parent
-    files = sorted((folder / "workers" / "tracing").glob("*.py"))
-    files += [folder / "model" / name for name in ("traced.py", "ops.py", "layer.py")]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return [*sorted((folder / "tracing").glob("*.py")), *(folder / "model" / name for name in ("traced.py", "ops.py", "layer.py"))]
 
 
 def read_descriptions(path: str) -> Descriptions:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from orchestrator import recipe
-from orchestrator.describe import SHIPPED, read_descriptions
+from orchestrator.describe import SHIPPED, read_descriptions, recording_files
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
@@ -58,6 +58,12 @@ def test_stages_of_different_width_have_widths_of_their_own() -> None:
     model = describe(settings.architecture, settings.training.seq_length)
     widths = [run.layer.output_elements for run in model.runs if run.layer.recomputable]
     assert sorted({*widths}, reverse=True) == [3136 * 320, 784 * 640, 196 * 1280, 49 * 2560]
+
+
+def test_a_kept_description_is_made_anew_where_the_code_that_records_has_changed() -> None:
+    package = SHIPPED.parents[1]
+    assert {*recording_files()} >= {*(package / "tracing").glob("*.py"), package / "model" / "ops.py"}
+    assert package / "tracing" / "recorder.py" in recording_files()
 
 
 def test_a_resolved_recipe_gives_the_same_settings(tmp_path: Path) -> None:
