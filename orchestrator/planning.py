@@ -433,11 +433,11 @@ class Planner:
         arguments = None if program is None else program.of_documents(plan)
         if program is None or arguments is None:
             return job
-        entry = self.settings.entry
+        is_started = self.settings.entry is not None or self.trained_by(plan)[0] is not None
         try:
-            check_documents(arguments if entry is None else job.arguments, plan.training.seq_length)
+            check_documents(job.arguments if is_started else arguments, plan.training.seq_length)
         except InputError as error:
-            if entry is not None:
+            if is_started:
                 raise
             return msgspec.structs.replace(job, notes=(*job.notes, f"{program.arguments} can't be started: {error}"))
         return job

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -26,6 +28,7 @@ from orchestrator.cost import calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.engine_prices import EnginePrices, within
 from orchestrator.engines import ENGINES, Engine
+from orchestrator.engines.engine import OwnLoop
 from orchestrator.errors import InputError, LaunchError, NoPlanError, no_room
 from orchestrator.folder import all_files, clear_folder, held, new_folder, write_folder
 from orchestrator.hardware.catalog import by_driver_name
@@ -116,12 +119,13 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, told: dict
             except NoPlanError as error:
                 raise resuming.with_inherited_pins(error, settings.continues, settings.pins) from None
     if settings.continues is not None:
-        check_route(settings.continues, found.plan)
+        check_route(settings.continues, found.plan, Planner(settings).trained_by(found.plan)[0])
     check_range(settings, found.plan)
     check_async(settings, found.plan)
     planner = Planner(settings)
     job = planner.job(found.plan, planner.for_program(found))
-    lacks = lacks_packages(ENGINES[found.plan.engine], machine)
+    loop, _ = planner.trained_by(found.plan)
+    lacks = lacks_packages(ENGINES[found.plan.engine], machine) or lacks_own_loop(loop, settings)
     start = startable(start, settings, job, lacks)
     if start.how != "none" and MOCK in job.arguments and not (settings.cluster.is_cpu or settings.made_up_data):
         choices = ["data=PREFIX", "data.made_up=true (a trial on just that)", "launch=none (the plan alone)"]
@@ -181,14 +185,22 @@ def rehearse_first(settings: Settings, plan: Plan, job: Job, out: Path, machine:
         raise LaunchError(f"rehearse=true: stage {over[0].stage} takes {most}; memory.reserve_gib=N plans with more room")
 
 
-def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
-    """Says how the checkpoint is read into the plan's layout. Raises InputError where the engine can't."""
+def check_route(checkpoint: resuming.Checkpoint, plan: Plan, loop: OwnLoop | None = None) -> None:
+    """Says how the checkpoint is read into the plan's layout. `loop`: the engine's own that reads it; None: our worker does. Raises
+    InputError where it can't."""
+    own = ENGINES[checkpoint.engine].own_loop if checkpoint.engine in ENGINES else None
+    its = own is not None and own.checkpoints is not None and checkpoint.folder.name.startswith(own.checkpoints)
+    if its and (loop is None or plan.engine != checkpoint.engine):
+        raise InputError(resuming.RESUME, checkpoint.folder, f"was written by {own.name}, which alone reads it: program=own" if own else "")
+    if loop is not None and loop.checkpoints is not None and not its:
+        raise InputError(resuming.RESUME, checkpoint.folder, f"was not written by {loop.name}, which reads its own alone",
+                         ["program=instrument"])  # fmt: skip
     if plan.engine != checkpoint.engine:
         print(f"From the checkpoint to this plan: {other_engine(checkpoint, plan)}")
         return
     if checkpoint.plan is None:
         return
-    why = ENGINES[plan.engine].why_no_resume(checkpoint.plan, plan)
+    why = (loop or ENGINES[plan.engine]).why_no_resume(checkpoint.plan, plan)
     if why is not None:
         raise InputError(resuming.RESUME, checkpoint.folder, why)
     changes = resuming.layout_changes(checkpoint.plan, plan)
@@ -423,6 +435,22 @@ def lacks_packages(engine: Engine, machine: detect.Machine) -> str | None:
     if not missing:
         return None
     return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed (pip install -e '.[engines]')"
+
+
+def lacks_own_loop(loop: OwnLoop | None, settings: Settings) -> str | None:
+    """What the engine's own training loop needs and this machine has not; None: all is there."""
+    if loop is None or (loop.checkout is not None and (loop.checkout in settings.env or loop.checkout in os.environ)):
+        return None
+    missing = ", ".join(name for name in loop.modules if not is_there(name))
+    return f"{loop.name} needs {missing}, which is not installed here: {loop.install}" if missing else None
+
+
+def is_there(module: str) -> bool:
+    """Whether a module can be imported here; only packages above it are."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) -> int:

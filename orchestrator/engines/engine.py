@@ -70,6 +70,16 @@ class OwnLoop(Value, frozen=True, kw_only=True):
     """The job with it in the worker's place. Then, as of `Entry`: exit_minutes, trial_steps."""
     modules: tuple[str, ...] = ()
     """What it imports beside the engine's requirements."""
+    checkout: str | None = None
+    """A variable that names a folder which has the modules in their place."""
+    install: str = ""
+    """What to install, or name, where they lack."""
+    checkpoints: str | None = None
+    """How the names of its checkpoints begin, where our worker can't read them, nor it our worker's."""
+    why_no_resume: Callable[[Plan, Plan], str | None] = lambda before, now: None
+    """Why it can't read a checkpoint of the first plan under the second; None: it can."""
+    made_up: str | None = None
+    """What it trains on where nobody says on what; None: what our worker does."""
     reshardable: bool = False
     """Whether it goes on from its checkpoints on another number of ranks."""
     is_default: bool = False

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from orchestrator.engines.engine import Entry
 from orchestrator.engines.entry import timeout_minutes
 from orchestrator.engines.megatron.entry import arguments, start, useful_flags
+from orchestrator.engines.megatron.own import own_job, why_not_own
 from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
@@ -98,3 +99,30 @@ def test_deepspeeds_launcher_is_not_for_it() -> None:
     assert start(PLAN, job, Entry(program="pretrain_gpt.py")).arguments == words()
     with pytest.raises(InputError, match="starts DeepSpeed's scripts"):
         start(PLAN, job, Entry(program="pretrain_gpt.py", launcher="deepspeed"))
+
+
+REFUSED: dict[str, tuple[Plan, str]] = {
+    "text": (make_plan(run=RunSettings(data="/data/corpus.txt")), "text that it would have to encode"),
+    "weights": (make_plan(run=RunSettings(init_from="/hf")), "model.init_from"),
+    "export": (make_plan(run=RunSettings(export_to="/hf")), "model.export_to"),
+    "routing": (make_plan(run=RunSettings(trace_routing=True)), "train.trace_routing"),
+    "chats": (replace(PLAN, training=replace(PLAN.training, task="sft")), "chats"),
+    "recompute by stage": (make_plan(pp=2, recompute=[("full", 4), ("none", 0)]), "one recompute setting for all stages"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_megatrons_own_loop_can_not_train_is_said(name: str) -> None:
+    plan, said = REFUSED[name]
+    assert said in str(why_not_own(plan))
+    assert why_not_own(PLAN) is None
+
+
+def test_megatrons_own_loop_gets_the_arguments_of_the_file_and_looks_at_the_loss_itself() -> None:
+    job = Job(name="x", module="ours", arguments=(), files=(), environment={}, num_nodes=1, ranks_per_node=2, backend="gloo")
+    own = own_job(PLAN, job)
+    assert own.module == "orchestrator.programs.megatron"
+    assert own.program is None
+    of_file = [word for flag in megatron_flags(PLAN) for word in flag]
+    assert list(own.arguments[: len(of_file)]) == of_file
+    assert own.arguments[-1] == "--no-check-for-nan-in-loss-and-grad"

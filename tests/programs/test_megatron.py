@@ -236,6 +236,60 @@ def parent_is_no_program(process: Path) -> bool:
     return b"--nproc-per-node" in Path("/proc", parent, "cmdline").read_bytes()
 
 
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-m", "orchestrator.run", *words], capture_output=True, text=True, timeout=300, check=False)
+    print(done.stdout, done.stderr)
+    return done
+
+
+def test_the_command_starts_it_says_so_and_resumes_it(workshop: Workshop, tmp_path: Path) -> None:
+    tiny = (
+        "recipe=gpt_tiny",
+        "model.num_layers=2",
+        f"model.vocab_size={VOCAB}",
+        f"train.seq_length={SEQ}",
+        f"train.global_batch_size={BATCH}",
+    )
+    words = (
+        *tiny,
+        "train.steps=4",
+        "train.warmup=2",
+        "train.save_every=2",
+        "gpus=2",
+        "engine=megatron",
+        f"data={workshop.theirs}",
+        "launch=local",
+    )
+    first = command(*words, "program=own", "pin.tp=2", "pin.zero_stage=0", f"out={tmp_path / 'first'}")
+    assert first.returncode == 0
+    assert "\ntrained by Megatron's own training loop: program=own\n" in first.stdout
+    rows = rows_of(tmp_path / "first")
+    half = tmp_path / "first" / "checkpoints" / "iter_0000002"
+    rest = command(f"resume={half}", "pin.pp=2", "pin.tp=1", f"out={tmp_path / 'rest'}")
+    assert rest.returncode == 0
+    assert "From the checkpoint to this plan: tp 2 -> 1, pp 1 -> 2: weights and the optimizer's states" in rest.stdout
+    assert_same(rows_of(tmp_path / "rest"), rows[2:])
+    for more, said in {
+        "program=instrument": "was written by Megatron's own training loop, which alone reads it: program=own",
+        "pin.zero_stage=1": "Megatron's own training loop reads it into plans of zero_stage=0, not of 1; pin.zero_stage=0",
+    }.items():
+        refused = command(f"resume={half}", "pin.tp=1", more, f"out={tmp_path / 'refused'}")
+        assert refused.returncode == 2
+        assert said in refused.stderr
+
+
+@pytest.mark.skipif(HAS_TRAINING, reason="this megatron-core has megatron/training")
+def test_the_command_says_what_it_lacks_before_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEGATRON_LM", raising=False)
+    words = ("recipe=gpt_tiny", "gpus=2", "cluster=cpu", "engine=megatron", "program=own", "launch=local")
+    done = command(*words, f"out={tmp_path / 'run'}")
+    assert done.returncode == 2
+    lacks = (
+        "Megatron's own training loop needs megatron.training, which is not installed here: megatron-core>=0.19, whose wheel has it, or a"
+    )
+    assert f"error: launch=local: {lacks} checkout of Megatron-LM named by env.MEGATRON_LM=PATH" in done.stderr
+
+
 @pytest.mark.skipif(HAS_TRAINING, reason="this megatron-core has megatron/training")
 @pytest.mark.parametrize("checkout", [None, "/no/such/folder"])
 def test_without_a_training_loop_it_says_what_to_install_or_name(

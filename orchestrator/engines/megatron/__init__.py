@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.engine import Engine
+from orchestrator.engines.engine import Engine, OwnLoop
 from orchestrator.engines.megatron.capabilities import capabilities
 from orchestrator.engines.megatron.entry import start
+from orchestrator.engines.megatron.own import CHECKOUT, INSTALL, OF_MEGATRON, own_job, why_no_resume, why_not_own
 from orchestrator.engines.megatron.program import PROGRAM
 from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.megatron.traits import traits
@@ -20,6 +21,18 @@ ENGINE: Final = Engine(
     requirements=REQUIREMENTS,
     passes=PASSES,
     program=PROGRAM,
+    own_loop=OwnLoop(
+        name="Megatron's own training loop",
+        why_not=why_not_own,
+        job=own_job,
+        modules=("megatron.training",),
+        checkout=CHECKOUT,
+        install=INSTALL,
+        checkpoints=OF_MEGATRON,
+        why_no_resume=why_no_resume,
+        made_up="Megatron's mock data",
+        reshardable=True,
+    ),
     entry=start,
     why_no_exchange=why_no_exchange,
     saves_beside=lambda plan: True,

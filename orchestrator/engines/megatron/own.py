@@ -13,6 +13,9 @@ from orchestrator.job import Job
 from orchestrator.plan import Plan
 
 PROGRAM: Final = "orchestrator.programs.megatron"
+CHECKOUT: Final = "MEGATRON_LM"
+"""The variable that names a checkout of Megatron-LM (programs/megatron_hooks.py)."""
+INSTALL: Final = f"megatron-core>=0.19, whose wheel has it, or a checkout of Megatron-LM named by env.{CHECKOUT}=PATH"
 OF_MEGATRON: Final = "iter_"
 """How the names of Megatron's checkpoints begin (training/checkpointing.py, get_checkpoint_name)."""
 LOSS_IS_LOOKED_AT: Final = "--no-check-for-nan-in-loss-and-grad"
@@ -32,9 +35,18 @@ def why_not_own(plan: Plan) -> str | None:
             (run.data is not None or bool(run.blend)) and not reads_indexed_data(plan)
         ),
         "relu": plan.model.activation == "relu",
+        "saving beside the training on CPU ranks": run.async_save and plan.cluster.is_cpu,
     }
     found = next((what for what, is_asked in lacking.items() if is_asked), None)
     return f"Megatron's own training loop has no {found}" if found else why_not(plan)
+
+
+def why_no_resume(before: Plan, now: Plan) -> str | None:
+    """Why Megatron's loop can't read a checkpoint of the first plan under the second; None: it can."""
+    if (before.zero_stage == 0) == (now.zero_stage == 0):
+        return None
+    stages = f"{before.zero_stage}, not of {now.zero_stage}"
+    return f"Megatron's own training loop reads it into plans of zero_stage={stages}; pin.zero_stage={before.zero_stage}"
 
 
 def own_job(plan: Plan, job: Job, exit_minutes: int | None = None, trial_steps: int | None = None) -> Job:
