@@ -60,8 +60,8 @@ def _machine() -> detect.Machine:
 
 
 def loader(keys: Mapping[str, Any], instead: str) -> Load:
-    """Settings of these keys with others over them, each by full name or as a mapping of its group. `instead`: what writes or starts.
-    Raises InputError."""
+    """A function that reads the settings of these keys with others over them, each by full name or as a mapping of its group; it raises
+    InputError, and so does this. `instead`: what writes or starts."""
     tree = twice_refused(recipe.as_texts(keys))
     for name in STARTS:
         if name in tree:
@@ -77,7 +77,7 @@ def loader(keys: Mapping[str, Any], instead: str) -> Load:
 
 
 def twice_refused(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Texts by full name. Raises InputError for a key in two spellings."""
+    """The keys as texts by full name. Raises InputError for a key in two spellings."""
     found: dict[str, Any] = {}
     for name, text in leaves(tree):
         if name in found:

@@ -55,7 +55,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def start(command: Sequence[str]) -> int:
-    """Run it to its end; its exit status. On Ctrl-C, which it gets too, it may finish the parts at hand; on another one it may not."""
+    """Runs a command to its end and returns its exit status. On Ctrl-C, which it gets too, it may finish the parts at hand; on another one
+    it may not."""
     process = subprocess.Popen(command)
     try:
         return process.wait()

@@ -89,7 +89,7 @@ def _has_nvlink() -> bool:
 
 
 def _nvidia_smi(*arguments: str) -> list[str]:
-    """Lines of its output; none where it is missing, fails or hangs."""
+    """Lines of nvidia-smi's output; none where it is missing, fails or hangs."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

@@ -34,7 +34,7 @@ def written_by(folder: Path, rank: int | None) -> list[str]:
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int | str]]:
-    """Size and SHA-256 of these files. Raises OSError."""
+    """The size and SHA-256 of these files, by name. Raises OSError."""
     found: dict[str, dict[str, int | str]] = {}
     for name in names:
         with (folder / name).open("rb") as file:

@@ -223,7 +223,7 @@ class ContainerOptions(Value, frozen=True, kw_only=True):
 
 
 RUN_VARIABLE = "ORCHESTRATOR_RUN"
-"""Set, to a name of its own, in every process of a run that this package supervises."""
+"""Environment variable that is set, to a name of its own, in every process of a run that this package supervises."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "RANKS_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
 """What launch.sh and torchrun say themselves."""

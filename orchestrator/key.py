@@ -258,7 +258,7 @@ def _parse_as(name: str, kind: Any, text: Any) -> Any:
 
 
 def _parse_tuple(name: str, kinds: tuple[Any, ...], text: Any) -> tuple[Any, ...]:
-    """ "0.9,0.95", "[0.9, 0.95]" or a YAML list."""
+    """A tuple of values read from "0.9,0.95", "[0.9, 0.95]" or a YAML list. Raises InputError."""
     parts = [part.strip() for part in text.strip().removeprefix("[").removesuffix("]").split(",")] if isinstance(text, str) else text
     if not isinstance(parts, list) or len(parts) != len(kinds):
         raise InputError(name, shown(text), f"needs {len(kinds)} numbers with a comma between them")

@@ -29,7 +29,7 @@ ITEMSIZE: Final = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 def format_bytes(nbytes: float) -> str:
-    """Binary units, as memory is sold and reported by the allocators.
+    """Bytes in binary units, as memory is sold and reported by the allocators.
 
     >>> format_bytes(80 * GIB)
     '80.0 GiB'
@@ -54,7 +54,7 @@ def format_amount(amount: float, digits: int = 3) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits and the unit that suits.
+    """Seconds in three digits and the unit that suits.
 
     >>> format_seconds(12.345), format_seconds(0.0123), format_seconds(4.2e-6), format_seconds(8654.4)
     ('12.3 s', '12.3 ms', '4.2 us', '8654 s')

@@ -180,7 +180,7 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _changes(before: Setup, after: Setup, kind: str, content: Content) -> dict[str, Any] | None:
-    """Values by path; None: this file can't say the change."""
+    """New values of the file for another setup, by path; None: this file can't say the change."""
     differ = differing(before, after)
     if kind == "MEGATRON_LM":
         return _plugin_changes(before, after)

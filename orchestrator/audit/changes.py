@@ -108,7 +108,7 @@ def _counts(chunk: int) -> Iterator[int]:
 
 
 def with_tp(setup: Setup, tp: int, sequence_parallel: bool, with_experts: bool) -> Setup:
-    """Experts keep their own degree unless that was tp's; sequence parallelism comes with the first tp."""
+    """The setup with this tp. Experts keep their own degree unless that was tp's; sequence parallelism comes with the first tp."""
     on = (setup.sequence_parallel or setup.tp == 1) and sequence_parallel and tp > 1
     return replace(setup, tp=tp, etp=tp if setup.etp == setup.tp and with_experts else setup.etp, sequence_parallel=on,
                    tp_comm_overlap=setup.tp_comm_overlap and on)  # fmt: skip

@@ -86,7 +86,7 @@ CHANGED: Final = [term for term in words.PLAN if term.ours in {"micro_batch_size
 
 
 def changes(before: Setup, after: Setup) -> dict[str, Any] | None:
-    """Values by path; None: a ds_config can't say the change."""
+    """New values of a ds_config for another setup, by path; None: it can't say the change."""
     if not differing(before, after) <= {term.ours for term in CHANGED}:
         return None
     return {name: decided(CHANGED, name, after) for name in differs(CHANGED, before, after)}

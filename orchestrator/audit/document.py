@@ -144,7 +144,7 @@ class Given:
         return terms.read([Term(path, "number", back=kind)], {path: self.get(path)}).get("number")
 
     def truth(self, path: str, default: bool = False) -> bool:
-        """YAML's and Python's words for it. Raises InputError."""
+        """The truth value at a path, in YAML's or Python's words. Raises InputError."""
         value = self.get(path, default)
         said = str(value).lower()
         if said not in TRUTHS:

@@ -152,7 +152,7 @@ def _keys(given: Given) -> dict[str, Any]:
 
 
 def _changes(before: Setup, after: Setup, content: Content, where: str) -> dict[str, Any] | None:
-    """Values by path; None: this file can't say the change."""
+    """New values of the file for another setup, by path; None: this file can't say the change."""
     differ = differing(before, after)
     if not differ <= {"micro_batch_size", "recompute", "zero_stage", "offload_optimizer"} or after.recompute not in ("none", "full"):
         return None

@@ -31,7 +31,8 @@ INFINITE = float("inf")
 
 
 class _Relief(NamedTuple):
-    """Another mode than none: bytes that it saves a layer at most, and the seconds that costs. `by_layer`: for any number of layers."""
+    """A recompute mode other than none: bytes that it saves a layer at most, and the seconds that costs. `by_layer`: for any number of
+    layers."""
 
     nbytes: float
     seconds: float

@@ -16,11 +16,12 @@ from orchestrator.strategy.spec import Strategy
 from orchestrator.units import ITEMSIZE
 
 FLASH_BACKWARD_FLOPS = 2.5
-"""Flash attention's backward recomputes the scores: five matrix products against two (arXiv 2307.08691, section 3.1.2)."""
+"""FLOPs of flash attention's backward over its forward's: it recomputes the scores, five matrix products against two (arXiv 2307.08691,
+section 3.1.2)."""
 GEMM_BACKWARD_FLOPS = 2.0
-"""Gradient of the input and of the weight: one product each of the forward's size."""
+"""FLOPs of a GEMM's backward over its forward's: gradient of the input and of the weight, one product each of the forward's size."""
 BACKWARD_LAUNCHES = 2.0
-"""Autograd launches about two kernels for each of the forward's."""
+"""Kernels that autograd launches in backward for each of the forward's, about."""
 TENSOR_CORE_ELEMENTS = 8
 """16-bit elements in the 16 bytes that a tensor-core load wants aligned."""
 FULL_PRECISION_MOVED = 2
@@ -269,9 +270,9 @@ def layer_seconds(
 
 
 def _scan(op: Scan | DeltaRule, strategy: Strategy, micro_batch_size: int, rates: Rates, c: Calibration) -> tuple[float, float]:
-    """(forward, backward) of a state space, or of a delta rule: its products at the efficiency of flash attention's, whose kernels they
-    are like (small products of tiles that stay on the chip; nothing that was measured tells them apart), or the time of its bytes, twice
-    them in backward, as long as that is more."""
+    """Seconds (forward, backward) of a state space, or of a delta rule: its products at the efficiency of flash attention's, whose kernels
+    they are like (small products of tiles that stay on the chip; nothing that was measured tells them apart), or the time of its bytes,
+    twice them in backward, as long as that is more."""
     share = micro_batch_size / (strategy.mesh.tp * strategy.mesh.cp)
     moved = op.elements * rates.itemsize * share / (rates.bandwidth * c.memory_efficiency)
     forward = sum(op.products) * share / (rates.peak * c.attention_efficiency)
@@ -288,9 +289,9 @@ def _attention(
     c: Calibration,
     domain: int,
 ) -> tuple[float, float]:
-    """(forward, backward). Heads over tp, pairs of queries and keys over cp: a rank that exchanged sequence shards for heads has long
-    sequences of few heads; one that passes keys on has a kernel for each part of them, whose results it adds up; one that gathers them
-    has a kernel for each of its two chunks."""
+    """Seconds (forward, backward) of attention. Heads over tp, pairs of queries and keys over cp: a rank that exchanged sequence shards for
+    heads has long sequences of few heads; one that passes keys on has a kernel for each part of them, whose results it adds up; one that
+    gathers them has a kernel for each of its two chunks."""
     mesh, itemsize = strategy.mesh, rates.itemsize
     memory = rates.bandwidth * c.memory_efficiency
     heads = max(1.0, op.heads / (1 if op.whole else mesh.tp)) * micro_batch_size

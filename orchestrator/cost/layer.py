@@ -186,8 +186,9 @@ class LayerPrices:
     def _seconds(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, plain: Passes, alone: float, dense: Replica, copy_s: float
     ) -> tuple[float, float, dict[str, float]]:
-        """(forward, backward, both by cause): the passes, of which the share `alone` has no other beside it, with ZeRO's traffic in every
-        micro-batch; never faster than their launches, nor than `copy_s`, a copy between GPU and host memory that goes on beside each."""
+        """Seconds (forward, backward, both by cause): the passes, of which the share `alone` has no other beside it, with ZeRO's traffic in
+        every micro-batch; never faster than their launches, nor than `copy_s`, a copy between GPU and host memory that goes on beside
+        each."""
         c = self._workload.calibration
         causes = dict(plain.causes)
         passes = {"forward": plain.forward_s + alone * plain.alone_forward_s, "backward": plain.backward_s + alone * plain.alone_backward_s}

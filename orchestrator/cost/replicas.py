@@ -136,8 +136,9 @@ class ReplicaPrices:
         return ITEMSIZE[strategy.grad_reduce_dtype if wire == "grad_reduce_dtype" else w.training.grad_accum_dtype]
 
     def _optimizer_seconds(self, parameters: int, b: StateBytes, strategy: Strategy) -> float:
-        """Adam is memory-bound: reads the gradient twice (norm, update), reads and writes master weights and moments, writes the weight;
-        clears all gradients. Offloaded: states at the host's rate, gradients down and weights up over its link."""
+        """Seconds of the update. Adam is memory-bound: reads the gradient twice (norm, update), reads and writes master weights and
+        moments, writes the weight; clears all gradients. Offloaded: states at the host's rate, gradients down and weights up over its
+        link."""
         c, cluster = self._workload.calibration, self._workload.cluster
         shard = parameters / dp.share("optimizer", strategy)
         memory_rate = cluster.gpu.memory_bandwidth * c.optimizer_efficiency

@@ -207,7 +207,7 @@ class Ratios:
         self._middles = [reached - weight / 2 for reached, weight in zip(self._reached, self._weights, strict=True)]
 
     def quantile(self, share: float) -> float:
-        """Linear between the middles of the values' weights."""
+        """The value below which this share of the weight lies, linear between the middles of the values' weights."""
         target = share * self._reached[-1]
         after = bisect_left(self._middles, target)
         if after in (0, len(self.values)):

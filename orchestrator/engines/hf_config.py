@@ -529,7 +529,7 @@ def _only_mamba(a: Architecture, name: str) -> Iterator[str]:
 
 
 LATENT_EPSILON: Final = 1e-6
-"""DeepseekV3RMSNorm's default, with which DeepseekV3Attention makes them."""
+"""Epsilon of the norms of latent vectors: DeepseekV3RMSNorm's default, with which DeepseekV3Attention makes them."""
 GROUP_SCORES: Final = 2
 """Experts by whose scores DeepSeek-V3's router values a group (modeling_deepseek_v3.py, route_tokens_to_experts)."""
 ROTARY: Final = ("attention", "mlp", "llama3_rope")

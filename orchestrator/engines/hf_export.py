@@ -8,7 +8,7 @@ from orchestrator.engines.hf_config import GPT2, class_of, config_keywords, mode
 from orchestrator.model.spec import Architecture
 
 MEGATRON_BERT: Final = ("MegatronBertConfig", "MegatronBertForMaskedLM")
-"""Pre-norm, as megatron-core's BERT; BertForMaskedLM is post-norm."""
+"""transformers' classes of a pre-norm BERT, as megatron-core's is; BertForMaskedLM is post-norm."""
 
 
 def export_fields(a: Architecture) -> dict[str, Any]:

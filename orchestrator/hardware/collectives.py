@@ -27,7 +27,7 @@ class Link(Value, frozen=True, kw_only=True):
 
 
 def all_gather(nbytes: float, n: int, link: Link) -> float:
-    """`nbytes` is the gathered tensor. Ring: (n-1)/n of it reaches every rank, in n-1 hops.
+    """Seconds of an all-gather over n ranks; `nbytes` is the gathered tensor. Ring: (n-1)/n of it reaches every rank, in n-1 hops.
 
     >>> all_gather(800, 4, Link(bandwidth=100, latency=0.5))
     7.5
@@ -36,7 +36,7 @@ def all_gather(nbytes: float, n: int, link: Link) -> float:
 
 
 def reduce_scatter(nbytes: float, n: int, link: Link) -> float:
-    """`nbytes` is the tensor before it is scattered: the all-gather run backwards, same cost."""
+    """Seconds of a reduce-scatter over n ranks; `nbytes` is the tensor before it is scattered: the all-gather run backwards, same cost."""
     return all_gather(nbytes, n, link)
 
 
@@ -53,7 +53,7 @@ def all_reduce(nbytes: float, n: int, link: Link) -> float:
 
 
 def all_to_all(nbytes: float, n: int, link: Link) -> float:
-    """`nbytes` is what one rank holds: (n-1)/n of it leaves, in n-1 messages.
+    """Seconds of an all-to-all over n ranks; `nbytes` is what one rank holds: (n-1)/n of it leaves, in n-1 messages.
 
     >>> all_to_all(800, 4, Link(bandwidth=100, latency=0.5))
     7.5

@@ -13,7 +13,7 @@ MXFP8_CAPABILITIES: Final = (10.0, 12.0)
 """Compute capabilities with MXFP8, from the first on and below the second: Transformer Engine has not all of MXFP8's products on compute
 capability 12 (quantization.py, _compute_mxfp8_support; TransformerEngine issue 2668)."""
 FIRST_WITH_FUSED_ATTENTION: Final = 8.0
-"""FlashAttention 2 and Transformer Engine's attention need Ampere (their installation notes)."""
+"""First compute capability with fused attention: FlashAttention 2 and Transformer Engine's need Ampere (their installation notes)."""
 
 
 class Gpu(Value, frozen=True, kw_only=True):

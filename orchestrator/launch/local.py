@@ -82,7 +82,7 @@ SAID_ERROR = re.compile(r"^[A-Z]\w*Error: .+")
 OWN_ERROR = re.compile(r"^orchestrator(\.\w+)+: ")
 """The class that a traceback names before the words of an error of ours, which the user can act on."""
 PREFLIGHT = "preflight: "
-"""Rank 0 prints this before each line of preflight's report (workers/loop.py)."""
+"""What rank 0 prints before each line of preflight's report (workers/loop.py)."""
 HANG = Path("logs") / "hang.json"
 """The file that the watchdog of the workers writes when a rank hangs."""
 
@@ -389,7 +389,7 @@ def processes_of(run: str) -> list[int]:
 
 
 def _kill(run: str, spare: int | None = None) -> None:
-    """SIGKILL for every process of the run but `spare`, which may be torchrun."""
+    """Sends SIGKILL to every process of the run but `spare`, which may be torchrun."""
     for pid in processes_of(run):
         if pid != spare:
             with contextlib.suppress(ProcessLookupError):

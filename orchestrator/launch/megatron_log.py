@@ -22,7 +22,7 @@ ITERATION = re.compile(r"iteration +(\d+)/ *(\d+) \|(.+)$")
 VALIDATION = re.compile(r"validation(?:-\S+)? loss at iteration (\d+)(?: on validation set)? \|(.+)$")
 """A line of the last rank with a validation loss; at the end of a run there is one more. Of several validation sets the first counts."""
 SUMS_GO_ON = "and before initialize_megatron] datetime:"
-"""Rank 0 prints it from core_v0.16 on, where the first line's sums are not cleared."""
+"""A line that rank 0 prints from core_v0.16 on, where the first line's sums are not cleared."""
 FIELD = re.compile(r"([^|:]+): *([-+0-9.eE]+|nan|inf) *(?=\||$)")
 MEMORY = re.compile(r"memory \((MB|GB)\).*max allocated: *([0-9.]+)")
 """A line of a rank of each pipeline stage with its peak memory, after the first iterations (megatron/training/utils.py, report_memory)."""

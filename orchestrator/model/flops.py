@@ -5,7 +5,8 @@ from __future__ import annotations
 from orchestrator.model.spec import Attention, DeltaRule, Gemm, LayerSpec, ModelSpec, Scan
 
 BACKWARD_AND_FORWARD = 3
-"""Forward, gradient of the input, gradient of the weight: one GEMM each (Narayanan et al., arXiv 2104.04473, appendix)."""
+"""GEMMs of a linear in forward and backward: forward, gradient of the input, gradient of the weight (Narayanan et al., arXiv 2104.04473,
+appendix)."""
 FROZEN = 2
 """GEMMs of a linear whose weight is frozen, of forward and backward together: the gradient of the weight is not computed."""
 

@@ -25,13 +25,13 @@ RMS_NORM_NORMALISED: Final = 2
 """Bytes of the normalised 16-bit tensor that the product with the weight keeps; the fp32 copy of the input (4) is kept by the rest."""
 RMS_NORM_COPY: Final = 4
 T5_NORM_INPUT: Final = 2
-"""T5LayerNorm multiplies the 16-bit input itself with the fp32 statistics (modeling_t5.py), and keeps it beside the fp32 copy."""
+"""Bytes of the 16-bit input that T5LayerNorm multiplies with the fp32 statistics (modeling_t5.py), and keeps beside the fp32 copy."""
 ROTARY_MOVED: Final = 20.0
 """Bytes per element of apply_rotary_pos_emb: x*cos 2+2, rotate_half (negate one half, concatenate) 6, times sin 2+2, sum 4+2."""
 GATED_MOVED: Final = 10.0
 """Bytes per element of act(gate) 2+2, times up 4+2; a fused kernel moves 6."""
 SEPARATE_DROPOUT: Final = 4.0
-"""Dropout and residual addition are two kernels: the dropped tensor is written and read once more."""
+"""Bytes per element of dropout and residual addition as two kernels: the dropped tensor is written and read once more."""
 LOSS_MOVED: Final = 22.0
 """Bytes per logit of torch's cross-entropy on fp32 logits: cast 2+4, log_softmax reads them three times and writes 4 (more ids than a
 block)."""
@@ -53,9 +53,9 @@ SCAN_KERNELS: Final = 60
 """Kernels that one scan launches where it is made of torch's own operations, about."""
 
 RMS_NORM_KERNELS: Final = 8
-"""Cast, square, mean, plus epsilon, rsqrt, product, cast, product."""
+"""Kernels of an RMSNorm: cast, square, mean, plus epsilon, rsqrt, product, cast, product."""
 ROTARY_KERNELS: Final = 10
-"""Queries and keys: two products, negation, concatenation, sum."""
+"""Kernels of rotary positions, of queries and keys: two products, negation, concatenation, sum."""
 GATED_KERNELS: Final = 2
 
 
@@ -94,7 +94,8 @@ class _Context:
 
     @property
     def splits_head(self) -> bool:
-        """AutoTP divides an untied head of a model with a plan of its own (llama: `lm_head: colwise_gather_output`), never a tied one."""
+        """Whether AutoTP divides the head: an untied one of a model with a plan of its own (llama: `lm_head: colwise_gather_output`), never
+        a tied one."""
         return divides_head(self.a)
 
 

@@ -71,7 +71,7 @@ class Weight(Value, frozen=True, kw_only=True, omit_defaults=True):
     kind: WeightKind = "dense"
     pad_to: int = 0
     tied: bool = False
-    """Shares its storage with the embedding when both are on one pipeline stage; otherwise the stage holds a copy."""
+    """Whether it shares its storage with the embedding when both are on one pipeline stage; otherwise the stage holds a copy."""
     frozen: bool = False
     """Whether the weight is not trained: it then has neither gradient nor optimizer states."""
 
@@ -115,7 +115,7 @@ class Saved(Value, frozen=True, kw_only=True, omit_defaults=True):
     group: str = ""
     quadratic: bool = False
     flash_only: bool = False
-    """Exists only with flash (fused) attention: its logsumexp."""
+    """Whether it exists only with flash (fused) attention: its logsumexp."""
     for_weight: bool = False
     """Whether it is kept for the gradient of a weight alone, and not at all where that weight is frozen."""
     max_shards: int = 0

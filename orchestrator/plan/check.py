@@ -177,7 +177,7 @@ def _check_order(plan: Plan, model: ModelSpec) -> None:
 
 
 def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: Capabilities, schedule: str) -> None:
-    """Modes that the engine has, where it has them."""
+    """Raises InputError where a layer of the stage is recomputed in a mode that the engine does not have there."""
     fixed = {run.layer.kind for run in model.runs if not run.layer.recomputable}
     for j, span in enumerate(stage.layers):
         if span.kind in fixed and span.recompute != "none":

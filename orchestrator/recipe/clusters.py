@@ -149,7 +149,8 @@ def _least(of_each: list[tuple[Level, ...]]) -> tuple[Level, ...]:
 
 
 def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu, part: tuple[int, int] = (0, 1)) -> tuple[Level, ...]:
-    """Sizes grow outwards, each a multiple of the one before; the outermost holds the job. `part`: which of how many types this GPU is."""
+    """The network levels of a cluster. Sizes grow outwards, each a multiple of the one before; the outermost holds the job. `part`: which
+    of how many types this GPU is."""
     if not isinstance(raw, list) or not raw:
         raise InputError(f"{where}: levels", None, "needs a list of network levels, from the inside out")
     levels: list[Level] = []

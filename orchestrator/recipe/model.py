@@ -175,7 +175,8 @@ def padded_for_every_layout(architecture: Architecture, cluster: Cluster) -> Arc
 
 
 def check_positions(architecture: Architecture, training: Training) -> None:
-    """Rotary positions have a stated range too: beyond it the model is another one. (Learned ones: model/families/check.py.)"""
+    """Raises InputError for sequences longer than the stated range of rotary positions: beyond it the model is another one. (Learned ones:
+    model/families/check.py.)"""
     longest = architecture.max_position_embeddings
     if architecture.position_embedding == "rope" and training.seq_length > longest:
         raise InputError(
@@ -190,7 +191,7 @@ def check_precision(training: Training, cluster: Cluster) -> None:
 
 
 def with_fp8_recipe(training: Training, cluster: Cluster) -> Training:
-    """FP8's scaling where it is left open: what NVIDIA's recipes take, mxfp8 on Blackwell and tensorwise before it."""
+    """The training with FP8's scaling, where it is left open: what NVIDIA's recipes take, mxfp8 on Blackwell and tensorwise before it."""
     if training.precision != "fp8":
         if training.fp8_recipe is not None:
             raise InputError("train.fp8_recipe", training.fp8_recipe, f"is for train.precision=fp8, not {training.precision}")

@@ -60,7 +60,7 @@ class Capabilities(Value, frozen=True, kw_only=True):
     pinned_values: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
     """Further values of `options` that only a pin takes: they need what nobody said is on the nodes."""
     zero_shard_groups: bool = False
-    """ZeRO-3 with a second copy of the weights inside each inner network level (DeepSpeed's hpZ, arXiv 2306.10209)."""
+    """Whether ZeRO-3 may have a second copy of the weights inside each inner network level (DeepSpeed's hpZ, arXiv 2306.10209)."""
     zero_shard_stages: tuple[ZeroStage, ...] = ()
     """The stages that a `Strategy.zero_shard_size` may be pinned with."""
     fsdp_zero_stages: tuple[ZeroStage, ...] = ()

@@ -23,7 +23,7 @@ PLANNER: Final = "planner"
 """The source of a rule for which the engine names none."""
 AXES: Final = ("pp", "tp", "cp", "ep", "etp", "dp", "vpp")
 MIN_BF16_COMPUTE_CAPABILITY: Final = 8.0
-"""Ampere is the first GPU with bf16 arithmetic (CUDA C programming guide, "Arithmetic Instructions")."""
+"""First compute capability with bf16 arithmetic: Ampere's (CUDA C programming guide, "Arithmetic Instructions")."""
 NOT_ON_CPUS: Final = ("fp16", *QUANTISED)
 
 OF_THEIR_OWN: Final = (
@@ -145,7 +145,7 @@ def precision_here(_: Candidate, workload: Workload) -> str | None:
 
 
 def gradient_dtype(_: Candidate, workload: Workload) -> str | None:
-    """Gradients are summed and reduced in fp32 or in the type of the weights."""
+    """Refuses to sum or reduce gradients in a type that is neither fp32 nor the weights'."""
     training = workload.training
     allowed = {"fp32", "bf16" if training.precision in QUANTISED else training.precision}
     for name, dtype in (("grad_accum_dtype", training.grad_accum_dtype), ("grad_reduce_dtype", training.grad_reduce_dtype)):

@@ -346,7 +346,7 @@ class Tree:
                 yield _with_mesh(candidate, "tp", degree)
 
     def _cp(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Parts of sequences no shorter than the engine is to be searched with."""
+        """The candidate with each cp that leaves parts of sequences no shorter than the engine is to be searched with."""
         most = self.workload.training.seq_length // self.capabilities.least_sequence_part
         for degree in self._degrees["cp"]:
             if self._left(candidate) % degree == 0 and (degree <= max(1, most) or self.pins.cp is not None):
@@ -450,7 +450,8 @@ class Tree:
                 yield replace(candidate, vpp=vpp, schedule=schedule)
 
     def _microbatch_group(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Groups of pp micro-batches; where the engine has others and they don't fill those, the smallest that they fill."""
+        """The candidate with groups of pp micro-batches; where the engine has others and they don't fill those, with the smallest that they
+        fill."""
         offered: tuple[int | None, ...] = (None,)
         if candidate.vpp > 1 and self.capabilities.microbatch_groups:
             offered = group_sizes(candidate.mesh.pp, candidate.num_microbatches)

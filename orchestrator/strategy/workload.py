@@ -9,7 +9,7 @@ from orchestrator.values import Value
 
 
 class Workload(Value, frozen=True, kw_only=True):
-    """Rules judge a candidate for it, prices are of it, and a search looks for its fastest plan."""
+    """What is to be trained where: rules judge a candidate for it, prices are of it, and a search looks for its fastest plan."""
 
     model: ModelSpec
     """The model at the training's sequence lengths."""

@@ -139,7 +139,7 @@ def sweeps(rows: Sequence[Priced]) -> list[Sweep]:
 
 
 def _interval(values: Sequence[float], statistic: Callable[[np.ndarray], float]) -> list[float] | None:
-    """90% bootstrap interval of a statistic, from a fixed seed."""
+    """The 90% bootstrap interval of a statistic, from a fixed seed."""
     if len(values) < 2:
         return None
     array = np.asarray(values, dtype=float)

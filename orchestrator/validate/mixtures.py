@@ -115,7 +115,7 @@ are 260 GFLOP a token, which is with it; of those that say so 250."""
 
 
 def plain_name(name: str) -> str:
-    """Lower case without the organisation, one underscore where words part.
+    """A model's name in lower case without the organisation, one underscore where words part.
 
     >>> plain_name("Qwen/Qwen3-30B-A3B"), plain_name("DeepSeekV3 (w/ MTP)"), plain_name("DeepSeek V3 671B"), plain_name("Grok-1 314B")
     ('qwen3_30b_a3b', 'deepseek_v3_(w/_mtp)', 'deepseek_v3_671b', 'grok1_314b')

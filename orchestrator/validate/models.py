@@ -10,7 +10,7 @@ from orchestrator.validate.mixtures import mixture_of
 from orchestrator.validate.rows import number, whole
 
 MEGATRON_VOCAB = 51200
-"""GPT-2's 50257 padded to 128 x 8 and more, as the Megatron papers state."""
+"""Ids of the vocabulary in the Megatron papers: GPT-2's 50257 padded to 128 x 8 and more, as they state."""
 GPT2_VOCAB = 50257
 MEGATRON_DROPOUT = 0.1
 """Megatron's default for hidden states and attention (arguments.py), which the functional goldens and BigScience's scripts leave as it

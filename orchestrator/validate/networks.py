@@ -34,10 +34,10 @@ NVLINK_BANDWIDTH = {
 
 NVLINK_LATENCY = 1.9 * US
 INFINIBAND_LATENCY = 4 * US
-"""NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
+"""Seconds of a hop over InfiniBand: NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
 EFA_LATENCY = 130 * US
-"""Half of what a ring's hop between nodes takes on AWS p5 by `collective_bandwidth_h100.csv`: 256 MB all-gathers on 2 to 64 nodes take
-240 to 360 us per node beyond their bandwidth's time, and `Calibration.latency_factor` is 2."""
+"""Seconds of a hop over EFA: half of what a ring's hop between nodes takes on AWS p5 by `collective_bandwidth_h100.csv`: 256 MB all-gathers
+on 2 to 64 nodes take 240 to 360 us per node beyond their bandwidth's time, and `Calibration.latency_factor` is 2."""
 OMNIPATH_LATENCY = 10 * US
 SLOW_DAY = "slow day"
 """A word in an interconnect's name: NCCL does not use the adapters' own transport."""

@@ -58,7 +58,7 @@ def written(where: Path) -> list[Written]:
 
 
 def measured(where: Path) -> tuple[list[Run], list[Unusable]]:
-    """Our own runs, or those of tables; the tables' rows that can't be used. Raises InputError."""
+    """The runs of our own folders, or those of tables; the tables' rows that can't be used. Raises InputError."""
     return (load(where), []) if where.suffix == ".json" or run_folders(where) else load_tables(where)
 
 

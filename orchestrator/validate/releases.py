@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 
 class Recipe(NamedTuple):
-    """`degrees`: tp, pp, vpp, ep and samples a micro-batch; `sets`: by column of bridge_perf_settings.csv."""
+    """A release's recipe. `degrees`: tp, pp, vpp, ep and samples a micro-batch; `sets`: by column of bridge_perf_settings.csv."""
 
     releases: tuple[str, ...]
     gpu: str

@@ -36,7 +36,7 @@ COLUMNS = ("run_id", "num_gpus", "status", "tp", "pp", "micro_batch_size", "glob
 """A CSV without these is no table of runs (the folder also holds other measurements)."""
 
 NEMO_INTERLEAVE = 6
-"""GPT-3 175B in NVIDIA's published configurations: 6 chunks a stage (NeMo and MLPerf)."""
+"""Chunks a stage of GPT-3 175B in NVIDIA's published configurations (NeMo and MLPerf)."""
 
 
 def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
@@ -522,7 +522,7 @@ def world_of(row: dict[str, str], model_parallel: int, zero_stage: int) -> int:
 GOLDEN_15B_DP = 16
 """Data parallelism of gpt3_15b_8t_release: 12.3 GiB steady for 1.95e9 parameters a rank = 6.8 bytes each = 6 + 12/16."""
 GOLDEN_DP = 2
-"""Megatron's functional tests run on one node of 8; most leave a data-parallel size of 2."""
+"""Data parallelism of Megatron's functional tests, which run on one node of 8: most leave a size of 2."""
 
 
 DISPATCHERS: Final[tuple[tuple[str, Dispatcher], ...]] = (

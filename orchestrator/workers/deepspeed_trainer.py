@@ -33,7 +33,7 @@ CLIP_EPSILON = 1e-6
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """DeepSpeed, made ready for this device before it looks at the machine itself."""
+    """Imports DeepSpeed, made ready for this device before it looks at the machine itself."""
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
@@ -45,7 +45,8 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 def set_log_level(plan: Plan) -> None:
-    """DeepSpeed's own reports (ds.steps_per_print, ds.wall_clock_breakdown) go to the log of whoever asks for something of DeepSpeed."""
+    """Lets DeepSpeed's own reports (ds.steps_per_print, ds.wall_clock_breakdown) into the log where the user has keys of `ds.*`, else its
+    errors alone."""
     from deepspeed.utils.logging import set_log_level_from_string
 
     set_log_level_from_string("info" if plan.extra.get("ds") else "error")

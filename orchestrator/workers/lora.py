@@ -33,7 +33,7 @@ def config(fields: dict[str, Any], source: str | None) -> Any:
 
 
 def put_in(model: torch.nn.Module, fields: dict[str, Any]) -> None:
-    """Adapters, of the base's data type; all else is frozen."""
+    """Puts adapters, of the base's data type, into the model; all else is frozen."""
     import peft
 
     peft.inject_adapter_in_model(config(fields, None), model, ADAPTER)

@@ -158,7 +158,7 @@ class MegatronTrainer:
         return None if grad_norm is None else float(grad_norm)
 
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
-        """Everything a checkpoint holds, each tensor with its global place."""
+        """The state that a checkpoint holds, each tensor with its global place."""
         state: dict[str, Any] = {f"model{index}": weights.sharded_state(_bare(chunk)) for index, chunk in enumerate(self.chunks)}
         for base in nested_values(state):
             if isinstance(base, ShardedTensor) and base.key == T5_HEAD_BIAS:
@@ -244,7 +244,7 @@ class MegatronTrainer:
         torch_adam.count_steps_apart(self.optimizer)
 
     def load(self, saved: Saved) -> None:
-        """Any layout of this engine; the generators only in the same one. Another engine's too."""
+        """Loads a checkpoint of any layout of this engine, the generators only in the same one; and another engine's too."""
         if saved.layout["engine"] != self.plan.engine:
             self._load_other(saved)
             return

@@ -79,7 +79,7 @@ def tokens_of(tokenizer: Any, text: str, answers: Sequence[tuple[int, int]]) -> 
 
 
 def encode_pair(tokenizer: Any | None, prompt: str, completion: str, eod: int) -> Encoded:
-    """Prompt, completion and the end of the document, which is learnt too."""
+    """The ids of prompt, completion and the end of the document, which is learnt too."""
     if tokenizer is None:
         before, after = list(prompt.encode()), list(completion.encode())
         return [*before, *after, eod], [False] * len(before) + [True] * (len(after) + 1)

@@ -105,7 +105,7 @@ def _set(engine: Any, parameter: torch.nn.Parameter, kind: str, value: torch.Ten
 
 
 def _fill(partition: torch.Tensor, value: torch.Tensor, rank: int) -> None:
-    """Partition `rank` of the flat value; the last may be padded."""
+    """Fills partition `rank` of the flat value; the last may be padded."""
     flat = value.reshape(-1)
     begin = min(partition.numel() * rank, flat.numel())
     end = min(begin + partition.numel(), flat.numel())
@@ -113,7 +113,7 @@ def _fill(partition: torch.Tensor, value: torch.Tensor, rank: int) -> None:
 
 
 def _make_states(engine: Any, plan: Plan, step: int) -> None:
-    """Adam's states, which optimizers make in their first step, as they are after `step` steps; the moments are filled later."""
+    """Makes Adam's states, which optimizers make in their first step, as they are after `step` steps; the moments are filled later."""
     wrapped = engine.optimizer
     adam = wrapped.optimizer if plan.zero_stage else wrapped
     if plan.zero_stage == 3:

@@ -208,7 +208,7 @@ class Interceptor:
         return end
 
     def settle(self) -> None:
-        """Events become seconds; the device has come to rest."""
+        """Turns events into seconds, once the device has come to rest."""
         for held in self.held:
             held.seconds += sum(begin.elapsed_time(end) for begin, end in held.events) / 1e3
             held.events, held.begin = [], None

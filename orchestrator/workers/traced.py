@@ -36,8 +36,8 @@ SMALL = 2**22
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Each repeated block keeps its inputs alone and is computed again in backward. What is replaced is the whole call: hooks by which
-    ZeRO-3 gathers the block's weights belong to it."""
+    """Makes each repeated block keep its inputs alone, and compute the rest again in backward. What is replaced is the whole call: hooks by
+    which ZeRO-3 gathers the block's weights belong to it."""
     classes: dict[type, type] = {}
     for block in find_blocks(model).values():
         plain = type(block)

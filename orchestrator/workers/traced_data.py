@@ -192,7 +192,7 @@ def _folder(path: Path) -> tuple[Callable[[int], np.ndarray], list[int]]:
 
 
 def _fit(picture: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """[c, h, w] by the nearest pixel, one channel for all where it has one."""
+    """An image [c, h, w] of the model's size, by the nearest pixel, one channel for all where it has one; mean 0, standard deviation 1."""
     c, h, w = shape
     rows, columns = np.arange(h) * picture.shape[1] // h, np.arange(w) * picture.shape[2] // w
     fitted = picture[:, rows][:, :, columns]

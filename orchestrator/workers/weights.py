@@ -21,7 +21,8 @@ from orchestrator.workers.blocks import BLOCK_ELEMENTS, block_seed
 from orchestrator.workers.parts import Place
 
 DRAWN_TOGETHER = 16
-"""Normal numbers that torch computes from as many uniform ones (aten/src/ATen/native/cpu/DistributionTemplates.h, normal_fill)."""
+"""Normal numbers that torch computes together, from as many uniform ones (aten/src/ATen/native/cpu/DistributionTemplates.h,
+normal_fill)."""
 RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
 BALANCE = "router.expert_bias"
 

@@ -18,7 +18,7 @@ FULL_GROUPS = 3
 
 
 class Interleaved(Schedule):
-    """Megatron's, with vpp chunks a stage. `group`: micro-batches of a group; None: pp."""
+    """Megatron's interleaved 1F1B, with vpp chunks a stage. `group`: micro-batches of a group; None: pp."""
 
     name = "interleaved"
     has_chunks = True

@@ -12,7 +12,7 @@ from orchestrator.model.parts.mlp import Mlp
 LOCAL_ROTARY_BASE = 10000
 """Base of the rotary frequencies in Gemma 3's layers with a window (section 2 of its report)."""
 UNIT = 6
-"""Five layers with a window, one without."""
+"""Layers of the pattern that repeats: five with a window, one without."""
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:

@@ -12,7 +12,7 @@ from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.nothing import Nothing
 
 UNBOUNDED = 2**20
-"""Positions are told by the recurrence alone: any length can be trained."""
+"""Positions that a model without any may have: the recurrence alone tells them, and any length can be trained."""
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:

@@ -75,7 +75,7 @@ def _kinds(text: HfConfig) -> list[str]:
 
 
 def _experts(text: HfConfig) -> Experts:
-    """Qwen3.5 always makes the chosen experts' scores sum to one."""
+    """The experts of a layer. Qwen3.5 always makes the chosen experts' scores sum to one."""
     return Experts(
         num_experts=text.integer("num_experts"),
         topk=text.integer("num_experts_per_tok"),
