@@ -172,6 +172,11 @@ def faster(workload: Workload, engines: Engines, settings: SearchSettings, below
     return running.plan() if running.best.ranked else None
 
 
+def _first(workload: Workload, engines: Engines, settings: SearchSettings) -> Plan | None:
+    """The first plan that fits up to the engines' reserve, which bounds make a fast one; None: none does."""
+    return faster(workload, [engine.keeping_free() for engine in engines], settings, float("inf"), any_plan=True)
+
+
 def fastest_of(
     bounds: Mapping[Candidate, float],
     workload: Workload,
@@ -468,7 +473,7 @@ class _Search:
             for least_bytes, mesh in sorted(self.crowded, key=lambda entry: entry[1].order):
                 need, why = (least_bytes.least_bytes(), "known") if isinstance(least_bytes, Inner) else (least_bytes, "")
                 missing += [self._outcome(choice, reason=why, need=need) for choice in ([mesh] if mesh.whole else self._below(mesh))]
-            raise no_plan(self.workload, self.engines, self.settings, [each for _, each in self.cut], missing)
+            raise no_plan(self.workload, self.engines, self.settings, [each for _, each in self.cut], missing, _first)
         plans = [self.plan(place) for place in range(len(self.best.ranked))]
         winner = plans[0]
         assert winner.predicted is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import prod
@@ -14,15 +14,18 @@ from orchestrator.cost.price import CostModel
 from orchestrator.errors import NoPlanError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
+from orchestrator.plan import Plan
 from orchestrator.search.inner import Inner
 from orchestrator.search.question import Engines, SearchSettings
+from orchestrator.strategy.choices import shown
 from orchestrator.strategy.layout import Prediction
+from orchestrator.strategy.legality import OF_THEIR_OWN
 from orchestrator.strategy.megatron_layout import stages_of
 from orchestrator.strategy.pins import MemoryLimit, Pins
-from orchestrator.strategy.spec import CHOICES, Candidate
-from orchestrator.strategy.tree import Leaf, Outcome, Tree
+from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, RECOMPUTE_ORDER, Candidate
+from orchestrator.strategy.tree import Leaf, Outcome, Tree, divisors
 from orchestrator.strategy.workload import Workload
-from orchestrator.units import format_bytes
+from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Value
 
 
@@ -33,6 +36,11 @@ class Refused(Value, frozen=True, kw_only=True):
     predicted: Prediction
 
 
+First = Callable[[Workload, Engines, SearchSettings], Plan | None]
+"""A plan, for the most part a fast one; None where none fits."""
+BY_PIN = {choice.pin: choice for choice in CHOICES}
+ALTERNATIVES = frozenset(choice.name for choice in CHOICES if choice.searched and choice.name not in OF_THEIR_OWN)
+"""Choices whose default is tried beside the others: that another value is illegal is never why there is no plan."""
 REASONS_SHOWN = 4
 LOOKED_AT = 40
 """Choices of least memory whose need is computed exactly; the others are known by their floor."""
@@ -53,36 +61,49 @@ def no_plan(
     settings: SearchSettings,
     cuts: Sequence[Outcome],
     outcomes: Sequence[Outcome],
+    first: First,
 ) -> NoPlanError:
-    """The error to raise. `outcomes` are the legal choices, none of which fits; `cuts` the branches that rules forbid."""
+    """The error to raise. `outcomes` are the legal choices, none of which fits; `cuts` the branches that rules forbid; `first` the first
+    plan that a search finds."""
     cluster, pins = workload.cluster, settings.pins
     who = f"{workload.model.architecture.name} on {cluster.types}"
     if not outcomes:
         why = _why_illegal(cuts, pins, cluster.num_gpus)
-        return NoPlanError(f"no legal plan for {who}: {why}{_relaxed(workload, engines, settings, fitting=False)}")
+        return NoPlanError(f"no legal plan for {who}: {why}{_Relaxed(workload, engines, settings, first, fitting=False).text()}")
     limits = [settings.limits_for(engine, workload)[-1] for engine in engines]
     need, nearest, refused, most = _nearest(workload, engines, limits, outcomes, pins)
     have = format_bytes(most.usable)
     why = "" if most.risk is None else f" for memory.risk={100 * most.risk:g}%"
     kept = f" ({format_bytes(most.limit)} less {format_bytes(most.reserve)} kept free{why})" if most.reserve else ""
-    relax = _relaxed(workload, engines, settings, fitting=True)
+    relax = _Relaxed(workload, engines, settings, first, fitting=True).text()
     return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}", refused)
 
 
 def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
-    """The reasons, one a rule, those that were judged deepest in the tree first: they are what is between the pins and a plan."""
-    degrees = {name: getattr(pins, name) for name in ("tp", "pp", "cp", "dp") if getattr(pins, name) is not None}
-    product = prod(degrees.values())
-    if world % product or (len(degrees) == 4 and product != world):
-        pinned = " x ".join(f"pin.{name}={degree}" for name, degree in degrees.items())
-        return f"{pinned}{f' = {product}' if len(degrees) > 1 else ''} does not divide the {world} GPUs"
-    by_rule: dict[str | None, Outcome] = {}
-    for cut in sorted(cuts, key=lambda cut: -len(cut.decided)):
-        by_rule.setdefault(cut.rule, cut)
+    """The reasons, one a rule: of an engine those that pins alone break; else those that were judged deepest in the tree first, which are
+    what is between the pins and a plan."""
+    for names in (("tp", "pp", "cp", "dp"), ("pp", "ep", "etp")):  # the ranks of attention, and of the experts in a stage
+        degrees = {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
+        product = prod(degrees.values())
+        if world % product or (len(degrees) == 4 and product != world):
+            pinned = " x ".join(f"pin.{name}={degree}" for name, degree in degrees.items())
+            return f"{pinned}{f' = {product:,}' if len(degrees) > 1 else ''} does not divide the {world} GPUs"
     set_pins = {choice.name for choice in CHOICES if choice.pin in pins.given()}
-    about_pins = [cut for cut in by_rule.values() if set_pins & set(cut.decided)]
-    shown = (about_pins or list(by_rule.values()))[:REASONS_SHOWN]
+    by_rule: dict[tuple[str, str | None], Outcome] = {}
+    for cut in sorted(cuts, key=lambda cut: -len(cut.decided)):
+        if not (set(cut.decided) & ALTERNATIVES - set_pins):
+            by_rule.setdefault((cut.candidate.engine, cut.rule), cut)
+    by_pins = [cut for cut in by_rule.values() if cut.decided and set(cut.decided) <= set_pins]  # whatever else is chosen
+    of_others = {cut.candidate.engine for cut in by_rule.values()} - {cut.candidate.engine for cut in by_pins}
+    left = [cut for cut in by_rule.values() if cut.candidate.engine in of_others]
+    about_pins = [cut for cut in left if set_pins & set(cut.decided)]
+    shown = _once_a_rule([*by_pins, *(about_pins or left)])[:REASONS_SHOWN]
     return "; ".join(f"{cut.choice}: {cut.reason}" for cut in shown) or "no combination of the pinned degrees uses all GPUs"
+
+
+def _once_a_rule(cuts: Sequence[Outcome]) -> list[Outcome]:
+    """The first of each rule: engines have some in common."""
+    return list({cut.rule: cut for cut in reversed(cuts)}.values())[::-1]
 
 
 def _nearest(
@@ -163,44 +184,124 @@ def _grown(cluster: Cluster, times: int) -> Cluster:
     return replace(cluster, num_gpus=gpus, levels=(*inner, outer))
 
 
-def _relaxed(workload: Workload, engines: Engines, settings: SearchSettings, *, fitting: bool) -> str:
-    """What would help, each tried: leaving out one pin, leaving out all, and where a plan must be `fitting` an optimizer of fewer bytes,
-    more GPUs. Without `fitting` a plan that is only legal will do, and is said to be too large."""
-    help_: list[str] = []
-    names = [*settings.pins.given()]
+class _Relaxed:
+    """What would help, each tried and named with a plan that there is then: each pin left out, or all of them; and where a plan must be
+    `fitting`, options that only pins take, an optimizer of fewer bytes, more GPUs. Without `fitting` a plan that is only legal will do,
+    and is said to be too large."""
 
-    def without(pins: Pins) -> str | None:
-        fewer = replace(settings, pins=pins)
-        found = _fits(workload, engines, fewer, fitting=True)
-        if found is not None or fitting:
-            return found
-        legal = _fits(workload, engines, fewer, fitting=False)
+    def __init__(self, workload: Workload, engines: Engines, settings: SearchSettings, first: First, *, fitting: bool) -> None:
+        self.workload, self.engines, self.settings, self.first, self.fitting = workload, engines, settings, first, fitting
+
+    def text(self) -> str:
+        """The end of the message; "" where nothing helps that was tried."""
+        help_ = list(self.pins())
+        if self.fitting:
+            help_ += [*self.options(), *self.narrower(), *self.unpacked()]
+            help_ += self.more_gpus() if not help_ else ()
+        return RELAX + ", or ".join(help_) if help_ else ""
+
+    def with_pins(self, pins: Pins) -> Plan | str | None:
+        """A plan with these pins in place of the user's; the name of one that is legal and too large; None: none that will do."""
+        given = replace(self.settings, pins=pins)
+        found = _fits(self.workload, self.engines, given, fitting=True)
+        if found is not None:
+            return self.first(self.workload, self.engines, given) or found
+        legal = None if self.fitting else _fits(self.workload, self.engines, given, fitting=False)
         return None if legal is None else f"legal then, but too large: {legal}"
 
-    for name in names:
-        if name == "vpp" and settings.pins.layout is not None:
-            continue
-        found = without(replace(settings.pins, **{name: None}))
-        if found is not None:
-            help_.append(f"leave out pin.{name} ({found})")
-    if not help_ and len(names) > 1:
-        found = without(Pins())
-        if found is not None:
-            help_.append(f"leave out the pins {', '.join(names)} ({found})")
-    if not help_ and fitting:
-        training = workload.training
+    def pins(self) -> Iterator[str]:
+        """Each pin that may be left out, with the value that it has in a plan without it; else all of them together."""
+        pins, alone = self.settings.pins, False
+        names = [name for name in pins.given() if name != "vpp" or pins.layout is None]
+        for name in names:
+            found = self.with_pins(replace(pins, **{name: None}))
+            if found is not None:
+                alone = True
+                choice = BY_PIN.get(name)
+                value = choice.of(found.candidate) if isinstance(found, Plan) and choice is not None and name != "recompute" else None
+                yield f"leave out pin.{name} ({'' if value is None else f'pin.{name}={shown(value)}: '}{_named(found)})"
+        if not alone and len(names) > 1:
+            found = self.with_pins(Pins())
+            if found is not None:
+                yield f"leave out the pins {', '.join(names)} ({_named(found)})"
+
+    def options(self) -> Iterator[str]:
+        """Each option that saves memory and makes a plan fit; else, of each engine, the fewest that do together."""
+        savers = {
+            choice.pin: choice.offered.values
+            for choice in PINNED_ONLY
+            if choice.offered is not None and choice.offered.saves_memory and getattr(self.settings.pins, choice.pin) is None
+        }
+        savers |= {"cp": self.short_parts()} if self.settings.pins.cp is None else {}
+        alone = False
+        for name, values in savers.items():
+            said = next((said for value in values if (said := self.option({name: value})) is not None), None)
+            if said is not None:
+                alone = True
+                yield said
+        for engine in () if alone else self.engines:
+            all_ = {name: values[-1] for name, values in savers.items() if name in engine.capabilities.pinned_options}
+            if len(all_) < 2 or not self.fits(all_):
+                continue
+            for name in tuple(all_):
+                fewer = {other: value for other, value in all_.items() if other != name}
+                all_ = fewer if self.fits(fewer) else all_
+            yield self.option(all_) or ""
+
+    def short_parts(self) -> tuple[int, ...]:
+        """Degrees of context parallelism with which a rank holds less of a sequence than is searched, ascending."""
+        length, gpus = self.workload.model.seq_length, self.workload.cluster.num_gpus
+        least = max(engine.capabilities.least_sequence_part for engine in self.engines)
+        return tuple(degree for degree in divisors(gpus) if degree > 1 and length % degree == 0 and length // degree < least)
+
+    def fits(self, changes: Mapping[str, object]) -> bool:
+        given = replace(self.settings, pins=replace(self.settings.pins, **changes))
+        return _fits(self.workload, self.engines, given, fitting=True) is not None
+
+    def option(self, changes: Mapping[str, object]) -> str | None:
+        """These pins to type, with a plan; None: none fits with them."""
+        found = self.with_pins(replace(self.settings.pins, **changes))
+        return None if found is None else " ".join(f"pin.{name}={shown(value)}" for name, value in changes.items()) + f" ({_named(found)})"
+
+    def narrower(self) -> Iterator[str]:
+        """The first optimizer of fewer bytes with which a plan fits."""
+        training = self.workload.training
         for changes in NARROWER if training.optimizer == "adamw" else ():
-            narrow = replace(workload, training=replace(training, **changes))
-            found = None if narrow == workload else _fits(narrow, engines, settings, fitting=True)
+            narrow = replace(self.workload, training=replace(training, **changes))
+            found = None if narrow == self.workload else self.of(narrow)
             if found is not None:
-                help_.append(" ".join(f"train.{name}={str(value).lower()}" for name, value in changes.items()) + f" ({found})")
-                break
+                yield " ".join(f"train.{name}={str(value).lower()}" for name, value in changes.items()) + f" ({_named(found)})"
+                return
+
+    def unpacked(self) -> Iterator[str]:
+        """Supervised samples that have a sequence each, where that alone makes a plan fit, or with options that do so then."""
+        if self.workload.training.packing:
+            padded = replace(self.workload, training=replace(self.workload.training, packing=False))
+            found = self.of(padded)
+            other = _Relaxed(padded, self.engines, self.settings, self.first, fitting=True)
+            for said in (f"({_named(found)})",) if found is not None else other.options():
+                yield f"data.packing=false {said}"
+
+    def more_gpus(self) -> Iterator[str]:
+        """The fewest GPUs of those tried on which a plan fits."""
         for times in MORE_GPUS:
-            more = replace(workload, cluster=_grown(workload.cluster, times))
-            found = _fits(more, engines, settings, fitting=True)
+            more = replace(self.workload, cluster=_grown(self.workload.cluster, times))
+            found = self.of(more)
             if found is not None:
-                help_.append(f"gpus={more.cluster.num_gpus} ({found})")
-                break
-    if not help_:
-        return ""
-    return RELAX + ", or ".join(help_)
+                yield f"gpus={more.cluster.num_gpus} ({_named(found)})"
+                return
+
+    def of(self, workload: Workload) -> Plan | str | None:
+        """A plan for another workload with the user's pins."""
+        found = _fits(workload, self.engines, self.settings, fitting=True)
+        return None if found is None else self.first(workload, self.engines, self.settings) or found
+
+
+def _named(found: Plan | str) -> str:
+    """The plan's choice and time."""
+    if isinstance(found, str):
+        return found
+    modes = {span.recompute for _, span in found.spans()}
+    mode = max(modes, key=RECOMPUTE_ORDER.index)
+    seconds = "" if found.predicted is None else f", {format_seconds(found.predicted.step_time_s)} a step"
+    return f"{found.candidate.label()} recompute={mode}{seconds}"
