@@ -68,7 +68,7 @@ class Reading(Value, frozen=True, kw_only=True):
     unpriced: tuple[str, ...] = ()
     """Settings that take time or memory of which the prediction knows nothing."""
     beside: tuple[str, ...] = ()
-    """Settings that change neither: data, logs, checkpoints, first weights."""
+    """Settings that change neither time nor memory: data, logs, checkpoints, first weights."""
     assumed: tuple[str, ...] = ()
     """What the file does not say, and what was taken."""
 

@@ -110,7 +110,7 @@ def files_of(group: FitGroup, fitted: Fitted, train: Sequence[Run], kept: Sequen
 
 
 def measured_of(runs: Sequence[Run]) -> FittedOn:
-    """What of their situations these runs are an example of."""
+    """The kinds, the most GPUs and the longest samples of these runs, beyond which a prediction is extrapolation."""
     linear = {LINEAR} if any(is_linear(run.model.architecture) for run in runs) else set()
     return FittedOn(
         kinds=tuple(sorted({trained_as(run.kind == "moe", run.training.precision) for run in runs} | linear)),
@@ -120,7 +120,7 @@ def measured_of(runs: Sequence[Run]) -> FittedOn:
 
 
 def together(dense: FittedOn | None, experts: FittedOn | None) -> FittedOn | None:
-    """What either is an example of."""
+    """The kinds, the most GPUs and the longest samples of both; None: neither has any."""
     if dense is None or experts is None:
         return dense or experts
     return FittedOn(

@@ -37,7 +37,7 @@ class EngineWorkload(Value, frozen=True, kw_only=True):
     kinds: dict[str, LayerSpec]
     """The model's layers by kind."""
     counts: dict[str, int]
-    """How many there are of each."""
+    """Number of the model's layers by kind."""
     itemsize: int
     """Bytes of an activation's element."""
     weight_itemsize: int

@@ -18,7 +18,7 @@ from orchestrator.launch.render import STARTED
 Row = dict[str, Any]
 
 ITERATION = re.compile(r"iteration +(\d+)/ *(\d+) \|(.+)$")
-"""One line a logged iteration, by the last rank."""
+"""A line of the last rank for each logged iteration."""
 VALIDATION = re.compile(r"validation(?:-\S+)? loss at iteration (\d+)(?: on validation set)? \|(.+)$")
 """A line of the last rank with a validation loss; at the end of a run there is one more. Of several validation sets the first counts."""
 SUMS_GO_ON = "and before initialize_megatron] datetime:"

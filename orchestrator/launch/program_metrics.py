@@ -13,7 +13,7 @@ from orchestrator.values import Value
 Row = dict[str, Any]
 
 LOOKED_FOR = f"{megatron_log.LOOKED_FOR}, {deepspeed_csv.LOOKED_FOR}"
-"""What tells of a program's steps."""
+"""The lines and files that tell of a program's steps, as messages name them."""
 
 
 class Planned(Value, frozen=True, kw_only=True):

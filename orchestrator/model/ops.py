@@ -248,8 +248,8 @@ class Scan(Value, frozen=True, kw_only=True, tag="scan", omit_defaults=True):
 
     @property
     def elements(self) -> int:
-        """Read and written in forward, in elements of 16 bits: inputs by two kernels, the gate and the output (heads x head_dim each), B
-        and C by two kernels each, the steps (heads), and the fp32 states of all chunks written, passed on and read.
+        """Elements of 16 bits that are read and written in forward: inputs by two kernels, the gate and the output (heads x head_dim each),
+        B and C by two kernels each, the steps (heads), and the fp32 states of all chunks written, passed on and read.
 
         >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).elements
         664
@@ -313,8 +313,8 @@ class DeltaRule(Value, frozen=True, kw_only=True, tag="delta_rule", omit_default
 
     @property
     def elements(self) -> int:
-        """Read and written in forward, in elements of 16 bits: keys by four kernels, queries and the decayed keys (written once, read once)
-        by one; values, corrected values and the output written or read six times in all; the triangle twice in fp32 and twice in 16
+        """Elements of 16 bits that are read and written in forward: keys by four kernels, queries and the decayed keys (written once, read
+        once) by one; values, corrected values and the output written or read six times in all; the triangle twice in fp32 and twice in 16
         bits; each chunk's state written and read. (Its gates are a number a head and token, and are left out.)
 
         >>> DeltaRule(name="d", tokens=6, heads=2, key_dim=4, value_dim=5, chunk=3).elements
@@ -379,7 +379,7 @@ class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
     elements: int
     topk: int
     routing: Routing | None = None
-    """How unevenly they go."""
+    """How unevenly tokens go to the experts; None: evenly."""
     limit: tuple[int, int] = (1, 1)
     """Groups of experts, and in how many of them all of a token's experts are."""
 

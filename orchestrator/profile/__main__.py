@@ -55,7 +55,7 @@ NOWHERE: Final = 1e-15
 """Seconds of a hop, and of a byte, of the network that cases are priced with: there was none."""
 CPU_NAMES: Final = ("gemm_efficiency", "memory_efficiency", "op_overhead_s", "microbatch_overhead_s")
 GPU_NAMES: Final = ("gemm_efficiency", "gemm_half_tokens", "attention_efficiency", "pointwise_factor", "op_overhead_s")
-"""What the cases settle; the collectives and the update have closed forms."""
+"""Constants that the cases settle on a GPU; the collectives and the update have closed forms."""
 
 LOADED: Final = {**BOUNDS, "gemm_efficiency": (0.01, 1.0), "memory_efficiency": (0.005, 1.0), "op_overhead_s": (1e-6, 5e-3)}
 """Bounds of the constants on a machine whose cores others use too."""

@@ -27,7 +27,7 @@ def container_options(flat: Flat) -> ContainerOptions | None:
 
 
 def slurm_tree(options: SlurmOptions) -> dict[str, Any]:
-    """What is not as by default, as a recipe says it."""
+    """Slurm's options that are not at their defaults, as a recipe says them."""
     found: dict[str, Any] = {}
     for info in msgspec.structs.fields(SlurmOptions):
         value = getattr(options, info.name)

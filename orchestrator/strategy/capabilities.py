@@ -82,7 +82,7 @@ class Capabilities(Value, frozen=True, kw_only=True):
     """The engine's own rule (file and line) where it says what a field here says, by the name of the rule that follows from the field
     (strategy/legality.py)."""
     rules: tuple[Rule, ...]
-    """What no field can say."""
+    """The engine's rules that no field here can say."""
 
     def beside(self, modes: tuple[Recompute, ...]) -> list[tuple[Recompute, ...]]:
         """The modes in groups, of which a plan has one: where they may differ, all; never: each alone; in a job, layers that are recomputed

@@ -48,7 +48,7 @@ class Choice(Value, frozen=True, kw_only=True):
     short: str = ""
     """The choice's name in a plan's one-line name, where that is shorter: mbs."""
     words: tuple[tuple[Any, str], ...] = ()
-    """What that name says of a value, where it isn't short=value."""
+    """What a plan's one-line name says of a value, where it isn't short=value."""
     pin: str = ""
     """The name of its pin where that is another."""
     pin_type: Any = None

@@ -53,7 +53,7 @@ class PipelineTrainer(MegatronLayersTrainer):
         return iter([(self.inputs(batch), pipeline_layers.target(batch)) for batch in batches])
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        """What `train_batch` does before its optimizer step."""
+        """The loss of a step's micro-batches on the last stage, None elsewhere; does what `train_batch` does before its optimizer step."""
         engine = self.engine
         engine.set_dataiterator(self._microbatches(batches))
         engine.module.train()

@@ -65,8 +65,9 @@ def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
 
 
 def complete_groups(model: torch.nn.Module) -> None:
-    """Stage 1 asks the other stages of a pipeline for the norm once a group of parameters (stage_1_and_2.py:2951): a stage that has the
-    embedding alone has nothing that doesn't decay, and the others would wait for it for ever. It gets a zero that nothing reads."""
+    """Gives a stage whose parameters all decay one that does not, a zero that nothing reads. Stage 1 asks the other stages of a pipeline
+    for the norm once a group of parameters (stage_1_and_2.py:2951): a stage that has the embedding alone has nothing that doesn't decay,
+    and the others would wait for it for ever."""
     if all(parameter.dim() > 1 for parameter in model.parameters()):
         like = next(model.parameters())
         model.register_parameter("group_filler", torch.nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device)))
@@ -193,7 +194,7 @@ class DeepSpeedTrainer:
         self.engine.step()
 
     def _clip(self, most: float) -> float:
-        """Scale the gradients down to this norm (0: as they are); what it was."""
+        """Scales the gradients down to this norm (0: leaves them as they are); returns their norm before."""
         norm = self._plain_norm()
         if most and norm > most:
             for parameter in self.model.parameters():

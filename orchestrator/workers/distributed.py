@@ -25,7 +25,7 @@ TIMEOUT = timedelta(minutes=30)
 collectives."""
 
 LEAVE = timedelta(seconds=60)
-"""What a rank that is done waits for the others."""
+"""Time that a rank which is done waits for the others."""
 
 
 def quiet() -> None:

@@ -77,8 +77,8 @@ def _gpt(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
 
 
 def _llama(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
-    """transformers' LlamaForCausalLM, and Mistral, Qwen2, Qwen3, Phi-3, Mixtral, Qwen3-MoE, GLM-4.5 and DeepSeek-V3, whose names are the
-    same or nearly."""
+    """The rows of a weight in transformers' LlamaForCausalLM, and in Mistral, Qwen2, Qwen3, Phi-3, Mixtral, Qwen3-MoE, GLM-4.5 and
+    DeepSeek-V3, whose names are the same or nearly. Raises KeyError for a weight that it has not."""
     outside = {
         "embedding.word_embeddings.weight": ("model.embed_tokens.weight", a.vocab_size),
         "decoder.final_layernorm.weight": ("model.norm.weight", rows),
@@ -136,8 +136,8 @@ def has_latent(a: Architecture) -> bool:
 
 
 def _feed_forward(a: Architecture, module: str, kind: str, rows: int) -> Iterator[tuple[str, int, int]]:
-    """(name in the layer, begin, end). A gated MLP has all of the gate, then all of the other half (mlp.py,
-    apply_swiglu_sharded_factory). Experts are written one by one, as in every published checkpoint."""
+    """The rows of a feed-forward's weight: (name in the layer, begin, end). A gated MLP has all of the gate, then all of the other half
+    (mlp.py, apply_swiglu_sharded_factory). Experts are written one by one, as in every published checkpoint."""
     mixtral = is_mixtral(a)
     folder = "block_sparse_moe" if mixtral else "mlp"
     if module == "mlp.router":

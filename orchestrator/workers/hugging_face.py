@@ -19,7 +19,7 @@ from orchestrator.workers.batch import Batch
 from orchestrator.workers.blocks import BLOCK_ELEMENTS, block_seed
 
 STD = 0.02
-"""`initializer_range` of GPT-2, Llama, Qwen and BERT."""
+"""Standard deviation of weights: `initializer_range` of GPT-2, Llama, Qwen and BERT."""
 
 
 ZERO_CENTERED = ("gemma3_text",)
@@ -48,9 +48,9 @@ def build_model(fields: dict[str, Any]) -> torch.nn.Module:
 
 
 def restore_rotary_frequencies(model: torch.nn.Module) -> None:
-    """DeepSpeed casts every buffer to the training dtype, and zero.Init makes them in it: bf16 has 8 bits for frequencies that are
-    multiplied by thousands of positions. Made anew in fp32, in which the layers compute cosine and sine (modeling_llama.py,
-    LlamaRotaryEmbedding.forward)."""
+    """Makes the frequencies of rotary positions anew in fp32, in which the layers compute cosine and sine (modeling_llama.py,
+    LlamaRotaryEmbedding.forward): DeepSpeed casts every buffer to the training dtype, and zero.Init makes them in it, and bf16 has 8 bits
+    for frequencies that are multiplied by thousands of positions."""
     for module in model.modules():
         names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
         if names:  # several where kinds of layers have frequencies of their own (modeling_gemma3.py)
@@ -148,7 +148,7 @@ def _of_state_space(config: Any, name: str) -> Callable[..., Any] | None:
 
 
 def _decays(block: torch.Tensor, *, generator: torch.Generator) -> None:
-    """Logarithms of 1, 2, 3 and so on."""
+    """Fills a state space's decays with the logarithms of 1, 2, 3 and so on."""
     block.copy_(torch.arange(1, block.numel() + 1, dtype=block.dtype).log())
 
 

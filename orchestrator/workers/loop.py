@@ -49,12 +49,12 @@ class Trainer(Protocol):
     groups: Groups
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        """Gradients of the mean loss over the micro-batches, reduced; the loss over this data-parallel rank's micro-batches on the last
-        pipeline stage, None elsewhere."""
+        """Computes and reduces the gradients of the mean loss over the micro-batches; returns the loss over this data-parallel rank's
+        micro-batches on the last pipeline stage, None elsewhere."""
         ...
 
     def update(self, lr: float) -> float | None:
-        """Clip, step, clear; the gradients' global norm before clipping."""
+        """Clips, steps and clears; returns the gradients' global norm before clipping."""
         ...
 
     def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
@@ -104,7 +104,7 @@ class HasExperts(Protocol):
 
 
 class NonFiniteLossError(Exception):
-    """Loss or gradient norm is NaN or infinite."""
+    """Raised where the loss or the gradient norm is NaN or infinite."""
 
 
 def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
