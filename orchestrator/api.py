@@ -168,17 +168,18 @@ def audit(path: str | Path, **keys: Any) -> Audit:
 
 def compare(one: Answer | Plan | str | Path, other: Answer | Plan | str | Path) -> Comparison:
     """Two plans, cause by cause: answers, plans, or paths of plan.json or of a run's folder. Raises InputError."""
-    return compared(_plan_of(one), _plan_of(other))
+    (first, chance), (second, others) = _plan_of(one), _plan_of(other)
+    return compared(first, second, (chance, others))
 
 
-def _plan_of(given: Answer | Plan | str | Path) -> Plan:
-    if isinstance(given, Answer):
-        return given.plan
+def _plan_of(given: Answer | Plan | str | Path) -> tuple[Plan, float | None]:
+    """The plan that is given, with its chance of running out of memory, where that is known."""
     if isinstance(given, Plan):
         if given.predicted is not None:
-            return given
+            return given, None
         raise InputError("plan", to_json(given)[:20], "has no prediction")
-    return plan(plan=str(plan_file(given))).plan
+    answer = given if isinstance(given, Answer) else plan(plan=str(plan_file(given)))
+    return answer.plan, None if answer.plan.cluster.is_cpu else answer.chance_of_not_fitting
 
 
 def plan_file(path: str | Path) -> Path:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TypeVar
 
 from msgspec.structs import replace
 
-from orchestrator.cost import uncertainty
+from orchestrator.cost import memory_policy, uncertainty
 from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.memory_policy import MemoryPolicy
 from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
-from orchestrator.errors import InputError, NoPlanError
+from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import describe
 from orchestrator.model.parts import FeedForward
@@ -26,23 +26,10 @@ from orchestrator.search.question import PlannedEngine
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.pins import MemoryLimit
 
-T = TypeVar("T")
-
 
 def kept_limit(plan: Plan, limits: Sequence[MemoryLimit]) -> MemoryLimit:
     """The first of the limits that the plan's predicted peaks keep, else the last one."""
     return next((limit for limit in limits if fits(plan, limit)), limits[-1])
-
-
-def within(limits: Sequence[MemoryLimit], planned: Callable[[MemoryLimit], T]) -> T:
-    """What is planned within the first of the limits that holds a plan. Raises the last one's NoPlanError."""
-    *stricter, last = limits
-    for limit in stricter:
-        try:
-            return planned(limit)
-        except NoPlanError:
-            continue
-    return planned(last)
 
 
 class EnginePrices:
@@ -61,56 +48,37 @@ class EnginePrices:
         return uncertainty.situation(model, training, self.settings.cluster, self.fitted, transformers=transformers)
 
     @cached_property
-    def constants(self) -> Calibration:
-        """The fitted constants, with as much memory kept free as memory.risk= asks for, where it is given. Raises InputError for a risk
-        that the measured peaks are too few to tell."""
-        risk = self.settings.limit.risk
-        if risk is None:
-            return self.fitted
-        try:
-            return replace(self.fitted, memory_margin=uncertainty.kept_free(risk, self.situation))
-        except ValueError as error:
-            raise InputError("memory.risk", f"{risk:g}", str(error)) from None
-
-    @cached_property
-    def cautious_margin(self) -> float | None:
-        """The share of memory that plans leave free where they can (`cost.uncertainty.cautious_margin`); None also where the user has said
-        how much is kept free."""
-        limit = self.settings.limit
-        if limit.risk is not None or limit.reserve is not None or self.settings.cluster.is_cpu:
-            return None
-        return uncertainty.cautious_margin(self.situation, self.fitted)
+    def policy(self) -> MemoryPolicy:
+        """How much of a GPU's memory plans may use. With profile=, in which the layers' memory was measured, all but the reserve: published
+        runs say nothing of its error. Raises InputError."""
+        asked = self.settings.limit
+        if self.settings.profile is None:
+            return memory_policy.policy(asked, self.situation, self.fitted)
+        if asked.risk is not None:
+            why = "goes by published peaks, and the layers of profile= were measured: memory.reserve_gib= says what is kept free"
+            raise InputError("memory.risk", f"{asked.risk:g}", why)
+        return memory_policy.reserve_alone(self.fitted)
 
     @property
-    def limits(self) -> list[MemoryLimit]:
-        """What a plan may take of a GPU's memory, the strictest first: the next counts where no plan keeps it. With profile=, in which the
-        layers' memory was measured, the reserve alone: published runs say nothing of its error. Raises InputError."""
-        limit = self.settings.limit
-        if self.settings.profile is not None:
-            if limit.risk is not None:
-                why = "goes by published peaks, and the layers of profile= were measured: memory.reserve_gib= says what is kept free"
-                raise InputError("memory.risk", f"{limit.risk:g}", why)
-            return [limit.of(self.fitted.memory_margin)]
-        return uncertainty.memory_limits(limit, self.constants.memory_margin, self.cautious_margin)
+    def limits(self) -> tuple[MemoryLimit, ...]:
+        """What plans may use of a GPU's memory in bytes, the strictest first. Raises InputError."""
+        return self.policy.limits(self.settings.limit)
 
     def chance(self, peak_bytes: float) -> float:
         """The chance, 0 to 1, that a rank with this predicted peak runs out of memory, on GPUs of one type."""
-        return uncertainty.chance_of_not_fitting(peak_bytes, self.settings.limit.limit, self.situation)
+        return memory_policy.chance([peak_bytes], [self.settings.limit.limit], self.situation)
 
     def chance_of(self, plan: Plan) -> float:
         """The chance, 0 to 1, that the plan's fullest rank runs out of memory."""
         assert plan.predicted is not None  # every plan that is found is priced
         if not plan.cluster.parts:
             return self.chance(plan.predicted.peak_memory_bytes)
-        limits = [self.settings.limit.parts[plan.cluster.part_of(index, plan.pp)] for index in range(plan.pp)]
-        stages = zip(plan.predicted.by_stage, limits, strict=True)
-        return max(uncertainty.chance_of_not_fitting(stage.peak_memory_bytes, limit, self.situation) for stage, limit in stages)
+        rooms = [self.settings.limit.parts[plan.cluster.part_of(index, plan.pp)] for index in range(plan.pp)]
+        return memory_policy.chance([stage.peak_memory_bytes for stage in plan.predicted.by_stage], rooms, self.situation)
 
     def engine(self, capabilities: Capabilities) -> PlannedEngine:
-        """The engine as a search sees it, if this is what it can do. Raises InputError as `constants`."""
-        return PlannedEngine(
-            capabilities=capabilities, traits=self.traits, calibration=self.constants, cautious_margin=self.cautious_margin
-        )
+        """The engine as a search sees it, if this is what it can do. Raises InputError as `policy`."""
+        return PlannedEngine(capabilities=capabilities, traits=self.traits, calibration=self.fitted, policy=self.policy)
 
     def costs(self, plan: Plan) -> CostModel:
         """The prices of plans for the same model, training and cluster as this one's."""

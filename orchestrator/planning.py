@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator import recipe
 from orchestrator.cost import calibration
-from orchestrator.cost.uncertainty import USUAL_RISK
+from orchestrator.cost.memory_policy import USUAL_RISK
 from orchestrator.engine_prices import EnginePrices, kept_limit
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.engine import Entry, OwnLoop
@@ -83,24 +83,15 @@ class Found(Value, frozen=True, kw_only=True):
     limit: MemoryLimit
     """Bytes that the plan could use, with what is kept free for its engine."""
     none_cautious: bool = False
-    """No plan of the search has a chance of running out of memory of USUAL_RISK at most, or only much slower ones (`safer`)."""
-    safer: Plan | None = None
-    """The fastest with such a chance, where it is much slower than the plan."""
+    """No plan of the search has a chance of running out of memory of USUAL_RISK at most."""
     fuller: Plan | None = None
-    """The fastest plan that fills memory up to the reserve, where somebody asks and it is the faster one."""
+    """The fastest plan under the last of the memory policy's limits, where somebody asks and it is the faster one."""
     uneven: Unevenness | None = None
     """What model.routing costs, where it is given."""
     bounds: Bounds = UNKNOWN
     """Seconds that no plan undercuts by the search, by what was left out (`SearchResult.bounds`)."""
     space: Space | None = None
-    """What was searched, by the reserve alone where no plan leaves more free; None for a saved plan."""
-
-    @property
-    def safer_takes(self) -> float | None:
-        """The step of `safer` over the plan's."""
-        if self.safer is None or self.safer.predicted is None or self.plan.predicted is None:
-            return None
-        return self.safer.predicted.step_time_s / self.plan.predicted.step_time_s
+    """What was searched, under the last of the memory policy's limits alone where no plan keeps the first; None for a saved plan."""
 
 
 class Space(Value, frozen=True, kw_only=True):
@@ -112,13 +103,9 @@ class Space(Value, frozen=True, kw_only=True):
     planned: tuple[PlannedEngine, ...]
     settings: SearchSettings
 
-    def by_reserve(self) -> Space:
-        """The space where plans may fill memory up to the reserve, though others leave more free. No layer is priced again."""
-        return msgspec.structs.replace(self, planned=tuple(engine.keeping_free() for engine in self.planned))
-
-    def cautious_alone(self) -> Space:
-        """The space where no plan may leave less memory free than is usual."""
-        return msgspec.structs.replace(self, planned=tuple(engine.keeping_free(engine.cautious_margin) for engine in self.planned))
+    def held_to(self, level: int) -> Space:
+        """The space under one limit of the memory policy alone (`MemoryPolicy.alone`). No layer is priced again."""
+        return msgspec.structs.replace(self, planned=tuple(engine.held_to(level) for engine in self.planned))
 
     def unproven(self) -> Space:
         """The space without a proof at the search's end that what was left out is slower."""
@@ -258,7 +245,7 @@ class Planner:
         plan = self._completed(space, result.plan)
         engine = space.planned[space.index(plan)]
         limit = kept_limit(plan, space.settings.limits_for(engine, space.workload))
-        none_cautious = engine.cautious_margin is not None and limit.risk is None
+        none_cautious = len(engine.policy.kept) > 1 and limit.risk is None
         return Found(
             plan=plan,
             alternatives=result.alternatives,
@@ -269,9 +256,8 @@ class Planner:
             limit=limit,
             bounds=result.bounds,
             none_cautious=none_cautious,
-            safer=result.too_slow,
             fuller=self._shown_fuller(space, result.fuller, plan),
-            space=space.by_reserve() if none_cautious else space,
+            space=space.held_to(-1) if none_cautious else space,
         )
 
     def searched(self, progress: Progress | None = None, without: Collection[str] = (), *, with_fuller: bool = False) -> Found:
@@ -356,7 +342,7 @@ class Planner:
     def explained(self, pins: Pins, limit: MemoryLimit) -> tuple[Explanation, ...]:
         """What `pins` would bring, of plans held to the same `limit` as the plan that they are compared with."""
         space = self.space()
-        return (space if limit.risk is not None else space.by_reserve()).explain(pins)
+        return (space if limit.risk is not None else space.held_to(-1)).explain(pins)
 
     def elsewhere(self, plan: Plan) -> Elsewhere | None:
         """The best plan of the same engine, whose checkpoints it can go on from, on explain.gpus= GPUs; None: nobody asks."""

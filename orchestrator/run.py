@@ -25,8 +25,9 @@ from orchestrator.asking.answer import Answer
 from orchestrator.commands import INTERRUPTED, alone, command
 from orchestrator.console.listed import by_name
 from orchestrator.cost import calibration
+from orchestrator.cost.memory_policy import within
 from orchestrator.cost.mixed import cost_model
-from orchestrator.engine_prices import EnginePrices, within
+from orchestrator.engine_prices import EnginePrices
 from orchestrator.engines import ENGINES, Engine
 from orchestrator.engines.engine import OwnLoop
 from orchestrator.errors import InputError, LaunchError, NoPlanError, no_room

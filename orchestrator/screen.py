@@ -146,7 +146,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if not plan.cluster.is_cpu and plan.predicted is not None and plan.predicted.by_stage:
         chance, pins = Planner(settings).chance_of_not_fitting(plan), settings.pins.given() if found.none_cautious else None
         own = plan.prices is not None and plan.prices.own_peaks
-        say(risk_text(chance, found.limit, pins, own_peaks=own, longer=found.safer_takes))
+        say(risk_text(chance, found.limit, pins, own_peaks=own))
 
 
 def show_search(console: Console, settings: Settings, found: Found) -> None:

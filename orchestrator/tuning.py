@@ -188,10 +188,10 @@ def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[s
     seen = {trial.plan.candidate for trial in trials}
     most = min((_peak(trial.plan) for trial in trials if trial.out_of_memory), default=float("inf"))
     some, more = len(trials) + 1, 4 * len(trials) + 8
-    for top_k, filled in ((some, False), (more, False), (more, True)):  # last, up to the reserve: the trial shows whether it fits
+    for top_k, filled in ((some, False), (more, False), (more, True)):  # last, what is less sure: the trial shows whether it fits
         asked = Planner(settings).space(top_k=top_k, without=without)
         try:
-            found = Planner(settings).fastest(asked.by_reserve() if filled else asked)
+            found = Planner(settings).fastest(asked.held_to(-1) if filled else asked)
         except NoPlanError:
             if not trials:
                 raise

@@ -68,7 +68,8 @@ class Sweep(Value, frozen=True, kw_only=True):
                 continue
             said = f"{answer.plan.engine} {choice(answer.plan)}"
             rows.append(
-                Row(keys=point.keys, plan=said, budget=answer.budget, memory_free=answer.memory_free, on_front=id(point) in front)
+                Row(keys=point.keys, plan=said, budget=answer.budget, memory_free=answer.memory_free, on_front=id(point) in front,
+                    chance=None if answer.plan.cluster.is_cpu else answer.chance_of_not_fitting)
             )  # fmt: skip
         return rows
 

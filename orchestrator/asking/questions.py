@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point
 from orchestrator.errors import InputError, NoPlanError
-from orchestrator.planning import Planner, Space
+from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.report.budget import DAY_S
 from orchestrator.search.planner import Progress
@@ -165,12 +165,12 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
     key, start, unit = asked_value(settings)
     rules = (NO_ACCUMULATION,) if settings.largest == "global_batch_size" else ()
     tried: list[Point] = []
-    filled = Space.cautious_alone
+    level = 0
 
     def fits(value: int) -> bool:
         try:
             at = load({key: str(value)})
-            found = Planner(at).fastest(filled(Planner(at).space(top_k=1, prunings=rules)), any_plan=True)
+            found = Planner(at).fastest(Planner(at).space(top_k=1, prunings=rules).held_to(level), any_plan=True)
         except (InputError, NoPlanError) as error:
             tried.append(Point(keys={key: str(value)}, why=str(error)))
             return False
@@ -182,8 +182,8 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
 
     most = min(LARGEST, settings.architecture.max_position_embeddings) if settings.largest == "seq_length" else LARGEST
     best = largest_of(fits, start, unit, grain, most)
-    if best is None and not settings.cluster.is_cpu:  # where no plan is as cautious as is usual, up to the reserve
-        tried, filled = [], Space.by_reserve
+    if best is None and not settings.cluster.is_cpu:  # where no plan keeps the first of the memory policy's limits, the last
+        tried, level = [], -1
         best = largest_of(fits, start, unit, grain, most)
     if best is None:
         raise NoPlanError(f"largest={settings.largest}: {key}={unit} has no plan either: {tried[-1].why}")

@@ -16,6 +16,7 @@ from orchestrator.audit import changes, formats
 from orchestrator.audit.build import Judge, Judged
 from orchestrator.audit.changes import Better
 from orchestrator.audit.reading import Reading, Setup, Source
+from orchestrator.cost.memory_policy import LIKELY
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
@@ -106,11 +107,13 @@ class Audit:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the fullest rank has the memory; None: there is no plan, or it lacks some by a price that knows nothing of settings which
-        may change that (`not_priced`)."""
-        if self.judged is None or (self.judged.lacking_bytes and self.not_priced):
+        """Whether the fullest rank has the memory, as a plan would need it; None: there is no plan, or it lacks some by a price that knows
+        nothing of settings which may change that (`not_priced`), or that says so with a chance below LIKELY (`Judged.chance`)."""
+        if self.judged is None:
             return None
-        return not self.judged.lacking_bytes
+        if not self.judged.lacking_bytes:
+            return True
+        return None if self.not_priced or (self.judged.chance or 1.0) < LIKELY else False
 
     @property
     def not_priced(self) -> tuple[str, ...]:
@@ -148,7 +151,8 @@ class Audit:
     def fastest(self) -> Plan | None:
         """The fastest plan of a search over everything, of this engine or another, with what only the user may ask for (`Choice.offered`)
         where the file asks for it and that is faster; None: nothing fits."""
-        asked = {one.pin: one.offered for one in CHOICES if one.offered is not None and getattr(self.setup, one.name) == one.offered}
+        values = {one.pin: (getattr(self.setup, one.name), one.offered.values) for one in CHOICES if one.offered is not None}
+        asked = {pin: value for pin, (value, offered) in values.items() if value in offered}
         found = []
         for pins in ({}, asked) if asked else ({},):
             settings = msgspec.structs.replace(self.settings, pins=msgspec.structs.replace(self.settings.pins, **pins))
@@ -199,13 +203,16 @@ class Audit:
             "tokens_per_s_per_gpu": plan.predicted.tokens_per_s_per_gpu if plan and plan.predicted else None,
             "tokens_per_s_per_gpu_90": budget(plan).interval("tokens_per_s_per_gpu") if plan and plan.predicted else None,
             "peak_memory_bytes": None if self.judged is None else self.judged.peak_memory_bytes,
+            "usable_memory_bytes": self.judge.limit.usable,
+            "chance_of_not_fitting": None if self.judged is None else self.judged.chance,
             "tightest_stage": self.tightest_stage,
             "unknown": list(self.reading.unknown),
             "unpriced": list(self.reading.unpriced),
             "beside": list(self.reading.beside),
             "assumed": list(self.reading.assumed),
             "changes": [{"what": row.what, "step_time_s": row.judged.step_time_s, "peak_memory_bytes": row.judged.peak_memory_bytes,
-                         "fits": not row.judged.lacking_bytes, "diff": row.diff} for row in rows],
+                         "fits": not row.judged.lacking_bytes, "chance_of_not_fitting": row.judged.chance, "diff": row.diff}
+                        for row in rows],
         }  # fmt: skip
 
 

@@ -29,6 +29,8 @@ class Judged(Value, frozen=True, kw_only=True):
     plan: Plan
     rule: str
     limit: MemoryLimit
+    chance: float | None
+    """The chance of running out of memory, 0 to 1; None on the CPU, of which nothing is published."""
 
     @property
     def step_time_s(self) -> float:
@@ -57,9 +59,9 @@ class Judge:
     def __init__(self, settings: Settings, engine: str) -> None:
         self.settings = settings
         planner = Planner(settings)
-        prices = planner.prices_for(engine)
-        self.engine = prices.engine(ENGINES[engine].capabilities(settings.cluster.software)).keeping_free()
-        self.limit = prices.limits[-1]
+        self.prices = planner.prices_for(engine)
+        self.engine = self.prices.engine(ENGINES[engine].capabilities(settings.cluster.software))
+        self.limit = self.prices.limits[0]
         self.workload = planner.workload
         self.model = self.workload.model
 
@@ -76,7 +78,8 @@ class Judge:
         except (KeyError, ZeroDivisionError, ValueError) as error:
             raise InputError("audit", None, rule or f"has no price: {error}") from None
         plan = replace(plan, predicted=predicted, calibration=self.engine.calibration.name)
-        return Judged(plan=plan, rule=rule, limit=self.limit)
+        chance = None if self.settings.cluster.is_cpu else self.prices.chance_of(plan)
+        return Judged(plan=plan, rule=rule, limit=self.limit, chance=chance)
 
 
 def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:

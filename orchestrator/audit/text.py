@@ -13,7 +13,7 @@ from orchestrator.audit.audit import Audit, Change
 from orchestrator.audit.build import Judged
 from orchestrator.report import text
 from orchestrator.screen import FILE_WIDTH, Trimmed
-from orchestrator.units import format_bytes, format_seconds
+from orchestrator.units import format_amount, format_bytes, format_seconds
 
 SHOWN_LENGTH = 90
 """Characters of a setting beside; --json has all of it."""
@@ -53,18 +53,25 @@ def show(console: Console, audit: Audit) -> None:
 
 
 def fits_text(audit: Audit, judged: Judged) -> str:
-    """The tightest rank against what a GPU has for it."""
+    """The tightest rank against what a GPU has for it, and the chance that it runs out."""
     stage = audit.tightest_stage or 0
     where = f"ranks of stage {stage} ({text.ranks_of(judged.plan, stage)})" if judged.plan.pp > 1 else "every rank"
     need = f"{format_bytes(judged.peak_memory_bytes)} of {format_bytes(judged.limit.usable)} usable, {where}"
     if audit.fits:
-        return f"fits: {need}"
-    lacks = f"lacks {format_bytes(judged.lacking_bytes)}: {need}"
+        return f"fits: {need}{chance_text(judged)}"
+    lacks = f"lacks {format_bytes(judged.lacking_bytes)}: {need}{chance_text(judged)}"
     if audit.fits is False:
         return f"DOES NOT FIT, {lacks}"
+    if not audit.not_priced:
+        return f"may not fit, {lacks}"
     first, *others = (one.split()[0] for one in audit.not_priced)
     settings = f"{first} and {len(others)} more settings" if others else first
     return f"can't be told: by a price that knows nothing of {settings} it {lacks}"
+
+
+def chance_text(judged: Judged) -> str:
+    """The chance of running out of memory, as what follows the bytes that are needed."""
+    return "" if judged.chance is None else f"; {format_amount(100 * judged.chance, 2)}% chance of running out"
 
 
 def left_lines(audit: Audit) -> Iterator[str]:
@@ -105,7 +112,7 @@ def _change(title: str, audit: Audit, change: Change) -> Iterator[str]:
     need = format_bytes(judged.peak_memory_bytes)
     room = f"{need} at the peak" if not judged.lacking_bytes else f"still lacks {format_bytes(judged.lacking_bytes)}"
     yield ""
-    yield f"{title}: {change.what}: {format_seconds(judged.step_time_s)} a step{gain}, {room}"
+    yield f"{title}: {change.what}: {format_seconds(judged.step_time_s)} a step{gain}, {room}{chance_text(judged)}"
     if change.text is None:
         yield "  (the file has no place where this could be said by changing a word)"
     yield from (f"  {line}" for line in change.diff.splitlines())

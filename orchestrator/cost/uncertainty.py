@@ -28,7 +28,6 @@ from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import FittedOn
-from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.values import Value
 
 Beyond = Literal["engine", "gpu", "experts", "linear attention", "precision", "scale", "sequence length"]
@@ -50,8 +49,6 @@ source do. With this 87% of all runs are held when their source is left out, and
 has 74.8%."""
 POOR: Final = 0.15
 """Median error of a generation's published runs above which a plan says so."""
-USUAL_RISK: Final = 0.05
-"""The chance of running out of memory that a plan has at most where the user says nothing of memory, and there is such a plan."""
 STEADY: Final = 20
 """Runs of a cell at which it has half the weight that it would have with very many."""
 
@@ -283,20 +280,3 @@ def kept_free(risk: float, now: Situation) -> float:
     candidates = [1.0, *near.values[bisect_right(near.values, 1.0) :]]
     first = bisect_left(candidates, True, key=lambda ratio: near.share_above(ratio * (1 + 1e-9)) <= risk)
     return 1 - 1 / (candidates[first] * (1 + 1e-9))
-
-
-def cautious_margin(now: Situation, calibration: Calibration) -> float | None:
-    """The share of a GPU's memory that a plan leaves free where it can, so that its chance of running out is USUAL_RISK at most, by the
-    errors of runs that nobody fitted. None: the calibration's `memory_margin` keeps as much free, or counts alone: on the CPU, of which
-    nothing is published, and where the user's own runs measured it and nothing is predicted beyond them (as for `interval`)."""
-    if not now.generation or (calibration.own_peaks and (not now.beyond or calibration.fitted is None)):
-        return None
-    margin = kept_free(USUAL_RISK, now)
-    return margin if margin > calibration.memory_margin else None
-
-
-def memory_limits(limit: MemoryLimit, margin: float, cautious: float | None) -> list[MemoryLimit]:
-    """What plans may take of a GPU's memory, the strictest first: the next counts where no plan keeps it. `margin`: the share that is kept
-    free in any case; `cautious`: the larger one with which the chance of running out is USUAL_RISK at most, where plans keep that."""
-    reserve = limit.of(margin)
-    return [reserve] if cautious is None else [limit.of(cautious, USUAL_RISK), reserve]

@@ -130,7 +130,7 @@ class Inputs(Value, frozen=True, kw_only=True):
             "chance of running out of memory that a plan may have, by how far off measured peaks were: 1%",
             type=float,
             read=share,
-            default="5% where a plan is so sure and no tenth slower; else the engine's reserve, by its own measured peaks",
+            default="5% where a plan is so sure; else the engine's reserve, by its own measured peaks",
         ),
     ] = None
     batch: Annotated[

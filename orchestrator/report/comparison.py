@@ -31,6 +31,8 @@ class Comparison(Value, frozen=True, kw_only=True):
     """Seconds of the step by cause (one's, the other's), the largest difference first."""
     memory_bytes: dict[str, tuple[float, float]]
     """Bytes of each plan's fullest stage by cause (one's, the other's)."""
+    chances: tuple[float | None, float | None] = (None, None)
+    """The chances that they run out of memory, 0 to 1; None: not known."""
 
     @property
     def difference(self) -> float:
@@ -75,8 +77,8 @@ class Comparison(Value, frozen=True, kw_only=True):
     def summary(self) -> dict[str, Any]:
         """The comparison as JSON has it."""
         return {
-            "one": facts(self.one),
-            "other": facts(self.other),
+            "one": facts(self.one) | {"chance_of_not_fitting": self.chances[0]},
+            "other": facts(self.other) | {"chance_of_not_fitting": self.chances[1]},
             "difference": self.difference,
             "difference_90": self.difference_90,
             "step_time_s_by_cause": self.seconds,
@@ -100,12 +102,13 @@ def facts(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compared(one: Plan, other: Plan) -> Comparison:
-    """Raises ValueError for a plan without prediction."""
+def compared(one: Plan, other: Plan, chances: tuple[float | None, float | None] = (None, None)) -> Comparison:
+    """The two plans side by side, with the `chances` that they run out of memory. Raises ValueError for a plan without prediction."""
     if one.predicted is None or other.predicted is None:
         raise ValueError("a plan has no prediction")
     memory = [max(plan.by_stage, key=lambda stage: stage.peak_memory_bytes).memory_by_cause for plan in (one.predicted, other.predicted)]
-    return Comparison(one=one, other=other, seconds=_pairs(one.predicted.by_cause, other.predicted.by_cause), memory_bytes=_pairs(*memory))
+    seconds = _pairs(one.predicted.by_cause, other.predicted.by_cause)
+    return Comparison(one=one, other=other, seconds=seconds, memory_bytes=_pairs(*memory), chances=chances)
 
 
 def _pairs(one: dict[str, float], other: dict[str, float]) -> dict[str, tuple[float, float]]:
@@ -122,6 +125,8 @@ def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other"))
     for name, figure, write in WRITTEN:
         head.add_row(name, *(budget(plan).said(figure, write) for plan in (of.one, of.other)))
     head.add_row("memory", format_bytes(first["peak_memory_bytes"]), format_bytes(second["peak_memory_bytes"]))
+    if any(chance is not None for chance in of.chances):
+        head.add_row("runs out", *("" if chance is None else f"{format_amount(100 * chance, 2)}% chance" for chance in of.chances))
     longer = Text(f"{names[1]} takes {of.difference_text()}")
     step = _causes("step time", of.seconds, names, seconds=True)
     memory = _causes("memory of the fullest stage", of.memory_bytes, names, seconds=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import ceil
 
-from orchestrator.cost.uncertainty import USUAL_RISK
+from orchestrator.cost.memory_policy import USUAL_RISK
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import format_amount
 
@@ -18,19 +18,13 @@ def risk_text(
     none_cautious: Collection[str] | None = None,
     *,
     own_peaks: bool = False,
-    longer: float | None = None,
 ) -> str:
     """How sure it is that the plan fits. `none_cautious`: the pins under which no plan has as small a chance of running out as is usual;
-    None: one has, or that is not known. `own_peaks`: the reserve is by measured peaks of the user's own runs. `longer`: the step of the
-    fastest plan with so small a chance over this one's, where it is so much slower that it was not taken."""
+    None: one has, or that is not known. `own_peaks`: the reserve is by measured peaks of the user's own runs."""
     said = f"risk: {format_amount(100 * chance, 2)}% chance of running out of memory, {BY}"
     if limit.risk is None and limit.margin is not None:
         whose = "those of your own runs" if own_peaks else "this engine's fitted ones"
         said += f" (the reserve goes by {whose})"
-    if longer is not None:
-        usual = f"{100 * USUAL_RISK:g}%"
-        dear = f"a step takes {100 * (longer - 1):.0f}% longer"
-        return f"{said}; with at most {usual} {dear}, which is not worth it unasked (memory.risk={usual})"
     if none_cautious is not None:
         where = "under these pins" if none_cautious else "on these GPUs"
         said += f"; no plan {where} has at most {100 * USUAL_RISK:g}%, so that the reserve alone is kept free"

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cost.uncertainty import USUAL_RISK
+from orchestrator.cost.memory_policy import USUAL_RISK
 from orchestrator.model.routing import Unevenness, times
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prediction, Stage

@@ -50,8 +50,6 @@ BEYOND = 1.02
 """Times the k-th best time: how far a choice's bound is looked for. Another search of a part of the space begins with it (`known`), and
 the plan that it finds is mostly a little slower."""
 STOPPED = "not looked at: the search was stopped before (search.budget_s)"
-DEAR = 1.1
-"""Times the step of the fastest plan up to the reserve that a plan with more memory free may take."""
 REJECTED_IN_PLAN = 40
 """Reasons that plan.json keeps; candidates.csv has all."""
 
@@ -61,7 +59,7 @@ Progress = Callable[[int, int, float | None], None]
 
 class Bounds(NamedTuple):
     """Seconds that no plan of an outer choice undercuts, of those that a search looked at; infinite where none fits. `fuller`: of plans
-    that may use what the engines' `cautious_margin` keeps free, where the others may not."""
+    that are held to the last limits of the engines' policies, where the others are held to the first."""
 
     usual: Mapping[Candidate, float] = {}
     fuller: Mapping[Candidate, float] = {}
@@ -85,11 +83,8 @@ class SearchResult(Value, frozen=True, kw_only=True):
     at_least_s: float | None = None
     """Seconds that no plan of the space undercuts: the plan's own where it is proven. None where the search was stopped."""
     bounds: Bounds = UNKNOWN
-    too_slow: Plan | None = None
-    """The fastest that leaves the engines' `cautious_margin` free, where it takes DEAR times as long as the plan."""
     fuller: Plan | None = None
-    """The fastest plan by the calibrations alone, where that was asked for and `plan` leaves the `cautious_margin` free; nothing is proven
-    of it."""
+    """The fastest plan under the last limits of the engines' policies, where that was asked for; nothing is proven of it."""
 
 
 SHAPE, GROUP, FLOOR, SOLVE, AGAIN = -2, -1, 0, 1, 2
@@ -129,52 +124,45 @@ def search(
 ) -> SearchResult:
     """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
 
-    Plans leave the engines' `cautious_margin` free; where none does, or the fastest that does takes DEAR times as long, what the
-    calibrations say. `with_fuller`: also `fuller`, whose search goes first: its bounds hold for less memory too.
+    Plans keep the first limits of the engines' policies; where none does, the last ones. `with_fuller`: also `SearchResult.fuller`, whose
+    search goes first: its bounds hold for less memory too.
 
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
     """
     space, stop = _Space(workload, engines, settings), stop or (lambda: False)
-    cautious = fuller = None
+    several = any(len(engine.policy.kept) > 1 for engine in engines)
     usual, full = known
-    if any(engine.cautious_margin is not None for engine in engines):
-        if with_fuller:
-            fuller = _Search(space, full, stop, top_k=1)
-            fuller.look(None)
-            usual = full = fuller.bounds
-            if not fuller.best.ranked:
-                fuller.result(float("inf"))  # raises
-        cautious = _Search(space, usual, stop, cautious=True)
-        cautious.look(progress)
-        least, score = cautious.finish(), cautious.best.score
-        if score is not None:
-            if fuller is None and cautious.complete:
-                fuller = _Search(space, full, lambda: True, top_k=1, below_s=score / DEAR)
-                fuller.look(None)
-            fullest_s = fuller.best.score if fuller is not None else None
-            if fullest_s is None or fullest_s * DEAR >= score:
-                bounds = Bounds(cautious.bounds, {} if fuller is None else fuller.bounds)
-                beside = fuller.plan() if with_fuller and fuller is not None else None
-                return replace(cautious.result(least), bounds=bounds, fuller=beside)
-        usual = full  # that less memory does not hold a choice says nothing of more
-    running = _Search(space, usual, stop)
+    fuller = None
+    if with_fuller and several:
+        fuller = _Search(space, full, stop, level=-1, top_k=1)
+        fuller.look(None)
+        usual = full = fuller.bounds
+        if not fuller.best.ranked:
+            return fuller.result(float("inf"))  # raises
+    running = _Search(space, usual, stop, level=0)
     running.look(progress)
-    safer = cautious.plan() if cautious is not None and cautious.best.ranked else None
-    return replace(running.result(running.finish()), too_slow=safer)
+    least = running.finish()
+    if several and not running.best.ranked:  # that less memory does not hold a choice says nothing of more
+        running = _Search(space, full, stop, level=-1)
+        running.look(progress)
+        least = running.finish()
+    beside = None if fuller is None else fuller.plan()
+    bounds = Bounds(running.bounds, {} if fuller is None else fuller.bounds)
+    return replace(running.result(least), bounds=bounds, fuller=beside)
 
 
 def faster(workload: Workload, engines: Engines, settings: SearchSettings, below_s: float, *, any_plan: bool = False) -> Plan | None:
-    """The fastest plan that takes less than so many seconds and leaves free what `search` does where it can; None: there is none. It is
+    """The fastest plan that takes less than so many seconds and keeps the first limits of the engines' policies; None: there is none. It is
     found sooner than the fastest of all: the bound cuts from the start. `any_plan`: the first that is found will do."""
-    running = _Search(_Space(workload, engines, settings), {}, lambda: any_plan, cautious=True, top_k=1, below_s=below_s)
+    running = _Search(_Space(workload, engines, settings), {}, lambda: any_plan, level=0, top_k=1, below_s=below_s)
     running.look(None)
     return running.plan() if running.best.ranked else None
 
 
 def _first(workload: Workload, engines: Engines, settings: SearchSettings) -> Plan | None:
-    """The first plan that fits up to the engines' reserve, which bounds make a fast one; None: none does."""
-    return faster(workload, [engine.keeping_free() for engine in engines], settings, float("inf"), any_plan=True)
+    """The first plan that fits under the last limits of the engines' policies, which bounds make a fast one; None: none does."""
+    return faster(workload, [engine.held_to(-1) for engine in engines], settings, float("inf"), any_plan=True)
 
 
 def fastest_of(
@@ -185,7 +173,7 @@ def fastest_of(
     below_s: float,
     rules: Sequence[Rule],
 ) -> Plan | None:
-    """The fastest plan of one engine's choices that takes less than `below_s` seconds and leaves free what `faster` does; None: there is
+    """The fastest plan of one engine's choices that takes less than `below_s` seconds and keeps what `faster` does; None: there is
     none. `bounds`: for each choice, seconds that none of its plans undercuts; choices that break one of the `rules` are left out."""
     costs, limit, found = engine.costs(workload), settings.limits_for(engine, workload)[0], None
     capabilities = engine.capabilities
@@ -292,14 +280,15 @@ class _Search:
         known: Mapping[Candidate, float],
         stop: Callable[[], bool],
         *,
-        cautious: bool = False,
+        level: int,
         top_k: int | None = None,
         below_s: float = float("inf"),
     ) -> None:
-        """Starts a search. `top_k`: plans that are wanted, in place of the settings' number."""
+        """Starts a search. `level`: which of the engines' limits holds, 0, the first, or -1, the last. `top_k`: plans that are wanted, in
+        place of the settings' number."""
         self.space, self.known, self.stop = space, known, stop
         self.workload, self.engines, self.settings = space.workload, space.engines, space.settings
-        self.limits = [self.settings.limits_for(engine, self.workload)[0 if cautious else -1] for engine in self.engines]
+        self.limits = [self.settings.limits_for(engine, self.workload)[level] for engine in self.engines]
         self.costs = space.costs
         self.complete = True
         self.cut = list(space.cut)
@@ -495,7 +484,6 @@ class _Search:
             complete=self.complete,
             proven=self.complete and least >= top,
             at_least_s=least if self.complete else None,
-            bounds=Bounds(self.bounds),
         )
 
 

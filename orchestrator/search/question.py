@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.memory_policy import MemoryPolicy, reserve_alone
 from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
-from orchestrator.cost.uncertainty import memory_limits
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Recompute
@@ -21,14 +19,11 @@ class PlannedEngine:
     """An engine as a search sees it: what it can do, how it behaves, and the constants of its prices. It keeps its latest cost model, so
     that one search after another for the same workload prices each layer once.
 
-    `cautious_margin`: the share of a GPU's memory that its plans leave free where any plan of the search does, more than the
-    calibration's `memory_margin`, which holds where none does; None: that one alone."""
+    `policy`: how much of a GPU's memory its plans may use; None: all but what the calibration keeps free."""
 
-    def __init__(
-        self, *, capabilities: Capabilities, traits: Traits, calibration: Calibration, cautious_margin: float | None = None
-    ) -> None:
+    def __init__(self, *, capabilities: Capabilities, traits: Traits, calibration: Calibration, policy: MemoryPolicy | None = None) -> None:
         self.capabilities, self.traits, self.calibration = capabilities, traits, calibration
-        self.cautious_margin = cautious_margin
+        self.policy = policy or reserve_alone(calibration)
         self._latest: list[tuple[Workload, CostModel]] = []
 
     @property
@@ -37,15 +32,14 @@ class PlannedEngine:
 
     def able_to(self, capabilities: Capabilities) -> PlannedEngine:
         """The engine with other capabilities and the same prices, as its own program has them."""
-        return self._costing_the_same(capabilities, self.calibration, self.cautious_margin)
+        return self._costing_the_same(capabilities, self.policy)
 
-    def keeping_free(self, margin: float | None = None) -> PlannedEngine:
-        """The engine with the same prices where this share of memory is kept free whether any plan does or not; None: the calibration's."""
-        constants = self.calibration if margin is None else replace(self.calibration, memory_margin=margin)
-        return self._costing_the_same(self.capabilities, constants, None)
+    def held_to(self, level: int) -> PlannedEngine:
+        """The engine with the same prices under one of the policy's limits alone (`MemoryPolicy.alone`)."""
+        return self._costing_the_same(self.capabilities, self.policy.alone(level))
 
-    def _costing_the_same(self, capabilities: Capabilities, calibration: Calibration, cautious: float | None) -> PlannedEngine:
-        other = PlannedEngine(capabilities=capabilities, traits=self.traits, calibration=calibration, cautious_margin=cautious)
+    def _costing_the_same(self, capabilities: Capabilities, policy: MemoryPolicy) -> PlannedEngine:
+        other = PlannedEngine(capabilities=capabilities, traits=self.traits, calibration=self.calibration, policy=policy)
         other._latest = self._latest
         return other
 
@@ -73,11 +67,11 @@ class SearchSettings(Value, frozen=True, kw_only=True):
     most_further: int = 1_500_000
     """Passes simulated at the end, or what takes as long (a second), to prove that no partition that was left out is the fastest."""
 
-    def limits_for(self, engine: PlannedEngine, workload: Workload) -> list[MemoryLimit]:
-        """What the engine's plans may take of a GPU's memory (`cost.uncertainty.memory_limits`)."""
+    def limits_for(self, engine: PlannedEngine, workload: Workload) -> tuple[MemoryLimit, ...]:
+        """What the engine's plans may take of a GPU's memory, the strictest first."""
         parts = tuple(part.gpu.memory for part in workload.cluster.parts)
         limit = self.limit or MemoryLimit(limit=max(parts, default=workload.cluster.gpu.memory), reserve=None, parts=parts)
-        return memory_limits(limit, engine.calibration.memory_margin, engine.cautious_margin)
+        return engine.policy.limits(limit)
 
 
 DEFAULTS = SearchSettings()

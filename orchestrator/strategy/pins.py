@@ -68,7 +68,6 @@ class MemoryLimit(Value, frozen=True, kw_only=True):
         """
         if self.reserve is not None:
             return self
-        risk = self.risk if risk is None else risk
         return MemoryLimit(limit=self.limit, reserve=round(self.limit * margin), margin=margin, parts=self.parts, risk=risk)
 
     @property

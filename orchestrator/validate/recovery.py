@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.memory_policy import policy
 from orchestrator.cost.price import CostModel
-from orchestrator.cost.uncertainty import cautious_margin, situation
+from orchestrator.cost.uncertainty import situation
 from orchestrator.engines import ENGINES
 from orchestrator.errors import OrchestratorError
 from orchestrator.model.training import QUANTISED
@@ -22,6 +23,7 @@ from orchestrator.search.planner import search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.legality import broken_rule
+from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.validate.pricing import Choose
@@ -103,8 +105,8 @@ def megatrons_own(capabilities: Capabilities) -> Capabilities:
 def planned_engine(workload: Workload, capabilities: Capabilities, traits: Traits, calibration: Calibration) -> PlannedEngine:
     """The engine as a user has it: our best plan runs out of memory with a chance of 5% at most, where there is such a plan."""
     now = situation(workload.model, workload.training, workload.cluster, calibration)
-    margin = cautious_margin(now, calibration)
-    return PlannedEngine(capabilities=capabilities, traits=traits, calibration=calibration, cautious_margin=margin)
+    asked = MemoryLimit(limit=workload.cluster.gpu.memory, reserve=None)
+    return PlannedEngine(capabilities=capabilities, traits=traits, calibration=calibration, policy=policy(asked, now, calibration))
 
 
 def recover(run: Run, choose: Choose, runs: Sequence[Run] = ()) -> Recovered:

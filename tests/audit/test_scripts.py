@@ -228,7 +228,9 @@ LLAMA3_8B = (
 
 def test_fp8_weights_make_room_for_a_run_that_its_authors_published(tmp_path: Path) -> None:
     wide, narrow = (audited(tmp_path, f"{LLAMA3_8B} {more}", gpus=8) for more in ("", "--fp8-param-gather"))
-    assert (wide.fits, narrow.fits) == (False, True)
+    assert (wide.fits, narrow.fits) == (None, True), "26% is no certainty"
+    assert re.search(r"memory +may not fit, lacks .*; 26% chance of running out", str(wide))
+    assert re.search(r"memory +fits: 61.8 GiB of .* usable, every rank; .*% chance of running out", str(narrow))
     assert narrow.reading.unpriced == ()
     assert narrow.step_time_s is not None
     assert 128 * 8192 / narrow.step_time_s / 8 == pytest.approx(13_812, rel=0.03)

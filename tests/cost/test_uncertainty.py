@@ -13,11 +13,9 @@ from msgspec.structs import replace
 from orchestrator.cost import uncertainty
 from orchestrator.cost.calibration import Calibration, calibrated, datasheet, found, priced
 from orchestrator.cost.uncertainty import (
-    USUAL_RISK,
     Cell,
     Ratios,
     Situation,
-    cautious_margin,
     chance_of_not_fitting,
     interval,
     kept_free,
@@ -144,24 +142,6 @@ def test_what_is_kept_free_for_a_risk_leaves_that_risk(risk: float) -> None:
     assert share <= kept_free(risk / 2, H100)
     if share:
         assert chance_of_not_fitting(80.0 * (1 - share) * 1.02, 80.0, H100) > risk
-
-
-def test_a_cautious_margin_leaves_the_usual_risk_and_more_free_than_the_reserve() -> None:
-    margin = cautious_margin(H100, Calibration(memory_margin=0.063))
-    assert margin is not None
-    assert 0.063 < margin == kept_free(USUAL_RISK, H100)
-    assert chance_of_not_fitting(80.0 * (1 - margin), 80.0, H100) <= USUAL_RISK
-    assert chance_of_not_fitting(80.0 * (1 - 0.063), 80.0, H100) > USUAL_RISK
-    assert cautious_margin(H100, Calibration(memory_margin=margin)) is None, "the reserve keeps as much free"
-    assert cautious_margin(replace(H100, generation=""), Calibration()) is None, "nothing is published of the CPU"
-
-
-def test_the_users_own_peaks_count_until_it_is_extrapolated() -> None:
-    own = Calibration(memory_margin=0.02, own_peaks=True, fitted=FittedOn(kinds=("dense 16-bit",), num_gpus=8, seq_length=2048))
-    near, far = situation(MODEL, TRAINING, a100(16), own), situation(MODEL, TRAINING, a100(64), own)
-    assert cautious_margin(near, own) is None
-    assert cautious_margin(near, replace(own, own_peaks=False)) == kept_free(USUAL_RISK, near)
-    assert cautious_margin(far, own) == kept_free(USUAL_RISK, far)
 
 
 def test_what_is_kept_free_is_the_least_that_leaves_the_risk() -> None:

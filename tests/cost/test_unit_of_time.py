@@ -44,7 +44,7 @@ def faster_constants(c: Calibration) -> Calibration:
 
 def faster(workload: Workload, engine: PlannedEngine) -> tuple[Workload, PlannedEngine]:
     constants = faster_constants(engine.calibration)
-    fields = {"capabilities": engine.capabilities, "traits": engine.traits, "cautious_margin": engine.cautious_margin}
+    fields = {"capabilities": engine.capabilities, "traits": engine.traits, "policy": engine.policy}
     return replace(workload, cluster=faster_cluster(workload.cluster)), PlannedEngine(**fields, calibration=constants)
 
 

@@ -77,9 +77,6 @@ def test_a_chance_is_said_with_what_it_rests_on() -> None:
     assert risk.risk_text(0.0321, fitted) == f"{plain} (the reserve goes by this engine's fitted ones)"
     assert risk.risk_text(0.0321, fitted, own_peaks=True) == f"{plain} (the reserve goes by those of your own runs)"
     assert risk.risk_text(0.0321, replace(fitted, risk=0.05)) == plain, "the reserve is by that chance"
-    assert risk.risk_text(0.0321, LIMIT, longer=1.25) == (
-        f"{plain}; with at most 5% a step takes 25% longer, which is not worth it unasked (memory.risk=5%)"
-    )
     no = "has at most 5%, so that the reserve alone is kept free"
     assert risk.risk_text(0.0321, LIMIT, ()) == f"{plain}; no plan on these GPUs {no}"
     assert risk.risk_text(0.0321, LIMIT, ("tp",)) == f"{plain}; no plan under these pins {no}"

@@ -99,7 +99,7 @@ def test_long_sequences_are_divided_without_being_asked() -> None:
     plan = Planner(settings).fastest(space).plan
     assert plan.predicted is not None
     assert plan.cp == 4
-    most = Planner(settings).fastest(space.by_reserve())
+    most = Planner(settings).fastest(space.held_to(-1))
     assert most.plan.cp == 8
     for pins in ({"cp": 1}, {"cp": plan.cp, "cp_comm_type": "p2p"}, {"cp": plan.cp, "cp_comm_type": "all_gather"}):
         other = search(space.workload, space.planned, replace(space.settings, pins=replace(space.settings.pins, **pins))).plan

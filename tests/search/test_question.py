@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from small_engines import megatron_like
 from small_models import cluster, gpt, training
 
-from orchestrator.cost.uncertainty import USUAL_RISK
+from orchestrator.cost.memory_policy import USUAL_RISK, MemoryPolicy
 from orchestrator.hardware.spec import Part
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.pins import MemoryLimit
@@ -16,7 +16,10 @@ from orchestrator.strategy.workload import Workload
 from orchestrator.units import GIB
 
 ENGINE = PlannedEngine(
-    capabilities=megatron_like(), traits=TRAITS, calibration=replace(CALIBRATION, memory_margin=0.1), cautious_margin=0.25
+    capabilities=megatron_like(),
+    traits=TRAITS,
+    calibration=replace(CALIBRATION, memory_margin=0.1),
+    policy=MemoryPolicy(kept=((0.25, USUAL_RISK), (0.1, None))),
 )
 
 
@@ -50,14 +53,13 @@ def test_prices_are_made_once_for_a_workload_whatever_else_changes() -> None:
     costs = ENGINE.costs(one)
     assert ENGINE.costs(one) is costs
     able = ENGINE.able_to(megatron_like(axes=("dp",)))
-    free = ENGINE.keeping_free(0.5)
+    free = ENGINE.held_to(-1)
     assert able.costs(one) is costs
     assert free.costs(one) is costs
     fewer = able.costs(one, ("none",))
     assert fewer.modes == ("none",)
     assert fewer.workload is costs.workload
-    assert (able.capabilities.axes, able.cautious_margin) == (("dp",), 0.25)
-    assert (free.calibration.memory_margin, free.cautious_margin) == (0.5, None)
-    assert ENGINE.keeping_free().calibration is ENGINE.calibration
+    assert (able.capabilities.axes, able.policy) == (("dp",), ENGINE.policy)
+    assert [ENGINE.held_to(level).policy.kept for level in (0, -1)] == [((0.25, USUAL_RISK),), ((0.1, None),)]
     assert ENGINE.costs(other) is not costs
     assert ENGINE.costs(one) is not costs, "the latest alone is kept"
