@@ -237,8 +237,8 @@ class Scan(Value, frozen=True, kw_only=True, tag="scan", omit_defaults=True):
 
     @property
     def backward_flops(self) -> int:
-        """Two gradients of each product, after C B and the chunks' states have been made again, which nothing keeps (mamba-ssm,
-        ops/triton/ssd_combined.py, _mamba_chunk_scan_combined_bwd).
+        """FLOPs of the backward pass: two gradients of each product, after C B and the chunks' states have been made again, which nothing
+        keeps (mamba-ssm, ops/triton/ssd_combined.py, _mamba_chunk_scan_combined_bwd).
 
         >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).backward_flops == 2 * 656 + 80 + 240
         True
@@ -301,8 +301,8 @@ class DeltaRule(Value, frozen=True, kw_only=True, tag="delta_rule", omit_default
 
     @property
     def backward_flops(self) -> int:
-        """Two gradients of each product (of the inverse two products of whole triangles), after the queries' scores, the inverse's products
-        and the states have been made again, which nothing keeps (chunk_gated_delta_rule_bwd).
+        """FLOPs of the backward pass: two gradients of each product (of the inverse two products of whole triangles), after the queries'
+        scores, the inverse's products and the states have been made again, which nothing keeps (chunk_gated_delta_rule_bwd).
 
         >>> DeltaRule(name="d", tokens=6, heads=2, key_dim=4, value_dim=5, chunk=3).backward_flops == 2 * 3024 + 432 + 288 + 648 + 960
         True

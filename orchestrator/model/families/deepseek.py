@@ -59,7 +59,7 @@ def _yarn(config: HfConfig) -> dict[str, float | None]:
 
 
 YARN = {"original_max_position_embeddings": (0.0, 4096.0), "beta_fast": (32.0, 32.0), "beta_slow": (1.0, 1.0)}
-"""What it is where a config.json is silent, and what Megatron-core's latent attention has by itself (MLATransformerConfig), which its
-command line of 0.16 can't change."""
+"""Fields of YaRN: (what each is where a config.json is silent, what it must be), which Megatron-core's latent attention has by itself
+(MLATransformerConfig) and its command line of 0.16 can't change."""
 
 FAMILY = Family(name="deepseek", from_hf_config=from_hf_config, hf_model_types=("deepseek_v2", "deepseek_v3", "kimi_k2"))
