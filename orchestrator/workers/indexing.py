@@ -278,7 +278,7 @@ def _check_cut(files: Sequence[Path], cut: str) -> None:
         raise InputError("separator", repr(separator), why)
 
 
-def leave_ctrl_c_to_the_parent() -> None:
+def ignore_interrupts() -> None:
     """Which starts no more parts, and waits for those at hand."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -291,7 +291,7 @@ def write_parts(jobs: dict[int, tuple[list[Piece], str | None, Path]], workers: 
             yield number
         return
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=leave_ctrl_c_to_the_parent)
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=ignore_interrupts)
     try:
         tasks = {pool.submit(write_part, *job): number for number, job in jobs.items()}
         for task in as_completed(tasks):
