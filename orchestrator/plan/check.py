@@ -184,7 +184,7 @@ def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: C
             raise InputError(f"{where}[{j}].recompute", span.recompute, f"the {span.kind} is never recomputed", ["none"])
         if span.kind not in fixed and span.recompute not in capabilities.recompute:
             raise InputError(f"{where}[{j}].recompute", span.recompute, f"{capabilities.engine} has not", capabilities.recompute)
-    if capabilities.each_layer_recomputes_alone(schedule):
+    if capabilities.recomputes_by_layer(schedule):
         return
     inside = [(j, span) for j, span in enumerate(stage.layers) if span.kind not in fixed]
     modes = {span.recompute for _, span in inside}

@@ -118,7 +118,7 @@ class Inner:
         self._rooms = [limit.usable_of(part) for part in parts]
         """Bytes that each stage may use."""
         self._one_kind = len(model.runs) == 3
-        self._by_layer = capabilities.each_layer_recomputes_alone(candidate.schedule)
+        self._by_layer = capabilities.recomputes_by_layer(candidate.schedule)
         self._together = capabilities.beside(modes)
         self._one_count = capabilities.recompute_varies == "job" and len(self._together) == 1 < len(modes)
         self._fixed = self._fixed_sizes(layout)

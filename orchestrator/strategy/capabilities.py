@@ -92,7 +92,7 @@ class Capabilities(Value, frozen=True, kw_only=True):
         together = tuple(mode for mode in modes if self.recompute_varies == "job" and mode in ("none", "full"))
         return [*filter(None, [together]), *((mode,) for mode in modes if mode not in together)]
 
-    def each_layer_recomputes_alone(self, schedule: str) -> bool:
+    def recomputes_by_layer(self, schedule: str) -> bool:
         """Whether any layer may be recomputed in any mode, whatever its neighbours do."""
         return self.recompute_varies == "layer" or schedule in self.recompute_by_layer
 

@@ -120,7 +120,7 @@ def recomputes(
 ) -> Iterator[tuple[tuple[Recompute, int], ...]]:
     """Every choice of (mode, first n layers of each chunk) by stage."""
     layers = sum(sizes)
-    by_layer = capabilities.each_layer_recomputes_alone(schedule)
+    by_layer = capabilities.recomputes_by_layer(schedule)
 
     def of_stage(most: int) -> list[tuple[Recompute, int]]:
         found: list[tuple[Recompute, int]] = []
