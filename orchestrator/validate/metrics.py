@@ -31,7 +31,7 @@ class Priced:
     interval: tuple[float, float] | None = None
 
     @property
-    def said_to_fit(self) -> bool:
+    def predicted_to_fit(self) -> bool:
         """Whether the run is predicted to run at all: the engine can build it, and it fits."""
         return not self.run.illegal and self.needed_bytes <= self.limit_bytes
 
@@ -158,8 +158,8 @@ def summary(rows: Sequence[Priced]) -> dict[str, object]:
     memories = [error for priced in rows if (error := priced.memory_error) is not None]
     ran = [priced for priced in rows if priced.run.fits is True]
     ended = [priced for priced in rows if priced.run.fits is False]
-    refused = [priced for priced in ran + ended if not priced.said_to_fit]
-    found = sum(not priced.said_to_fit for priced in ended)
+    refused = [priced for priced in ran + ended if not priced.predicted_to_fit]
+    found = sum(not priced.predicted_to_fit for priced in ended)
     with_interval = [priced for priced in rows if priced.interval is not None and priced.run.time_s is not None]
     inside = [p.interval[0] <= p.run.time_s <= p.interval[1] for p in with_interval if p.interval and p.run.time_s]
     ranked = sweeps(rows)
@@ -173,7 +173,7 @@ def summary(rows: Sequence[Priced]) -> dict[str, object]:
         "time_within_20": float(np.mean([error <= WITHIN for error in times])) if times else None,
         "memory_median_ape": float(np.median(np.abs(memories))) if memories else None,
         "memory_p95_under": float(np.quantile(np.maximum(0.0, -np.asarray(memories)), 0.95)) if memories else None,
-        "ran_but_refused": float(np.mean([not priced.said_to_fit for priced in ran])) if ran else None,
+        "ran_but_refused": float(np.mean([not priced.predicted_to_fit for priced in ran])) if ran else None,
         "oom_precision": found / len(refused) if ended and refused else None,
         "oom_recall": found / len(ended) if ended else None,
         "interval_coverage": float(np.mean(inside)) if inside else None,
