@@ -149,7 +149,7 @@ def layouts(layers: int, chunks: int, prediction_heads: int) -> Iterator[str]:
             yield compress(letters)
 
 
-def judged_all(judge: Judge, name: str, setups: Iterable[Setup]) -> Iterator[Better]:
+def legal_setups(judge: Judge, name: str, setups: Iterable[Setup]) -> Iterator[Better]:
     """The setups that are plans at all and break no rule, each with its price."""
     for setup in setups:
         try:
@@ -173,7 +173,7 @@ def best_changes(setup: Setup, base: Judged | None, judge: Judge) -> tuple[tuple
     """The three choices whose change alone gains most, and the best that they give together; None where one is all there is."""
     bests: list[Better] = []
     for name, others in alternatives(setup, judge).items():
-        found = [better for better in judged_all(judge, name, others) if is_better(better.judged, base)]
+        found = [better for better in legal_setups(judge, name, others) if is_better(better.judged, base)]
         if found:
             bests.append(min(found, key=lambda better: better.judged.rank))
     top = tuple(sorted(bests, key=lambda better: better.judged.rank)[:SHOWN])
@@ -187,12 +187,12 @@ def together(setup: Setup, top: tuple[Better, ...], judge: Judge) -> Better | No
     best = top[0]
     for better in top[1:]:
         changed = {name: value for name, value in asdict(better.setup).items() if value != getattr(setup, name)}
-        for found in judged_all(judge, "together", [replace(best.setup, **changed)]):
+        for found in legal_setups(judge, "together", [replace(best.setup, **changed)]):
             best = min(best, found, key=lambda one: one.judged.rank)
     for _ in range(ROUNDS):
         before = best
         for name in names:
-            for found in judged_all(judge, "together", alternatives(best.setup, judge).get(name, [])):
+            for found in legal_setups(judge, "together", alternatives(best.setup, judge).get(name, [])):
                 best = min(best, found, key=lambda one: one.judged.rank)
         if best is before:
             break
@@ -213,13 +213,13 @@ def said(before: Setup, after: Setup) -> str:
         if one == other or name in ("recompute_layers", "recompute"):
             continue
         parts.append(f"{name} {_word(one)} -> {_word(other)}")
-    one, other = recompute_said(before), recompute_said(after)
+    one, other = recompute_text(before), recompute_text(after)
     if one != other:
         parts.append(f"recompute {one} -> {other}")
     return ", ".join(parts)
 
 
-def recompute_said(setup: Setup) -> str:
+def recompute_text(setup: Setup) -> str:
     """The recompute of a setup in words: "full(4 of a chunk)", "selective", "none"."""
     return f"full({setup.recompute_layers} of a chunk)" if setup.recompute == "full" and setup.recompute_layers else setup.recompute
 
