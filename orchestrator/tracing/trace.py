@@ -36,7 +36,7 @@ def described(source: build.Source, seq_length: int | None, decoder_seq_length: 
     transformers.logging.set_verbosity_error()
     torch.fx.experimental._config.meta_nonzero_assume_all_nonzero = True
     dtype = DTYPES[itemsize]
-    build.attend_by_name(transformers_attention(_not_yet))
+    build.attend_by_name(transformers_attention(_record_nothing))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if source.config:
@@ -97,7 +97,7 @@ def _number(leaf: Any) -> bool:
     return is_meta(leaf) and leaf.is_floating_point()
 
 
-def _not_yet(*_: Any) -> None:
+def _record_nothing(*_: Any) -> None:
     """Records no attention, while the model is built and nothing is computed."""
 
 
