@@ -279,7 +279,7 @@ def _check_cut(files: Sequence[Path], cut: str) -> None:
 
 
 def ignore_interrupts() -> None:
-    """Which starts no more parts, and waits for those at hand."""
+    """Makes a process ignore Ctrl-C, on which its parent starts no more parts and waits for those at hand."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
