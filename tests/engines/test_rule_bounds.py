@@ -157,7 +157,7 @@ def test_hpz_takes_groups_of_two_or_more_ranks_that_divide_the_world() -> None:
         (LLAMA, {"zero_stage": 2, "zero_shard_size": 3}, None),
     )
     held(
-        ds.lora_alone,
+        ds.lora_tensor_parallel,
         (workload(LLAMA, lora=Lora(rank=4)), {"tp": 2}, None),
         (workload(GPT, lora=Lora(rank=4)), {"tp": 1}, None),
         (GPT, {"tp": 2}, None),

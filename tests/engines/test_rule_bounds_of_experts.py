@@ -237,7 +237,7 @@ def test_autoep_goes_with_the_choices_that_were_tried() -> None:
     n = describe(LLAMA, 64).parameters
     given, full = workload(MOE), workload(MOE, precision="fp32")
     held(
-        autoep.whole_in_host,
+        autoep.built_in_host_memory,
         (with_host(given, 2 * n), {"ep": 2, "zero_stage": 1}, None),
         (with_host(given, 2 * n - 1), {"ep": 2, "zero_stage": 1}, "ep=2 zero_stage=1: AutoEP builds the whole model in host memory"),
         (with_host(given, 0), {"zero_stage": 1}, None),
@@ -254,7 +254,7 @@ def test_samples_are_packed_where_none_sees_another() -> None:
     packed, padded = {"task": "sft", "packing": True}, {"task": "sft", "packing": False}
     states = replace(LLAMA, mixer=Mamba2(num_heads=8, head_dim=8, state_size=4), feed_forward=Nothing())
     held(
-        sft.decoders_alone,
+        sft.decoder_only,
         (workload(LLAMA, **packed), {}, None),
         (BERT, {}, None),
         (workload(BERT, **padded), {}, "task=sft is for decod"),

@@ -90,7 +90,7 @@ def known_to_autoep(candidate: Candidate, workload: Workload) -> str | None:
     return f"ep={ep}: AutoEP is not told here how to divide the experts of transformers' {class_of(a).model}; of {', '.join(PRESETS)} it is"
 
 
-def whole_in_host(candidate: Candidate, workload: Workload) -> str | None:
+def built_in_host_memory(candidate: Candidate, workload: Workload) -> str | None:
     """AutoEP cuts a model that each rank has built whole; zero.Init at stage 3 builds partitions at once."""
     ep, cluster = candidate.mesh.ep, workload.cluster
     if ep == 1 or candidate.strategy.zero_stage == 3:
@@ -118,5 +118,5 @@ def expert_rules() -> tuple[Rule, ...]:
         rule("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220", alone, *states),
         rule("autoep_fp16", "ours: nobody has tried it", autoep_training, "ep"),
         rule("lora_experts", "peft: target_modules are linears", adapters, "model"),
-        rule("autoep_host", "autoep: deepspeed/moe/ep_repack.py repack_expert_weights", whole_in_host, "ep", "zero_stage"),
+        rule("autoep_host", "autoep: deepspeed/moe/ep_repack.py repack_expert_weights", built_in_host_memory, "ep", "zero_stage"),
     )

@@ -14,7 +14,7 @@ TASK: Final = "task=sft"
 PACKING: Final = "data.packing=true"
 
 
-def decoders_alone(_: Candidate, workload: Workload) -> str | None:
+def decoder_only(_: Candidate, workload: Workload) -> str | None:
     stack = workload.model.architecture.stack
     if workload.training.task != "sft" or stack == "decoder":
         return None
@@ -68,7 +68,7 @@ def recorded_models(_: Candidate, workload: Workload) -> str | None:
 def fine_tuning_rules() -> tuple[Rule, ...]:
     """The rules for supervised samples and adapters."""
     return (
-        rule("sft_stack", "ours: samples with answers are of decoders", decoders_alone, "model"),
+        rule("sft_stack", "ours: samples with answers are of decoders", decoder_only, "model"),
         rule("recorded", "ours: linears and heads of a recorded model have no names here", recorded_models, "model"),
         rule("packed_states", "transformers/models/mamba2/modeling_mamba2.py: no positions", packed_states, "model"),
         rule("lora_states", "ours: nobody has tried it", adapters_of_states, "model"),

@@ -170,7 +170,7 @@ DIVIDED_WITH_ADAPTERS: Final = (LLAMA, QWEN2, QWEN3)
 """Classes that AutoTP divides with adapters: separate linears with rotary positions, and no norm over a divided width."""
 
 
-def lora_alone(candidate: Candidate, workload: Workload) -> str | None:
+def lora_tensor_parallel(candidate: Candidate, workload: Workload) -> str | None:
     """AutoTP takes peft's wrapper for a linear (it has a two-dimensional `weight`), so that linears with adapters are divided by name."""
     tp, lora, model = candidate.mesh.tp, workload.training.lora, workload.model.architecture
     if lora is None or tp == 1 or (model.traced is None and class_of(model) in DIVIDED_WITH_ADAPTERS):
@@ -279,7 +279,7 @@ def deepspeed_rules() -> tuple[Rule, ...]:
             "tp",
             "cp",
         ),
-        rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp", "model"),
+        rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_tensor_parallel, "tp", "model"),
         rule("lora_hpz", "ours: nobody has tried it", lora_hpz, "zero_stage", "zero_shard_size"),
         rule("lora_offload", "ours: nobody has tried it", lora_offload, "offload_optimizer"),
         rule(
