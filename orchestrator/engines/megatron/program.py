@@ -22,7 +22,7 @@ NOT_WRITTEN: Final = f"{ARGUMENTS} was not written: "
 """How the note begins that gives the reason."""
 
 
-def sayable(software: Software) -> Capabilities:
+def argument_capabilities(software: Software) -> Capabilities:
     """What megatron-core runs, with one recompute setting for all stages (megatron/training/arguments.py, --recompute-*), of models whose
     arguments we write."""
     ours = capabilities(software)
@@ -58,7 +58,7 @@ def of_documents(plan: Plan) -> Sequence[str] | None:
 
 PROGRAM: Final = Program(
     arguments=ARGUMENTS,
-    capabilities=sayable,
+    capabilities=argument_capabilities,
     why_never=megatron_args.why_never,
     why_not=megatron_args.why_not,
     words=words,

@@ -30,7 +30,7 @@ def translate(plan: Plan) -> Job:
             return assemble(plan, WORKER, [], ["engine.json and megatron_args.sh were not written: no worker reads them."],
                             without_worker=only, passes=PASSES)  # fmt: skip
         files, said = arguments_file(plan)
-        only += f"; {its_own_program(plan)}" if files else ""
+        only += f"; {program_of_release(plan)}" if files else ""
         only += "; engine=deepspeed trains it described by its own code (python -m orchestrator.describe)"
         return assemble(plan, WORKER, files, said, without_worker=only, passes=PASSES)
     engine = engine_file(plan, REQUIREMENTS, layers_fields(plan, PASSES) | {"ds_config": None})
@@ -59,10 +59,10 @@ def without_worker(plan: Plan) -> str:
     """Why our worker can't run this plan, which Megatron's own programs can; empty: it can."""
     if not plan.megatron_fsdp:
         return ""
-    return f"our worker has no Megatron-FSDP; {its_own_program(plan)}"
+    return f"our worker has no Megatron-FSDP; {program_of_release(plan)}"
 
 
-def its_own_program(plan: Plan) -> str:
+def program_of_release(plan: Plan) -> str:
     """Says which program of the planned release trains what our worker lacks."""
     return f"Megatron's own program has: entry=PATH/{program_of(plan)}"
 
