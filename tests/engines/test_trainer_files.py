@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hand_plans import GPT, LLAMA, make_plan, training_for
+from hand_plans import BERT, GPT, LLAMA, make_plan, training_for
 from test_deepspeed import MIXTRAL
 
 from orchestrator.audit import formats
@@ -122,5 +122,7 @@ def test_what_a_script_has_to_add_is_said() -> None:
 
     assert "adapters are the script's" in notes(make_plan("deepspeed", LLAMA, training=training_for(LLAMA, lora=Lora(rank=4))))
     assert "adapters" not in notes(make_plan("deepspeed", LLAMA))
+    bert = make_plan("deepspeed", BERT, world=4)
+    assert f"BERT's loss and gradients are {4 * bert.num_microbatches} times too large" in notes(bert)
     bf16 = training_for(GPT, precision="bf16", grad_accum_dtype="bf16")
     assert "trainer.yaml: at stage 0 in 16 bits" in notes(make_plan("deepspeed", GPT, training=bf16, zero_stage=0))

@@ -14,6 +14,8 @@ from ports import free_port
 
 HERE = str(Path(__file__).parent)
 LIMIT_S = 120.0
+MORE: dict[str, str] = {}
+"""What ranks have in their environment beside their places."""
 
 
 def _rank(module: str, words: Sequence[str], folder: str, environment: dict[str, str], log: str) -> None:
@@ -28,11 +30,11 @@ def _rank(module: str, words: Sequence[str], folder: str, environment: dict[str,
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def start_server() -> mp.context.ForkServerContext:
-    """With everything imported; as tests/workers/worker_pool.py does."""
+def start_server(imports: str = "own_imports") -> mp.context.ForkServerContext:
+    """With everything imported that the module `imports` does; as tests/workers/worker_pool.py does."""
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["own_imports"])
+    context.set_forkserver_preload([imports])
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [before])])
     try:
@@ -61,7 +63,7 @@ def run(
                 module,
                 words,
                 str(folder),
-                meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                meet | MORE | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                 str(folder / "logs" / f"rank-{rank}.log"),
             ),
         )

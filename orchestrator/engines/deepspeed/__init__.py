@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.engines.deepspeed.capabilities import capabilities
 from orchestrator.engines.deepspeed.entry import start
+from orchestrator.engines.deepspeed.own import LOOP
 from orchestrator.engines.deepspeed.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.deepspeed.traits import traits
 from orchestrator.engines.deepspeed.translate import PASSES, translate, why_no_exchange
@@ -19,6 +20,7 @@ ENGINE: Final = Engine(
     translate=translate,
     requirements=REQUIREMENTS,
     passes=PASSES,
+    own_loop=LOOP,
     entry=start,
     why_no_exchange=why_no_exchange,
     reshardable=reshardable,

@@ -140,6 +140,9 @@ def trainer_files(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -
     notes = []
     if plan.zero_stage == 0 and plan.training.precision != "fp32":
         notes.append(f"{TRAINER}: {STEPS_WHEN_BUILT}.")
+    if plan.model.stack == "encoder":
+        off = f"{plan.dp * plan.num_microbatches} times too large"
+        notes.append(f"{TRAINER}: trainer.model_accepts_loss_kwargs = False before train(), or BERT's loss and gradients are {off}.")
     if any(part.aux_loss_coeff for part in plan.model.experts):
         notes.append(f"{TRAINER}: the loss that balances experts is the model's to add: output_router_logits=true in its configuration.")
     if plan.training.lora is not None:

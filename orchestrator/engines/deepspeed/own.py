@@ -1,0 +1,35 @@
+"""transformers' Trainer in the place of our worker (programs/hugging_face.py): why it can't train a plan, and its job. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from orchestrator.engines.deepspeed import trainer_files
+from orchestrator.engines.engine import OwnLoop
+from orchestrator.job import Job
+from orchestrator.plan import Plan
+
+PROGRAM: Final = "orchestrator.programs.hugging_face"
+
+
+def why_not(plan: Plan) -> str | None:
+    """Why the Trainer can't train this plan, with what its run asks for; None: it can."""
+    lacking = {
+        "chats (task=sft)": plan.training.task == "sft",
+        "LoRA": plan.training.lora is not None,
+        "models described by their own code": plan.model.traced is not None,
+        "the loss that balances experts": any(part.aux_loss_coeff for part in plan.model.experts),
+        "checkpoints written beside the training (train.async_save)": plan.run.async_save,
+    }
+    found = next((what for what, is_asked in lacking.items() if is_asked), None)
+    return f"orchestrator/programs/hugging_face.py has no {found}" if found else trainer_files.why_not(plan)
+
+
+def own_job(plan: Plan, job: Job, exit_minutes: int | None = None, trial_steps: int | None = None) -> Job:
+    """The job with the Trainer in the place of our worker."""
+    return replace(job, module=PROGRAM)
+
+
+LOOP: Final = OwnLoop(name="transformers' Trainer", why_not=why_not, job=own_job, modules=("accelerate",))

@@ -1,0 +1,125 @@
+"""Runs transformers' Trainer on a plan, as one rank: torchrun starts this in a run's folder, beside its trainer.yaml.
+
+    torchrun --nproc-per-node 8 -m orchestrator.programs.hugging_face
+
+To train with a callback, a metric, a loss or a data set of your own copy this file, change `train`, and start it with entry=FILE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from orchestrator.programs import hugging_face_hooks as hooks
+
+hooks.prepare()  # before DeepSpeed looks at the machine
+
+import deepspeed  # noqa: E402
+import torch  # noqa: E402
+from torch.utils.data import Dataset  # noqa: E402
+from transformers import HfArgumentParser, Trainer, TrainingArguments  # noqa: E402
+from transformers.integrations.deepspeed import deepspeed_config  # noqa: E402
+
+from orchestrator.plan import Plan  # noqa: E402
+from orchestrator.programs.hugging_face_callback import RunCallback  # noqa: E402
+from orchestrator.workers import data, hf_checkpoint, hugging_face  # noqa: E402
+from orchestrator.workers.deepspeed import tag_sliced_parameters, whole_shapes  # noqa: E402
+from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E402
+
+
+class Samples(Dataset[dict[str, torch.Tensor]]):
+    """The plan's samples, by their number in the run, in the words of transformers' models."""
+
+    def __init__(self, plan: Plan, parts: Any, specials: data.Specials, count: int) -> None:
+        self.batches, self.count, self.shifted = data.Batches(plan, parts, specials, 0), count, plan.model.stack == "decoder"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        sample = {name: torch.from_numpy(array.copy()) for name, array in self.batches.sample(index).items()}
+        labels = sample["labels"]
+        if "loss_mask" in sample:
+            labels = labels.masked_fill(sample["loss_mask"] == 0, -100)
+        found = {"input_ids": sample["tokens"], "labels": labels}
+        if self.shifted:  # each is the next token's already: a model would shift them once more
+            found["shift_labels"] = labels
+        if "decoder_tokens" in sample:
+            found["decoder_input_ids"] = sample["decoder_tokens"]
+        return found
+
+
+class PlannedTrainer(Trainer):
+    """The Trainer where it trains otherwise than the plan says, a method for each correction."""
+
+    def __init__(self, run: hooks.Run, **more: Any) -> None:
+        self.run, self.plan = run, run.plan
+        super().__init__(**more)
+        if not self.is_deepspeed_enabled:  # accelerate/state.py, PartialState: nothing else tells
+            raise RuntimeError("accelerate leaves DeepSpeed out: is ACCELERATE_USE_CPU set?")
+        # Every micro-batch has as many labels as the others. A model that takes **kwargs is taken for one that divides its loss by those of
+        # the global batch (trainer.py, __init__); BERT does not, and its gradients would be too large by ranks and micro-batches.
+        self.model_accepts_loss_kwargs = False
+
+    optimizer: Any
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Weights decay by their shape. transformers goes by names (trainer.py, get_decay_parameter_names), and takes T5's
+        relative_attention_bias for a bias."""
+        if self.optimizer is None:
+            kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            self.optimizer = kind(parameter_groups(self.model), **settings | {"weight_decay": self.args.weight_decay})
+            if self._steps_when_built():
+                for group in self.optimizer.param_groups:
+                    group["initial_lr"], group["lr"] = group["lr"], 0.0  # the schedule begins with initial_lr
+        return self.optimizer
+
+    def _steps_when_built(self) -> bool:
+        """Whether DeepSpeed takes a step as it is built (stage 0 in 16 bits, fp16/fused_optimizer.py:125): at rate 0 here, and forgotten."""
+        return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
+
+    def _prepare_for_training(self, *arguments: Any) -> Any:
+        """What AutoTP cuts counts on every rank in the gradient norm, also what it does not tag (T5's relative bias); rotary frequencies
+        stay in fp32, though DeepSpeed casts all buffers (runtime/engine.py, _configure_distributed_model)."""
+        whole = whole_shapes(self.model)
+        prepared = super()._prepare_for_training(*arguments)
+        if self.plan.tp > 1:
+            tag_sliced_parameters(self.model, whole)
+        hugging_face.restore_rotary_frequencies(self.model)
+        if self._steps_when_built() and not arguments[-1]:
+            self.model_wrapped.optimizer.optimizer.state.clear()
+        return prepared
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Writes the whole model, also of AutoTP's parts, where Trainer's writes none; checkpoints have DeepSpeed's files alone."""
+        if not _internal_call and output_dir is not None:
+            hf_checkpoint.export(self.model, self.plan, self.run.groups, Path(output_dir), self.run.engine["model"])
+
+
+def first_model(plan: Plan, fields: dict[str, Any], device: torch.device) -> Any:
+    """The model of engine.json with the weights of model.init_from=, else those that our worker draws from the seed. ZeRO-3 divides them as
+    they are made."""
+    kind = hugging_face.model_class(fields)
+    if plan.run.init_from:
+        dtype, attention = getattr(torch, fields["dtype"]), fields["attn_implementation"]
+        return kind.from_pretrained(plan.run.init_from, dtype=dtype, attn_implementation=attention)
+    divided = deepspeed.zero.Init(config_dict_or_path=deepspeed_config()) if fields["zero_init"] else contextlib.nullcontext()
+    with divided:
+        model = hugging_face.build_model(fields)
+    hugging_face.initialise(model, plan.training.seed, device)
+    return model
+
+
+def train(run: hooks.Run) -> None:
+    """The training from the first step, or from the checkpoint that the run goes on from, to its end."""
+    [arguments] = HfArgumentParser(TrainingArguments).parse_yaml_file("trainer.yaml")  # before the model, which ZeRO-3 divides
+    run.complete(arguments)
+    model = first_model(run.plan, run.engine["model"], run.device)
+    training, valid = run.samples(Samples)
+    trainer = PlannedTrainer(run, model=model, args=arguments, train_dataset=training, eval_dataset=valid, callbacks=[RunCallback(run)])
+    run.train(trainer)
+
+
+if __name__ == "__main__":
+    hooks.run(train)

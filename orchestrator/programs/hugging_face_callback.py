@@ -1,0 +1,97 @@
+"""The hooks that a run's files need in the Trainer's loop."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback
+
+from orchestrator.programs.hugging_face_hooks import Run
+from orchestrator.workers import loop, saving
+from orchestrator.workers.step_timers import NoTimers, StepTimers
+
+
+class RunCallback(TrainerCallback):
+    """Writes a row of metrics.jsonl for every step, times two steps by cause, and stops where Slurm warns of the time limit."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.plan = run, run.plan
+        self.row: dict[str, Any] = {}
+        """The row of the last step, as long as its evaluation may follow."""
+        self.warned: list[int] = []
+        self.begun = time.perf_counter()
+        self.seconds = 0.0
+        self.timers: StepTimers | NoTimers = NoTimers()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Opens metrics.jsonl at the step that the run goes on from."""
+        signal.signal(signal.SIGUSR1, lambda signum, frame: self.warned.append(signum))
+        self.metrics = loop.Metrics(self.plan, Path(), state.global_step)
+        if self.plan.run.step_timers:
+            engine = self.run.trainer.model_wrapped
+            step = engine.step  # accelerate calls it once the last micro-batch has been backward (utils/deepspeed.py, backward)
+            engine.step = lambda *words, **more: (self.timers.phase("update"), step(*words, **more))[1]
+            self.timers = StepTimers(self.plan, self.run.device, Path(), state.global_step, loop.peak_memory)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The micro-batches are read already (trainer.py, get_batch_samples)."""
+        self.write()
+        self.run.watchdog.phase(f"step {state.global_step + 1}")
+        self.timers.begin(state.global_step)
+        self.timers.phase("passes")
+        self.begun = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Agrees with the other ranks whether one was warned of the time limit."""
+        loop.synchronise(self.run.device)
+        self.timers.phase("agree")
+        values = torch.tensor([len(self.warned), loop.peak_memory(self.run.device)], dtype=torch.float64, device=self.run.device)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        self.seconds = time.perf_counter() - self.begun
+        self.timers.end(state.global_step - 1)
+        warned, self.peak = values.tolist()
+        last = state.global_step >= state.max_steps
+        if warned and not last:
+            self.run.stopped = control.should_training_stop = control.should_save = True
+        if last and args.eval_strategy != "no":
+            control.should_evaluate = True
+        limit = max(saving.limit_s(self.plan), self.plan.run.step_timeout_s * self.plan.run.eval_steps)
+        self.run.watchdog.phase(f"step {state.global_step}: evaluation and checkpoint", limit)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Keeps the row of a step. Raises NonFiniteLossError on every rank."""
+        if "loss" not in logs or state.global_step == self.row.get("step"):
+            return
+        training, loss, norm, rate = self.plan.training, logs["loss"], logs.get("grad_norm"), logs["learning_rate"]
+        norm = None if norm is None else float(norm)
+        if not (math.isfinite(loss) and loop.norm_is_usable(norm, training.precision)):
+            numbers = f"loss {loss:g}, gradient norm {norm}, lr {rate:g}"
+            raise loop.NonFiniteLossError(f"step {state.global_step}: {numbers}; nothing was saved in this step")
+        tokens = self.plan.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
+        self.row = {
+            "step": state.global_step, "loss": loss, "grad_norm": norm if norm is None or math.isfinite(norm) else None, "lr": rate,
+            "step_time_s": self.seconds, "tokens_per_s": tokens / self.seconds, "peak_memory_bytes": int(self.peak),
+        }  # fmt: skip
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Adds the loss of what was held out to the step's row."""
+        loss = metrics["eval_loss"]
+        self.row["valid_loss"] = loss if math.isfinite(loss) else None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Closes metrics.jsonl; a reminder of the time limit would end Python in its last moments, when it has no handlers any more."""
+        self.write()
+        self.metrics.close()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+    def write(self) -> None:
+        """Writes the row that is kept, if there is one."""
+        row, self.row = self.row, {}
+        if row:
+            self.metrics.write(**row)

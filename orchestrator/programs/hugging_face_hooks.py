@@ -1,0 +1,127 @@
+"""Gives a run of transformers' Trainer what every run has: checkpoints with marker and digests, resume, preflight, watchdog, and the
+exit statuses of known failures; metrics, timers and the stop before the time limit are hugging_face_callback.py's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan, from_json
+from orchestrator.workers import checkpoint, data, distributed, groups, loop, saving, unpickling
+from orchestrator.workers.deepspeed_trainer import import_deepspeed, plain_records, set_log_level
+from orchestrator.workers.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainingArguments
+
+OUT: Final = Path()
+"""Ranks run in the run's folder."""
+PREFIX: Final = "checkpoint-"
+"""How the names of the Trainer's checkpoints begin (transformers/trainer_utils.py, PREFIX_CHECKPOINT_DIR)."""
+
+
+def prepare() -> None:
+    """Makes DeepSpeed ready for this machine before it is imported."""
+    plan = from_json((OUT / "plan.json").read_bytes(), "plan.json")
+    import_deepspeed(torch.device("cpu" if plan.cluster.is_cpu else "cuda"))
+    set_log_level(plan)
+
+
+def run(train: Callable[[Run], None]) -> NoReturn:
+    """Runs `train` as one rank of the job; ends the process."""
+
+    def program() -> None:
+        plan, engine = from_json((OUT / "plan.json").read_bytes(), "plan.json"), loop.read_engine(OUT)
+
+        def body(job: distributed.Job, watchdog: Watchdog) -> None:
+            import deepspeed
+
+            deepspeed.init_distributed("nccl" if job.device.type == "cuda" else "gloo", verbose=False)
+            run = Run(plan, engine, job.device, watchdog)
+            loop.look_at_groups(plan, run.groups, job.device)
+            watchdog.phase("building the model", loop.BUILD_S if plan.run.step_timeout_s else 0.0)
+            train(run)
+
+        loop.as_rank(plan, OUT, engine.get("requires", {}), body)
+
+    loop.recorded(program)
+
+
+class Run:
+    """One rank of the run: what its plan says beside the Trainer's own arguments."""
+
+    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
+        self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
+        self.groups = groups.of_plan(plan)
+        self.saved = self._checkpoint()
+        self.stopped = False
+        """Whether the run was asked to end before its last step."""
+
+    def _checkpoint(self) -> checkpoint.Saved | None:
+        """The checkpoint to go on from, whose files are as they were written. Raises InputError."""
+        own = "--continue" in sys.argv and (OUT / checkpoint.FOLDER / checkpoint.MARKER).exists()
+        resume = str(OUT) if own else self.plan.run.resume
+        if not resume:
+            return None
+        saved = checkpoint.find(resume)
+        if not saved.folder.name.startswith(PREFIX):
+            raise InputError("train.resume", saved.folder, "was not written by transformers' Trainer: program=instrument continues it")
+        mine = checkpoint.layout(self.plan)
+        if saved.layout != mine:
+            keys = [key for key in mine if saved.layout.get(key) != mine[key]]
+            different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine[key]})" for key in keys)
+            raise InputError("train.resume", saved.folder, f"was written with {different}; the Trainer goes on in the same layout alone")
+        checkpoint.require_as_written(saved)
+        return saved
+
+    def complete(self, arguments: TrainingArguments) -> None:
+        """Sets what belongs to the run's folder, whatever trainer.yaml says for use by hand: samples come in the plan's order."""
+        run = self.plan.run
+        arguments.output_dir = str(OUT / checkpoint.FOLDER)
+        arguments.train_sampling_strategy, arguments.remove_unused_columns = "sequential", False
+        arguments.logging_nan_inf_filter, arguments.disable_tqdm = False, True
+        arguments.save_total_limit = None  # checkpoint.commit removes what train.keep_last and keep_every don't keep
+        if run.eval_every and (run.valid or run.split):
+            arguments.eval_strategy, arguments.eval_steps = "steps", run.eval_every
+            arguments.per_device_eval_batch_size, arguments.prediction_loss_only = self.plan.micro_batch_size, True
+
+    def samples(self, kind: Any) -> tuple[Any, Any]:
+        """Data sets of this kind to train on, and to evaluate on or None."""
+        plan = self.plan
+        corpus = data.open_corpus(plan, OUT / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
+        training = kind(plan, corpus.train, corpus.specials, plan.training.steps * plan.global_batch_size)
+        if not corpus.valid or not plan.run.eval_every:
+            return training, None
+        most = max(1, data.Batches(plan, corpus.valid, corpus.specials, 0).num_samples // plan.global_batch_size)
+        return training, kind(plan, corpus.valid, corpus.specials, min(plan.run.eval_steps, most) * plan.global_batch_size)
+
+    def train(self, trainer: Trainer) -> None:
+        """Trains from the first step or the checkpoint's, and exports. Raises NonFiniteLossError, CheckpointError."""
+        save = trainer._save_checkpoint
+
+        def said(*arguments: Any) -> None:
+            step = trainer.state.global_step
+            try:
+                save(*arguments)
+                folder = OUT / checkpoint.FOLDER / f"{PREFIX}{step}"
+                checkpoint.write_digests(folder)
+                checkpoint.commit(folder, step, self.plan)
+            except Exception as error:
+                raise saving.failed(step, OUT, error) from error
+
+        trainer._save_checkpoint = said
+        self.trainer = trainer
+        if self.saved is None:
+            trainer.train()
+        else:
+            with unpickling.refused(self.saved.folder), torch.serialization.safe_globals(plain_records()):
+                trainer.train(resume_from_checkpoint=str(self.saved.folder))
+        if self.plan.run.export_to and not self.stopped:
+            self.watchdog.phase("export", saving.limit_s(self.plan))
+            trainer.save_model(self.plan.run.export_to)

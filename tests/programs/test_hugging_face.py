@@ -1,0 +1,184 @@
+"""transformers' Trainer (programs/hugging_face.py) trains what our worker trains, and gives what every run has."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import own_ranks
+import pytest
+from msgspec.structs import replace
+from worker_plans import BERT, GPT, LLAMA, MIXTRAL, QWEN3, T5, make_plan
+
+from orchestrator.engines import ENGINES
+from orchestrator.engines.deepspeed.own import own_job, why_not
+from orchestrator.plan import Plan, RunSettings, to_json
+
+pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("own_hugging_face")]
+
+STEPS = 4
+HF_T5 = replace(T5, activation="relu", normalization="RMSNorm", position_embedding="relative", add_bias_linear=False)
+Row = dict[str, Any]
+
+
+def plan_of(model: Any = LLAMA, **more: Any) -> Plan:
+    settings = {"dp": 2, "steps": STEPS, "lr": 3e-3, "weight_decay": 0.1, "schedule": "cosine"}
+    return make_plan(model, "deepspeed", run=RunSettings(**more.pop("run", {})), **(settings | more))
+
+
+CASES: dict[str, Plan] = {
+    "llama zero0": plan_of(),
+    "llama zero2": plan_of(zero_stage=2, min_lr=3e-4, clip=0.5),
+    "llama zero3": plan_of(zero_stage=3),
+    "llama tp2": plan_of(tp=2, dp=1, zero_stage=1),
+    "llama recomputed": plan_of(zero_stage=1, recompute=["full"]),
+    "qwen3 zero3": plan_of(QWEN3, zero_stage=3),
+    "gpt zero1": plan_of(GPT, zero_stage=1, schedule="linear"),
+    "bert zero2": plan_of(BERT, zero_stage=2),
+    "bert tp2": plan_of(BERT, tp=2, dp=1),
+    "t5 zero1": plan_of(HF_T5, zero_stage=1),
+    "t5 tp2": plan_of(HF_T5, tp=2, dp=1, zero_stage=1),
+    "mixtral zero2": plan_of(MIXTRAL, zero_stage=2),
+    "llama zero0 bf16": plan_of(precision="bf16", grad_accum_dtype="bf16", grad_reduce_dtype="bf16"),
+}
+
+
+class Workshop:
+    """Where runs are made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.context = folder, own_ranks.start_server("own_hf_imports")
+
+    def run(
+        self, plan: Plan, name: str, *, own: bool = True, more: Sequence[str] = (), meanwhile: Callable[[int], None] = lambda process: None
+    ) -> tuple[Path, list[int | None], str]:
+        """A run's folder, the exit codes of its ranks, and their logs."""
+        out = self.folder / name.replace(" ", "-")
+        out.mkdir(exist_ok=True)
+        job = ENGINES["deepspeed"].translate(plan)
+        if own:
+            assert why_not(plan) is None
+            job = own_job(plan, job)
+        for file in job.files:
+            (out / file.path).write_text(file.content)
+        (out / "plan.json").write_text(to_json(plan))
+        codes = own_ranks.run(self.context, job.module, [*job.arguments, *more], out, plan.world_size, meanwhile)
+        return out, codes, "".join(f"\n--- {log.name}\n{log.read_text()[-2500:]}" for log in sorted(out.glob("logs/rank-*.log")))
+
+    def trained(self, plan: Plan, name: str, **more: Any) -> list[Row]:
+        """The rows of a run that ends well."""
+        out, codes, logs = self.run(plan, name, **more)
+        assert codes == [0] * plan.world_size, logs
+        return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("own"))
+
+
+def assert_same(found: list[Row], expected: list[Row], tolerance: float = 1e-5) -> None:
+    """Losses, rates and norms of every step. DeepSpeed tells no norm at stage 0 in fp32, where our worker takes it itself."""
+    assert [row["step"] for row in found] == [row["step"] for row in expected]
+    for row, ours in zip(found, expected, strict=True):
+        assert row["loss"] == pytest.approx(ours["loss"], abs=tolerance), (row, ours)
+        assert row["lr"] == pytest.approx(ours["lr"], rel=1e-9), (row, ours)
+        assert row["grad_norm"] is None or row["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4), (row, ours)
+    assert {*found[0]} == {*expected[0]}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_what_our_worker_trains(name: str, workshop: Workshop) -> None:
+    plan = CASES[name]
+    assert_same(workshop.trained(plan, f"own {name}"), workshop.trained(plan, f"worker {name}", own=False))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_run_goes_on_from_its_checkpoint_and_keeps_the_newest(stage: int, workshop: Workshop) -> None:
+    plan = plan_of(zero_stage=stage, run={"save_every": 1, "keep_last": 2})
+    name = f"saved {stage}"
+    rows = workshop.trained(plan, name)
+    saved = workshop.folder / f"saved-{stage}" / "checkpoints"
+    assert sorted(path.name for path in saved.iterdir()) == ["checkpoint-3", "checkpoint-4", "latest.json"]
+    assert "digests.json" in {path.name for path in (saved / "checkpoint-3").iterdir()}
+    again = replace(plan, run=RunSettings(resume=str(saved / "checkpoint-3")))
+    assert_same(workshop.trained(again, f"resumed {stage}"), rows[3:], 1e-6)
+    assert_same(workshop.trained(plan, name, more=["--continue"]), rows)
+
+
+def test_a_damaged_checkpoint_and_one_of_another_layout_are_refused(workshop: Workshop) -> None:
+    workshop.trained(plan_of(zero_stage=1, run={"save_every": 4}), "damaged")
+    saved = workshop.folder / "damaged" / "checkpoints"
+    other = plan_of(zero_stage=2, run={"resume": str(saved)})
+    _, codes, logs = workshop.run(other, "other layout")
+    assert 0 not in codes
+    assert "was written with zero_stage=1 (now 2); the Trainer goes on in the same layout alone" in logs
+    states = next(saved.glob("checkpoint-4/global_step4/*optim_states.pt"))
+    content = bytearray(states.read_bytes())
+    content[len(content) // 2] ^= 64
+    states.write_bytes(content)
+    _, codes, logs = workshop.run(plan_of(zero_stage=1, run={"resume": str(saved)}), "from damaged")
+    assert 0 not in codes
+    assert f"{states.name} is not what was written" in logs
+
+
+def test_a_warning_of_the_time_limit_saves_and_ends_well(workshop: Workshop) -> None:
+    plan = plan_of(zero_stage=1, steps=400, run={"save_every": 400, "export_to": str(workshop.folder / "not written")})
+    out = workshop.folder / "warned"
+
+    def warn(process: int) -> None:
+        metrics, limit = out / "metrics.jsonl", time.monotonic() + 60
+        while time.monotonic() < limit and not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
+            time.sleep(0.05)
+        os.kill(process, signal.SIGUSR1)
+
+    rows = workshop.trained(plan, "warned", meanwhile=warn)
+    assert 2 <= len(rows) < 400
+    marker = json.loads((out / "checkpoints" / "latest.json").read_text())
+    assert marker["step"] == rows[-1]["step"]
+    assert not (workshop.folder / "not written").exists()
+
+
+def test_what_is_held_out_is_evaluated_as_our_worker_does(workshop: Workshop) -> None:
+    run = {"split": (90.0, 10.0, 0.0), "eval_every": 2, "eval_steps": 2}
+    plan = plan_of(zero_stage=1, steps=5, run=run)
+    found, expected = workshop.trained(plan, "own evaluated"), workshop.trained(plan, "worker evaluated", own=False)
+    assert ["valid_loss" in row for row in found] == ["valid_loss" in row for row in expected] == [False, True, False, True, True]
+    for row, ours in zip(found, expected, strict=True):
+        assert row.get("valid_loss", 0.0) == pytest.approx(ours.get("valid_loss", 0.0), abs=1e-5)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_its_status(workshop: Workshop) -> None:
+    _, codes, logs = workshop.run(plan_of(zero_stage=1, lr=1e30, clip=0.0, warmup=0), "diverged")
+    assert codes == [3, 3], logs
+    assert "NonFiniteLossError: step " in logs
+
+
+@pytest.mark.parametrize("name", ["llama zero3", "llama tp2"])
+def test_the_export_is_our_workers(name: str, workshop: Workshop) -> None:
+    from safetensors.torch import load_file
+
+    written = {}
+    for own in (True, False):
+        folder = workshop.folder / f"export {name} {own}"
+        plan = replace(CASES[name], run=RunSettings(export_to=str(folder)))
+        workshop.trained(plan, f"exporting {name} {own}", own=own)
+        written[own] = load_file(next(folder.glob("*.safetensors")))
+    assert written[True].keys() == written[False].keys()
+    for tensor, value in written[True].items():
+        assert value.shape == written[False][tensor].shape
+        assert float((value - written[False][tensor]).abs().max()) < 1e-5, tensor
+
+
+def test_without_deepspeed_it_does_not_train(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate/state.py, PartialState."""
+    plan = CASES["llama zero2"]
+    monkeypatch.setattr(own_ranks, "MORE", {"ACCELERATE_USE_CPU": "true"})
+    _, codes, logs = workshop.run(plan, "left out")
+    assert 0 not in codes
+    assert "accelerate leaves DeepSpeed out: is ACCELERATE_USE_CPU set?" in logs
