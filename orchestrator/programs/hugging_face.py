@@ -76,7 +76,7 @@ class PlannedTrainer(Trainer):
         return self.optimizer
 
     def _steps_when_built(self) -> bool:
-        """Whether DeepSpeed takes a step as it is built (stage 0 in 16 bits, fp16/fused_optimizer.py:125): at rate 0 here, and forgotten."""
+        """Whether DeepSpeed takes a step as it is built (stage 0 in 16 bits, fp16/fused_optimizer.py:125): at rate 0, and forgotten."""
         return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
 
     def _prepare_for_training(self, *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from worker_plans import BERT, GPT, LLAMA, MIXTRAL, QWEN3, T5, make_plan
 
 from orchestrator.engines import ENGINES
-from orchestrator.engines.deepspeed.own import own_job, why_not
+from orchestrator.engines.deepspeed.own import LOOP, own_job, why_not
 from orchestrator.plan import Plan, RunSettings, to_json
 
 pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("own_hugging_face")]
@@ -96,6 +96,15 @@ def assert_same(found: list[Row], expected: list[Row], tolerance: float = 1e-5) 
 def test_it_trains_what_our_worker_trains(name: str, workshop: Workshop) -> None:
     plan = CASES[name]
     assert_same(workshop.trained(plan, f"own {name}"), workshop.trained(plan, f"worker {name}", own=False))
+
+
+def test_a_checkpoint_of_another_layout_is_refused_before_a_start() -> None:
+    before = plan_of(zero_stage=1)
+    assert LOOP.why_no_resume(before, before) is None
+    said = LOOP.why_no_resume(before, plan_of(zero_stage=2, dp=4))
+    assert said is not None
+    assert "was written with dp=2 (now 4), zero_stage=1 (now 2)" in said
+    assert said.endswith("gpus=2 pin.zero_stage=1")
 
 
 @pytest.mark.parametrize("stage", [2, 3])
