@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import queue
 import sys
 import types
 import typing
@@ -91,10 +90,11 @@ def start_without_cuda() -> None:
     """megatron.training without its question for CUDA and its compilers. Imports it."""
     import megatron.core.datasets.utils as datasets
     import megatron.training.initialize as start
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.models.bert import bert_layer_specs
     from megatron.core.models.T5 import t5_spec
     from megatron.training import training
+
+    from orchestrator.workers import megatron_checkpoints
 
     initialise = training.initialize_megatron
 
@@ -106,7 +106,7 @@ def start_without_cuda() -> None:
         start.fused_kernels.load = lambda args: None  # of Megatron's first years, compiled at start
     datasets.compile_helpers = lambda: None
     # A checkpoint's results go through a server process, which imports the program anew and lacks what is done here.
-    filesystem_async._get_write_results_queue = queue.Queue
+    megatron_checkpoints.keep_results_here()
     # Without Transformer Engine t5_spec.py leaves out the norm with which T5's blocks end.
     t5_spec.TENorm = t5_spec.LNImpl
     # pretrain_bert.py names it at its start, --spec local or not, and without Transformer Engine there is none.

@@ -161,11 +161,11 @@ class Hooks:
 
     def _loaded(self, load: Any, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Transformer Engine's Adam is given states as they are, torch's not."""
-        from orchestrator.workers import torch_adam
+        from orchestrator.workers import megatron_checkpoints
 
-        torch_adam.prepare(optimizer)
+        megatron_checkpoints.prepare(optimizer)
         done = load(model, optimizer, *args, **kwargs)
-        torch_adam.count_steps_apart(optimizer)
+        megatron_checkpoints.count_steps_apart(optimizer)
         return done
 
     # -------------------------------------------------------------------------------------------------------------------- a step

@@ -19,7 +19,6 @@ from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before megatro
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -33,11 +32,11 @@ from orchestrator.workers import (
     context_parallel,
     hf_weights,
     loop,
+    megatron_checkpoints,
     megatron_groups,
     optimizer_formats,
     other_engine,
     parts,
-    torch_adam,
     weights,
 )
 from orchestrator.workers.batch import Batch
@@ -187,7 +186,7 @@ class MegatronTrainer:
         first); the result goes through a server process of its own (dist_checkpointing/strategies/filesystem_async.py:51), which nobody
         needs here."""
         self._gather_weights()
-        filesystem_async._get_write_results_queue = queue.Queue
+        megatron_checkpoints.keep_results_here()
         state = self._state(is_loading=False) | {"step": step, "generators": self._generators()}
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
         request = dist_checkpointing.save(state, str(folder), strategy, async_sharded_save=True, **OWN_WRITER)
@@ -234,21 +233,21 @@ class MegatronTrainer:
             for place in weights.every_place([_bare(chunk) for chunk in self.chunks]):
                 place.parameter.copy_(found.of(parts.WEIGHT, place))
         self.optimizer.reload_model_params()
-        torch_adam.prepare(self.optimizer)
+        megatron_checkpoints.prepare(self.optimizer)
         state = optimizer_formats.taken(self._state(is_loading=True)["optimizer"], found)
         self._put_back(optimizer_formats.read(state, self.optimizer, float(saved.step)))
 
     def _put_back(self, state: dict[Any, Any]) -> None:
         """Loads the optimizer's states."""
         self.optimizer.load_state_dict(state)
-        torch_adam.count_steps_apart(self.optimizer)
+        megatron_checkpoints.count_steps_apart(self.optimizer)
 
     def load(self, saved: Saved) -> None:
         """Loads a checkpoint of any layout of this engine, the generators only in the same one; and another engine's too."""
         if saved.layout["engine"] != self.plan.engine:
             self._load_other(saved)
             return
-        torch_adam.prepare(self.optimizer)
+        megatron_checkpoints.prepare(self.optimizer)
         state = self._state(is_loading=True)
         same = saved.layout == layout(self.plan)
         other_kind = (saved.layout["zero_stage"] == 0) != (self.plan.zero_stage == 0)

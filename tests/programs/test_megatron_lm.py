@@ -90,10 +90,10 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(folder, train, valid, rows)
 
 
-def started(workshop: Workshop, out: Path, *words: str) -> list[dict[str, Any]]:
+def started(workshop: Workshop, out: Path, *words: str, by: str = "program=own") -> list[dict[str, Any]]:
     """The rows of Megatron's own program under these words."""
-    entry = (f"entry={PROGRAM}", f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}")
-    return orchestrator(out, *MODEL, f"data={workshop.train[0]}", *entry, *words)
+    checkout = f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}"
+    return orchestrator(out, *MODEL, f"data={workshop.train[0]}", by, checkout, *words)
 
 
 def assert_same_rows(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
@@ -115,7 +115,7 @@ def test_it_is_tuned_by_its_own_step_times_and_then_trains_as_our_worker(worksho
     """Two plans of Megatron's own program take four steps each; nothing but the whole training saves."""
     out = tmp_path / "run"
     words = ("gpus=2", "pin.vpp=1", "pin.recompute=none", "pin.zero_stage=0")
-    found = started(workshop, out, *words, f"train.save_every={STEPS}", "tune=2", "tune.steps=4", "tune.rounds=1")
+    found = started(workshop, out, *words, f"train.save_every={STEPS}", "tune=2", "tune.steps=4", "tune.rounds=1", by=f"entry={PROGRAM}")
     assert_same_rows(found, workshop.rows)
     trials = read_trials(out)
     assert [trial.why for trial in trials] == ["", ""]
@@ -228,7 +228,6 @@ def test_it_evaluates_as_our_worker_and_goes_on_in_another_layout(workshop: Work
     assert [*theirs] == [*ours] == [EVERY, STEPS]
     assert theirs[EVERY] == pytest.approx(ours[EVERY], abs=1e-5), "later ones: Megatron reads on, our worker has the same samples"
 
-    (saved / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(EVERY))
-    more = f"entry.args=--load {saved / 'checkpoints'}"
+    more = f"resume={saved / 'checkpoints' / f'iter_{EVERY:07d}'}"
     rest = started(workshop, out, "gpus=2", "pin.pp=2", "pin.tp=1", "pin.zero_stage=0", "pin.vpp=1", more)
     assert_same_rows(rest, workshop.rows[EVERY:])
