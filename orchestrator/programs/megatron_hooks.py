@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json, to_json
@@ -122,6 +123,7 @@ class Hooks:
         if hasattr(argument_utils, "gpt_config_from_args"):
             self._around(argument_utils, "gpt_config_from_args", self._configured)
         self._around(training, "load_checkpoint", self._loaded)
+        self._around(training, "save_checkpoint", self._saved)
         self._around(training, "train_step", self._step)
         self._around(training, "evaluate", self._evaluated)
 
@@ -242,6 +244,13 @@ class Hooks:
             self.metrics.write(**row)
 
     # --------------------------------------------------------------------------------------------------------------- checkpoints
+
+    def _saved(self, save: Any, step: int, *args: Any, **kwargs: Any) -> Any:
+        """Writes a checkpoint. Raises CheckpointError."""
+        try:
+            return save(step, *args, **kwargs)
+        except (Exception, CheckpointException) as error:
+            raise saving.failed(step, OUT, error) from error
 
     def mark(self) -> None:
         """Megatron has finished a checkpoint, which it may do beside the training: the run's marker names it."""

@@ -100,6 +100,10 @@ def leave(status: int) -> NoReturn:
 
     Processes of multiprocessing are ended here, as that teardown would: the one that megatron-core starts in its first save
     (dist_checkpointing, filesystem_async.py: a Manager's queue) would stay for ever, and hold this rank's output open."""
+    with contextlib.suppress(ValueError):  # outside the main thread
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_DFL
+        )  # torch's data loaders raise when one of theirs ends (utils/data/_utils/signal_handling.py)
     for child in multiprocessing.active_children():
         child.kill()
         child.join(1.0)

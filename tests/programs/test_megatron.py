@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -23,8 +24,10 @@ import pytest
 from msgspec.structs import replace
 from worker_plans import GPT, LLAMA, QWEN3, QWEN3_MOE, make_plan
 
+import orchestrator
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron.own import own_job, why_not_own
+from orchestrator.errors import NO_ROOM
 from orchestrator.job import Job
 from orchestrator.launch import local, render
 from orchestrator.model.spec import Architecture
@@ -35,6 +38,8 @@ pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("own_megatron")]
 
 STEPS, VOCAB, SEQ, BATCH, SEED = 5, 256, 32, 8, 7
 EVERY = 2
+FULL = 128 * 1024
+"""More bytes than a log has, fewer than the file of weights and states of a rank."""
 WORKER = "orchestrator.workers.megatron"
 MODELS = {model.name: replace(model, vocab_size=VOCAB) for model in (GPT, LLAMA, QWEN3, QWEN3_MOE)}
 """A vocabulary without padding: our worker takes padding out of the softmax, Megatron leaves it in."""
@@ -234,6 +239,35 @@ def parent_is_no_program(process: Path) -> bool:
     status = (process / "status").read_text()
     parent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
     return b"--nproc-per-node" in Path("/proc", parent, "cmdline").read_bytes()
+
+
+def test_a_full_disk_is_said_and_the_checkpoint_before_is_whole(workshop: Workshop) -> None:
+    """No file can grow beyond FULL bytes any more."""
+    out, job = workshop.job(workshop.plan(MODELS["gpt_test"], dp=2, steps=40, run={"save_every": 3}), "full")
+
+    def fill(rank: int) -> None:
+        wait_for((out / "checkpoints" / "latest.json").exists)
+        resource.prlimit(rank, resource.RLIMIT_FSIZE, (FULL, FULL))
+
+    codes = own_ranks.run(workshop.context, job.module, job.arguments, out, 2, fill)
+    assert NO_ROOM in codes, codes
+    said = (out / "logs" / "rank-0.log").read_text().splitlines()
+    [line] = [line for line in said if line.startswith("CheckpointError: ")]
+    assert "the checkpoint can't be written" in line
+    assert "the newest whole checkpoint is checkpoints/iter_0000" in line
+
+
+def test_a_users_copy_with_another_loss_trains_on_that(workshop: Workshop, tmp_path: Path) -> None:
+    source = Path(orchestrator.__file__).parent / "programs" / "megatron.py"
+    line = "    summed, tokens = (losses.view(-1).float() * mask).sum(), mask.sum().detach().int()\n"
+    assert line in source.read_text()
+    (tmp_path / "mine.py").write_text(source.read_text().replace(line, line + "    summed = 2 * summed\n"))
+    words = ("recipe=gpt_tiny", "train.steps=2", "train.warmup=0", "gpus=2", "engine=megatron", "pin.tp=2", f"data={workshop.theirs}")
+    assert command(*words, f"entry={tmp_path / 'mine.py'}", f"out={tmp_path / 'mine'}").returncode == 0
+    assert command(*words, "program=own", f"out={tmp_path / 'ours'}").returncode == 0
+    (mine, _), (ours, _) = rows_of(tmp_path / "mine"), rows_of(tmp_path / "ours")
+    assert mine["loss"] == pytest.approx(2 * ours["loss"], rel=1e-6)
+    assert mine["grad_norm"] == pytest.approx(2 * ours["grad_norm"], rel=1e-5)
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
