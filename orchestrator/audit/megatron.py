@@ -55,17 +55,26 @@ MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mo
 
 EXPERT_NAMES: Final = names(words.EXPERTS, words.ROUTING) | {
     "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_aux_loss_coeff",
-    "moe_token_dispatcher_type", "num_experts",
+    "moe_token_dispatcher_type",
 }  # fmt: skip
 """What says a model's experts."""
 BESIDE: Final = {"shared_gate": "shared_ffn_hidden_size", "pad_to_capacity": "capacity_factor", "bias_update_rate": "expert_bias"}
 """What Megatron looks at beside another of its experts' settings alone."""
 
 
+ALIASES: Final = {
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank", "apply_layernorm_1p": "layernorm_zero_centered_gamma",
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers", "rope_scaling": "use_rope_scaling",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers", "use_custom_fsdp": "use_megatron_fsdp",
+    "num_experts": "num_moe_experts",
+}  # fmt: skip
+"""Other names of settings, in TransformerConfig, older releases and other tools."""
+
+
 LEAST: Final = {
     **dict.fromkeys(
         ("seq_length", "encoder_seq_length", "decoder_seq_length", "max_position_embeddings", "num_layers_per_virtual_pipeline_stage",
-         "num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_size",
+         "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_size",
          "num_distributed_optimizer_instances"), 1),
     "tensor_model_parallel_size": 0,
 }  # fmt: skip
@@ -76,7 +85,7 @@ class Fields:
     """Settings by name, with which of them have been read."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self.given = dict(given)
+        self.given = {ALIASES.get(name, name): value for name, value in given.items()}
         for name, least in LEAST.items():
             value = self.given.get(name)
             if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
@@ -124,7 +133,7 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
     two = stack == "t5"
     hidden, heads = int(f.need("hidden_size")), int(f.need("num_attention_heads"))
     layers = f.get("encoder_num_layers") or f.need("num_layers")
-    activation = words.activation(f.given) or "gelu"
+    activation = words.activation(f.given) or str(f.get("activation") or "gelu")
     f.used |= ACTIVATIONS
     if activation == "gelu":
         f.weak.add("model.activation")  # relu has no flag
@@ -147,12 +156,12 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
     groups = f.get("num_query_groups")
     if groups is not None and int(groups) != heads and f.get("group_query_attention", True):
         keys["num_query_groups"] = int(groups)
-    scaled, factor = f.get("use_rope_scaling") or f.get("rope_scaling"), f.get("rope_scaling_factor")
+    scaled, factor = f.get("use_rope_scaling"), f.get("rope_scaling_factor")
     if keys["position_embedding"] != "rope":
         keys = {name: value for name, value in keys.items() if not name.startswith("rotary")}
     elif scaled:
         keys["rope_scaling_factor"] = float(factor or 8.0)
-    if f.get("layernorm_zero_centered_gamma") or f.get("apply_layernorm_1p"):
+    if f.get("layernorm_zero_centered_gamma"):
         keys["zero_centered_norm"] = True
     if two:
         keys["decoder_num_layers"] = int(f.get("decoder_num_layers") or layers)
@@ -285,7 +294,7 @@ def _all_but_every(skip: Any) -> list[int]:
 def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
     """The model's feed_forward, or a pattern where some layers have no experts. Windows that change from layer to layer make a pattern
     too."""
-    count = f.get("num_moe_experts") or f.get("num_experts")
+    count = f.get("num_moe_experts")
     f.used |= EXPERT_NAMES
     if not count:
         return {}
@@ -430,7 +439,7 @@ def setup_of(f: Fields, engine: str) -> Setup:
     """Parallel sizes, stages, recompute and options as these settings choose them. Raises InputError for what is missing."""
     said = f.read(*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH)
     tp, pp = said["tp"] or 1, said["pp"] or 1
-    vpp = f.get("num_virtual_stages_per_pipeline_rank") or f.get("virtual_pipeline_model_parallel_size")
+    vpp = f.get("num_virtual_stages_per_pipeline_rank")
     per_chunk, layout = f.get("num_layers_per_virtual_pipeline_stage"), f.get("pipeline_model_parallel_layout")
     if per_chunk and not vpp:
         layers = int(f.need("num_layers"))
@@ -450,7 +459,7 @@ def setup_of(f: Fields, engine: str) -> Setup:
     mode, first = recompute_of(f)
     f.used |= {"hierarchical_context_parallel_sizes", "world_size", "data_parallel_size"}
     instances = int(f.get("num_distributed_optimizer_instances") or 1)
-    if f.given.get("num_experts") or f.given.get("num_moe_experts"):
+    if f.given.get("num_moe_experts"):
         said.setdefault("etp", tp)
     else:  # whose settings mean nothing then
         said = {name: value for name, value in said.items() if name not in ("etp", *(term.ours for term in words.EXPERT_PARALLEL[2:]))}
@@ -459,13 +468,13 @@ def setup_of(f: Fields, engine: str) -> Setup:
         engine=engine,
         vpp=int(vpp or 1),
         microbatch_group_size_per_vp_stage=_group(f, pp),
-        experts=bool(f.given.get("num_experts") or f.given.get("num_moe_experts")),
+        experts=bool(f.given.get("num_moe_experts")),
         rank_order=PP_BEFORE_DP if f.get("use_tp_pp_dp_mapping") else RANK_ORDER,
         recompute=mode,
         recompute_layers=first,
         layout=layout,
-        first_layers=_count(f, "decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage"),
-        last_layers=_count(f, "decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage"),
+        first_layers=_count(f, "decoder_first_pipeline_num_layers"),
+        last_layers=_count(f, "decoder_last_pipeline_num_layers"),
         ends_count=(bool(f.get("account_for_embedding_in_pipeline_split")), bool(f.get("account_for_loss_in_pipeline_split"))),
         zero_stage=stage,  # type: ignore[arg-type]
         zero_shard_size=-instances if instances > 1 else None,
@@ -482,9 +491,8 @@ def _cuda_graphs(f: Fields) -> Literal["none", "local"]:
     return "local" if said == "local" else "none"
 
 
-def _count(f: Fields, *names: str) -> int | None:
-    found = next((f.get(name) for name in names if f.get(name) is not None), None)
-    return None if found is None else int(found)
+def _count(f: Fields, name: str) -> int | None:
+    return None if f.get(name) is None else int(f.get(name))
 
 
 def _group(f: Fields, pp: int) -> int | None:
@@ -495,7 +503,7 @@ def _group(f: Fields, pp: int) -> int | None:
 def _zero(f: Fields) -> tuple[int, bool]:
     """(ZeRO stage, whether Megatron's FSDP does it)."""
     stage = FSDP_STAGES.get(str(f.get("data_parallel_sharding_strategy")), 0)
-    if f.get("use_megatron_fsdp") or f.get("use_custom_fsdp"):
+    if f.get("use_megatron_fsdp"):
         return stage, stage >= 2
     if f.get("use_torch_fsdp2"):
         f.assumed.append("use_torch_fsdp2 is priced as Megatron's own FSDP with the same sharding")
@@ -507,7 +515,7 @@ def _priced_modules(f: Fields, named: frozenset[str]) -> frozenset[str]:
     """The modules that Megatron recomputes as plans name them: "mlp" is all feed-forwards of a layer-by-layer schedule, and those of layers
     without experts in the combined one (transformer_layer.py:445, moe_layer.py:432, fine_grained_callables.py:509)."""
     plain = named - {"moe"}
-    if not (f.given.get("num_experts") or f.given.get("num_moe_experts")):
+    if not (f.given.get("num_moe_experts")):
         return plain
     if f.get("overlap_moe_expert_parallel_comm"):
         if "moe" in named:

@@ -5,17 +5,20 @@ the model, the training and the parallel layout (`Setup`), and `read` gives them
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
 from orchestrator.audit import megatron
-from orchestrator.audit.document import INTERPOLATION, Content, changed, leaves, resolved
+from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, resolved
+from orchestrator.audit.megatron import ALIASES
 from orchestrator.audit.reading import Reading, Setup, Source, names
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
-from orchestrator.engines.passthrough import FIELD_OF, flags, megatron_kind
+from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.words import megatron as words
+from orchestrator.words.terms import NOTHING, Table, Term
 
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
@@ -28,20 +31,60 @@ class Schema(NamedTuple):
 
     kind: str
     """The kind of file, in words."""
-    names: Mapping[str, str]
-    """Paths whose name is not Megatron's own, with that."""
+    table: Table
+    """Terms from a path of the file to Megatron's name, where it is not the path's own or the value is said otherwise."""
     sections: tuple[str, ...]
     """Sections whose settings have Megatron's own names."""
-    others: tuple[str, ...]
+    homes: tuple[tuple[str, str], ...]
+    """Patterns of Megatron's names with the section in which such a setting is written, the first that fits."""
+    others: tuple[str, ...] = ()
     """Sections of data, logs, checkpoints and tools."""
     known: Collection[str] = ()
-    """Names of settings in `sections` that are known beside Megatron's."""
+    """Names in `sections` that are none of Megatron's."""
     adapt: Callable[[Seen, Content], None] = lambda seen, content: None
-    """Rewrites in place what the file says in another way than Megatron, from the settings seen so far and the whole file."""
-    write: Callable[[str, Any], Any] = lambda path, value: value
-    """The value that the file has at a path for one of Megatron's."""
+    """Rewrites in place what the file says in several settings, from those seen so far and the whole file."""
     made: Mapping[str, Any] = {}
     """Defaults of the program, by Megatron's name."""
+
+    def term(self, field: str) -> Term:
+        """Where and how a setting is written that the file does not have yet."""
+        for term in self.table:
+            if term.ours == field and ".encoder." not in term.theirs:
+                return term
+        name = IN_YAML.get(field, field)
+        home = next(section for pattern, section in self.homes if fnmatchcase(field, pattern))
+        return Term(f"{home}.{name}" if home else name, field)
+
+
+IN_YAML: Final = {flag: field for field, flag in ALIASES.items()}
+"""TransformerConfig's names of settings whose flags are called otherwise, by the flag's."""
+DATA_PARALLEL: Final = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
+
+
+def _named(above: str, names: Mapping[str, str]) -> Table:
+    """Terms of settings below a section, by their names there."""
+    return [Term(above + path, name) for path, name in names.items()]
+
+
+def _activation(seen: Seen) -> None:
+    """Reads TransformerConfig's two fields as one of our activations."""
+    func = next((seen[name] for name in ("activation_func._target_", "activation_func") if name in seen), None)
+    gated = seen.pop("gated_linear_unit", ("", False))[1]
+    for name in ("activation_func._target_", "activation_func._call_", "activation_func"):
+        seen.pop(name, None)
+    if func is not None and (word := activation_of(func[1], bool(gated))) is not None:
+        seen["activation"] = (func[0], word)
+
+
+def activation_of(func: Any, gated: bool) -> str | None:
+    """An activation of ours, by the function's name in torch or Megatron and whether a gate multiplies it; None: there is none.
+
+    >>> activation_of("torch.nn.functional.silu", True), activation_of("squared_relu", False), activation_of("relu", False)
+    ('swiglu', 'relu2', 'relu')
+    """
+    word = str(func).rpartition(".")[2].removeprefix("fast-").replace("-", "_")
+    word = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "quick_gelu": "quick_geglu"}.get(word, word) if gated else word
+    return words.activation({word: True})
 
 
 # ------------------------------------------------------------------------------------------------------------------- Bridge
@@ -61,112 +104,95 @@ def _bridge(seen: Seen, content: Content) -> None:
     elif "bf16" not in seen and "fp16" not in seen:
         seen["bf16"] = ("", True)
     _activation(seen)
-    for one in ("dataset.seq_length", "dataset.sequence_length"):
-        value = dict(leaves(content)).get(one)
-        if value is not None:
-            seen.setdefault("seq_length", (one, value))
 
 
 BRIDGE: Final = Schema(
     kind="Megatron-Bridge's configuration",
-    names={
-        "tokenizer.vocab_size": "vocab_size", "tokenizer.tokenizer_type": "tokenizer_type",
-        "comm_overlap.tp_comm_overlap": "tp_comm_overlap",
-        "comm_overlap.overlap_moe_expert_parallel_comm": "overlap_moe_expert_parallel_comm",
-        "comm_overlap.delay_wgrad_compute": "delay_wgrad_compute",
-        "model.virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size",
-    },
+    table=[
+        *_named("", {"dataset.seq_length": "seq_length", "dataset.sequence_length": "seq_length"}),
+        *_named("tokenizer.", {"vocab_size": "vocab_size", "tokenizer_type": "tokenizer_type"}),
+        *_named("comm_overlap.", {name: name for name in ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")}),
+    ],
     sections=("model", "train", "optimizer", "scheduler", "ddp", "dist", "rng", "mixed_precision"),
+    homes=(*((name, "ddp") for name in DATA_PARALLEL), ("*batch_size", "train"), ("*", "model")),
     others=("checkpoint", "logger", "profiling", "ft", "straggler", "nvrx_straggler", "inprocess_restart", "validation", "dataset", "peft",
             "tokenizer", "rerun_state_machine", "env_vars", "tensor_inspect", "optimizer_config_override_provider"),
     known=names("bridge"),
     adapt=_bridge,
-    made={"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
+    made=dict.fromkeys(DATA_PARALLEL, True),
 )  # fmt: skip
 """Megatron-Bridge's configuration (training/config.py, ConfigContainer; `made`: recipes/common.py)."""
 
 
 # --------------------------------------------------------------------------------------------------------------------- NeMo
 
-NEMO_SCHEDULES: Final = {"CosineAnnealing": "cosine", "WarmupAnnealing": "linear"}
-DISTRIBUTED: Final = ("distributed_fused_adam", "mcore_distributed_optim")
-STACKS: Final = {"encoder": "", "decoder": "decoder_"}
+SCHEDULES: Final = {"CosineAnnealing": "cosine", "WarmupAnnealing": "linear"}
+DISTRIBUTED: Final = ("mcore_distributed_optim", "distributed_fused_adam")
+
+
+def _precision(word: Any) -> str:
+    """The switch of Lightning's precision: bf16, fp16 or fp32."""
+    said = str(word).lower()
+    return "bf16" if "bf16" in said else "fp16" if said.startswith("16") else "fp32"
+
+
+def _pair(betas: Any, index: int) -> Any:
+    return betas[index] if isinstance(betas, list) and len(betas) == 2 else NOTHING
+
+
+OF_MODEL: Final[Table] = (
+    *_named("", {
+        "encoder_seq_length": "seq_length", "seq_length": "seq_length", "data.seq_length_dec": "decoder_seq_length",
+        "bias": "add_bias_linear", "qkv_bias": "add_qkv_bias", "rotary_percentage": "rotary_percent",
+        "scale_positional_embedding": "use_rope_scaling", "tokenizer.type": "tokenizer_type", "tokenizer.vocab_size": "vocab_size",
+        "override_vocab_size": "vocab_size", "activations_checkpoint_granularity": "recompute_granularity",
+        "activations_checkpoint_method": "recompute_method", "activations_checkpoint_num_layers": "recompute_num_layers",
+        "activations_checkpoint_recompute": "recompute_modules", "ub_tp_comm_overlap": "tp_comm_overlap", "gradient_clip_val": "clip_grad",
+        "optim.lr": "lr", "optim.weight_decay": "weight_decay", "optim.overlap_grad_sync": "overlap_grad_reduce",
+        "optim.overlap_param_sync": "overlap_param_gather", "optim.eps": "adam_eps", "optim.sched.warmup_steps": "lr_warmup_iters",
+        "optim.sched.min_lr": "min_lr",
+    }),
+    Term("activation", "activation", back=lambda word: activation_of(word, False) or NOTHING),
+    Term("position_embedding_type", "position_embedding_type",
+         back=lambda word: "learned_absolute" if word == "learned_parameters" else word),
+    Term("optim.name", "use_distributed_optimizer", back=lambda word: word in DISTRIBUTED,
+         to=lambda on: DISTRIBUTED[0] if on else "fused_adam"),
+    Term("optim.name", "optimizer", back=lambda word: "sgd" if word == "sgd" else "adam" if "adam" in str(word) else word),
+    Term("optim.betas", "adam_beta1", back=lambda betas: _pair(betas, 0)),
+    Term("optim.betas", "adam_beta2", back=lambda betas: _pair(betas, 1)),
+    Term("optim.sched.name", "lr_decay_style", back=lambda word: SCHEDULES.get(word, word)),
+)  # fmt: skip
+"""Terms below model (nlp/language_modeling/conf/megatron_gpt_config.yaml)."""
+OF_STACK: Final[Table] = (*OF_MODEL, *_named("", {name: name for name in (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "normalization", "hidden_dropout",
+    "attention_dropout")}))  # fmt: skip
+"""Terms below one of the stacks of T5."""
 
 
 def _nemo(seen: Seen, content: Content) -> None:
-    _trainer(seen, content)
-    model = content.get("model", {})
-    said = {name: seen[name][1] for name in seen}
-    if "position_embedding_type" in said and said["position_embedding_type"] not in ("learned_absolute", "rope", "relative"):
-        seen["position_embedding_type"] = (seen["position_embedding_type"][0], {"learned_parameters": "learned_absolute"}.get(
-            said["position_embedding_type"], said["position_embedding_type"]))  # fmt: skip
-    if "nemo_activation" in said:
-        path, word = seen.pop("nemo_activation")
-        word = str(word).removeprefix("fast-").replace("-", "_")
-        if word in megatron.ACTIVATIONS:
-            seen[word] = (path, True)
-        elif word != "gelu":
-            seen["nemo_activation"] = (path, word)
-    if "nemo_optimizer" in said:
-        path, word = seen.pop("nemo_optimizer")
-        seen["use_distributed_optimizer"] = (path, word in DISTRIBUTED)
-        seen["optimizer"] = (path, "sgd" if word == "sgd" else "adam" if "adam" in str(word) else word)
-    betas = model.get("optim", {}).get("betas") if isinstance(model.get("optim"), dict) else None
-    if isinstance(betas, list) and len(betas) == 2:
-        seen |= {f"adam_beta{index + 1}": ("model.optim.betas", beta) for index, beta in enumerate(betas)}
-    if "lr_decay_style" in said:
-        seen["lr_decay_style"] = (seen["lr_decay_style"][0], NEMO_SCHEDULES.get(said["lr_decay_style"], said["lr_decay_style"]))
-    if said.get("recompute_num_layers") in (0, "0") or said.get("recompute_granularity") == "selective":
+    if precision := content.get("trainer", {}).get("precision"):
+        seen[_precision(precision)] = ("trainer.precision", True)
+    _, layers = seen.get("recompute_num_layers", ("", None))
+    if layers in (0, "0") or seen.get("recompute_granularity", ("", ""))[1] == "selective":
         seen.pop("recompute_num_layers", None)
-    if "share_embeddings_and_output_weights" not in said:
-        seen["share_embeddings_and_output_weights"] = ("", True)  # megatron_gpt_model.py's default
+    if "untie_embeddings_and_output_weights" not in seen:
+        seen.setdefault("share_embeddings_and_output_weights", ("", True))  # megatron_gpt_model.py's default
 
 
-def _trainer(seen: Seen, content: Content) -> None:
-    """Reads GPUs and precision of Lightning's trainer."""
-    trainer = content.get("trainer", {})
-    precision = str(trainer.get("precision", "")).lower()
-    if precision:
-        kind = "bf16" if "bf16" in precision else "fp16" if precision.startswith("16") else ""
-        seen |= {kind: ("trainer.precision", True)} if kind else {"fp32": ("trainer.precision", True)}
-
-
-def _nemo_write(path: str, value: Any) -> Any:
-    if path == "model.optim.name":
-        return "mcore_distributed_optim" if value else "fused_adam"
-    return value
-
-
-NEMO_NAMES: Final = {
-    "encoder_seq_length": "seq_length", "seq_length": "seq_length", "bias": "add_bias_linear", "activation": "nemo_activation",
-    "rotary_percentage": "rotary_percent", "activations_checkpoint_granularity": "recompute_granularity",
-    "activations_checkpoint_method": "recompute_method", "activations_checkpoint_num_layers": "recompute_num_layers",
-    "activations_checkpoint_recompute": "recompute_modules",
-    "virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size", "ub_tp_comm_overlap": "tp_comm_overlap",
-    "optim.name": "nemo_optimizer", "optim.lr": "lr", "optim.weight_decay": "weight_decay",
-    "optim.overlap_grad_sync": "overlap_grad_reduce",
-    "optim.overlap_param_sync": "overlap_param_gather", "optim.eps": "adam_eps", "optim.sched.name": "lr_decay_style",
-    "optim.sched.warmup_steps": "lr_warmup_iters", "optim.sched.min_lr": "min_lr", "tokenizer.type": "tokenizer_type",
-    "tokenizer.vocab_size": "vocab_size", "override_vocab_size": "vocab_size", "data.seq_length_dec": "decoder_seq_length", "seed": "seed",
-    "share_embeddings_and_output_weights": "share_embeddings_and_output_weights", "num_moe_experts": "num_experts",
-    "expert_model_parallel_size": "expert_model_parallel_size", "scale_positional_embedding": "use_rope_scaling",
-    "qkv_bias": "add_qkv_bias", "fp8_recipe": "fp8_recipe",
-}  # fmt: skip
-"""Settings below model in NeMo 1 with Megatron's names (nlp/language_modeling/conf/megatron_gpt_config.yaml)."""
 NEMO: Final = Schema(
     kind="NeMo's configuration",
-    names={**{f"model.{name}": theirs for name, theirs in NEMO_NAMES.items()}, "trainer.gradient_clip_val": "clip_grad",
-           "trainer.max_steps": "train_iters", "model.gradient_clip_val": "clip_grad",
-           **{f"model.{part}.{name}": f"{prefix}{theirs}" for part, prefix in STACKS.items() for name, theirs in (
-               *NEMO_NAMES.items(), *((one, one) for one in ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
-                                                           "kv_channels", "normalization", "position_embedding_type", "hidden_dropout",
-                                                           "attention_dropout")))}},
+    table=[
+        *(term._replace(theirs=f"model.{term.theirs}") for term in OF_MODEL),
+        *_named("trainer.", {"gradient_clip_val": "clip_grad", "max_steps": "train_iters"}),
+        *(term._replace(theirs=f"model.{part}.{term.theirs}", ours=prefix + term.ours)
+          for part, prefix in (("encoder", ""), ("decoder", "decoder_")) for term in OF_STACK),
+    ],
     sections=("model",),
+    homes=(("*", "model"),),
     others=("run", "trainer", "exp_manager", "hydra", "defaults", "model.data", "model.nsys_profile", "model.tokenizer", "cluster",
             "data_dir", "name", "restore_from_path", "model.optim", "model.encoder", "model.decoder"),
     known=names("nemo"),
     adapt=_nemo,
-    write=_nemo_write,
 )  # fmt: skip
 UNPRICED_TOO: Final = ("use_flash_attention", "transformer_engine", "bias_activation", "bias_dropout_add", "fsdp", "megatron_amp",
                        "reduce_amax", "use_emha", "activations_checkpoint_layers", "num_micro_batches_with",
@@ -175,24 +201,23 @@ UNPRICED_TOO: Final = ("use_flash_attention", "transformer_engine", "bias_activa
 
 
 def _nemo2(seen: Seen, content: Content) -> None:
-    _trainer(seen, content)
     plugin = content.get("trainer", {}).get("plugins")
-    precision = str((plugin if isinstance(plugin, dict) else {}).get("precision", ""))
+    precision = content.get("trainer", {}).get("precision") or (plugin if isinstance(plugin, dict) else {}).get("precision")
     if precision and "bf16" not in seen and "fp16" not in seen:
-        seen["bf16" if "bf16" in precision else "fp16"] = ("trainer.plugins.precision", True)
+        seen[_precision(precision)] = ("trainer.plugins.precision", True)
     _activation(seen)
 
 
 NEMO2: Final = Schema(
     kind="NeMo 2's recipe",
-    names={
-        "data.global_batch_size": "global_batch_size", "data.micro_batch_size": "micro_batch_size", "data.seq_length": "seq_length",
-        "trainer.max_steps": "train_iters", "optim.lr_scheduler.warmup_steps": "lr_warmup_iters", "optim.lr_scheduler.min_lr": "min_lr",
-        "trainer.plugins.grad_reduce_in_fp32": "grad_reduce_in_fp32", "trainer.plugins.fp8": "fp8",
-        "trainer.plugins.fp8_recipe": "fp8_recipe",
-        "model.config.num_moe_experts": "num_experts",
-    },
+    table=[
+        *_named("data.", {name: name for name in ("global_batch_size", "micro_batch_size", "seq_length")}),
+        *_named("optim.lr_scheduler.", {"warmup_steps": "lr_warmup_iters", "min_lr": "min_lr"}),
+        *_named("trainer.", {"max_steps": "train_iters"}),
+        *_named("trainer.plugins.", {name: name for name in ("grad_reduce_in_fp32", "fp8", "fp8_recipe")}),
+    ],
     sections=("model.config", "trainer.strategy.ddp", "trainer.strategy", "optim.config"),
+    homes=(*((name, "trainer.strategy.ddp") for name in DATA_PARALLEL), ("*parallel*", "trainer.strategy"), ("*", "model.config")),
     others=("trainer", "log", "resume", "data", "executor", "tokenizer", "model.tokenizer", "model.optim", "optim", "peft"),
     known=names("nemo2"),
     adapt=_nemo2,
@@ -200,42 +225,13 @@ NEMO2: Final = Schema(
 """NeMo 2's recipes (nemo/collections/llm/recipes), as nemo_run writes one with --to-yaml."""
 MEGATRON_LM: Final = Schema(
     kind="Megatron-LM's --yaml-cfg",
-    names={},
+    table=(),
     sections=("", "language_model", "model_parallel"),
-    others=(),
+    homes=(("*batch_size", ""), *((name, "") for name in DATA_PARALLEL), ("*_parallel_size", "model_parallel"), ("*", "language_model")),
     known=names("megatron_yaml_cfg"),
     adapt=lambda seen, content: _activation(seen),
-)  # fmt: skip
+)
 """Megatron-LM's --yaml-cfg (examples/gpt3/gpt_config.yaml, megatron/training/yaml_arguments.py)."""
-
-
-def _activation(seen: Seen) -> None:
-    """TransformerConfig's two fields as the flags' one."""
-    func = next((seen[name] for name in ("activation_func._target_", "activation_func") if name in seen), None)
-    gated = seen.pop("gated_linear_unit", ("", False))[1]
-    seen.pop("activation_func._target_", None)
-    seen.pop("activation_func._call_", None)
-    seen.pop("activation_func", None)
-    if func is None:
-        return
-    word = str(func[1]).rpartition(".")[2]
-    if word == "swiglu" or (gated and word in ("silu", "swish")):
-        seen["swiglu"] = (func[0], True)
-    elif gated and word in ("gelu", "geglu"):
-        seen["geglu"] = (func[0], True)
-    elif word in megatron.ACTIVATIONS:
-        seen[word] = (func[0], True)
-
-
-def with_activation(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain fields, with Megatron's switch for the activation that they say.
-
-    >>> with_activation({"gated_linear_unit": True, "activation_func": "silu"})
-    {'swiglu': True}
-    """
-    seen: Seen = {name: (name, value) for name, value in fields.items()}
-    _activation(seen)
-    return {name: value for name, (_, value) in seen.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------------ reading
@@ -263,53 +259,44 @@ def read(text: str, name: str, content: Content, schema: Schema) -> Source:
     for models that can't be described."""
     seen, lists, notes = _seen(resolved(content), schema)
     reading = _reading(seen, lists, notes, schema, content)
-    paths = {field: path for field, (path, _) in seen.items() if path}
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes: dict[str, Any] = {}
         for field, value in megatron.fields_changed(before, after).items():
-            path = paths.get(field) or paths.get(SAME.get(field, ""))
-            if path is None and value is not None:
-                path = _place(field, schema)
-            if path is None:
-                if value is not None:
-                    return None
-                continue
-            there = seen.get(field) or seen.get(SAME.get(field, ""))
-            if value is None and there is not None and isinstance(there[1], bool):
-                value = False
-            changes[path] = schema.write(path, value)
+            path, there = seen.get(field, ("", None))
+            term = next((term for term in schema.table if (term.theirs, term.ours) == (path, field)), None) or schema.term(field)
+            if path or value is not None:
+                changes[path or term.theirs] = term.to(False if value is None and isinstance(there, bool) else value)
         return changed(text, name, changes)
 
     return Source(text=text, reading=reading, edited=edited)
 
 
-SAME: Final = {
-    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
-    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
-    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
-}
-"""TransformerConfig's names of settings whose flags are called otherwise, by the flag's."""
+def _terms(path: str, schema: Schema) -> Table:
+    """The terms of a setting of the file; none where nobody here knows it as one of Megatron's."""
+    if terms := [term for term in schema.table if term.theirs == path]:
+        return terms
+    section = max((one for one in schema.sections if not one or path.startswith(f"{one}.")), key=len, default=None)
+    if section is None:
+        return ()
+    name = path.removeprefix(f"{section}.")
+    name = ALIASES.get(name, FIELD_OF.get(name, name))
+    return [Term(path, name)] if megatron_kind(name) is not None or name in ALIASES.values() or name.startswith(MORE) else ()
 
 
-def _place(field: str, schema: Schema) -> str | None:
-    """Where a setting goes that the file does not have yet; None: nowhere that this knows."""
-    field = SAME.get(field, field)
-    back = {name: path for path, name in reversed(list(schema.names.items())) if ".encoder." not in path and ".decoder." not in path}
-    if field in back:
-        return back[field]
-    ddp = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
-    where = {
-        BRIDGE.kind: "ddp" if field in ddp else "train" if field.endswith("batch_size") else "model",
-        NEMO.kind: "model",
-        NEMO2.kind: "trainer.strategy.ddp" if field in ddp else "trainer.strategy" if "parallel" in field else "model.config",
-        MEGATRON_LM.kind: ""
-        if field.endswith("batch_size") or field in ddp
-        else "model_parallel"
-        if "_parallel_size" in field
-        else "language_model",
-    }[schema.kind]
-    return f"{where}.{field}" if where else field
+MORE: Final = ("activation_func", "gated_linear_unit", "share_embeddings_and_output_weights", "use_megatron_fsdp", "use_torch_fsdp2")
+"""Fields of TransformerConfig and Bridge that Megatron-LM has no flag of."""
+
+
+def _is_known(path: str, schema: Schema) -> bool:
+    """Whether the tool has such a setting, which is none of Megatron's."""
+    section = max((one for one in schema.sections if not one or path.startswith(f"{one}.")), key=len, default=None)
+    name = path.removeprefix(f"{section}.") if section else path
+    if name in schema.known or name.split(".")[0] in schema.known or name in megatron.DEFAULTS:
+        return True
+    if name.rpartition(".")[2] in ("_target_", "_call_", "_factory_") or (section and "." in name and schema is BRIDGE):
+        return True
+    return any(path == one or path.startswith(f"{one}.") for one in schema.others)
 
 
 def _seen(content: Content, schema: Schema) -> tuple[Seen, dict[str, list[str]], list[str]]:
@@ -318,83 +305,35 @@ def _seen(content: Content, schema: Schema) -> tuple[Seen, dict[str, list[str]],
     seen: Seen = {}
     lists: dict[str, list[str]] = {"unknown": [], "beside": []}
     notes: list[str] = []
-    every = {FIELD_OF.get(name, name) for name in flags()}
     for path, value in leaves(content):
         if value in (None, {}, []):
             continue
-        section = max((one for one in schema.sections if not one or path.startswith(f"{one}.")), key=len, default=None)
-        last = path if not section else path.removeprefix(f"{section}.")
-        name = schema.names.get(path)
-        if name is None and section is not None:
-            plain = FIELD_OF.get(last, last)
-            name = (
-                plain
-                if plain in every or megatron_kind(plain) is not None or last.startswith(("activation_func", "gated_linear"))
-                else None
-            )
-        if name is None:
-            about = (
-                last in schema.known or last.split(".")[0] in schema.known or last.rpartition(".")[2] in ("_target_", "_call_", "_factory_")
-            )
-            about = about or any(path == one or path.startswith(f"{one}.") for one in schema.others)
-            about = about or (section is not None and "." in last and schema is BRIDGE)
-            about = about or last in megatron.DEFAULTS or last in ("virtual_pipeline_model_parallel_size", "gradient_accumulation_fusion")
-            if last in ALSO:
-                seen.setdefault(ALSO[last], (path, value))
-            else:
-                lists["beside" if about else "unknown"].append(f"{path}={value}")
-            continue
-        if isinstance(value, str) and (INTERPOLATION in value or value == MISSING):
+        table = _terms(path, schema)
+        if table and isinstance(value, str) and (INTERPOLATION in value or value == MISSING):
             notes.append(f"{path} is {value}, which this file does not say: taken as if it were not there")
             continue
-        if name not in seen:
-            seen[name] = (path, _typed(path, name, value))
-        else:
-            lists["beside"].append(f"{path}={value}")
+        found = {term.ours: term.back(value) for term in table if term.ours not in seen}
+        seen |= {name: (path, typed(path, name, one)) for name, one in found.items() if one is not NOTHING}
+        if not found or NOTHING in found.values():
+            lists["beside" if table or _is_known(path, schema) else "unknown"].append(f"{path}={value}")
     schema.adapt(seen, content)
     read = {path for path, _ in seen.values()}
-    for kind, lines in lists.items():
-        lists[kind] = [said for said in lines if said.partition("=")[0] not in read]
-    return seen, lists, notes
+    return seen, {kind: [said for said in lines if said.partition("=")[0] not in read] for kind, lines in lists.items()}, notes
 
 
-ALSO: Final = {
-    "virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size",
-    "num_layers_in_first_pipeline_stage": "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage": "num_layers_in_last_pipeline_stage",
-    "share_embeddings_and_output_weights": "share_embeddings_and_output_weights",
-    "add_qkv_bias": "add_qkv_bias",
-    "use_megatron_fsdp": "use_megatron_fsdp",
-    "use_torch_fsdp2": "use_torch_fsdp2",
-}
-"""TransformerConfig's and Bridge's fields that have no flag of that name."""
-
-
-def _typed(path: str, name: str, value: Any) -> Any:
+def typed(path: str, name: str, value: Any) -> Any:
     """The value with the type that Megatron's setting `name` has; the file has it at `path`. Raises InputError."""
     kind = (megatron_kind(name) or "any").removesuffix("?")
-    if kind == "int" and isinstance(value, str | float) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except ValueError:
-            raise InputError(path, value, "is no whole number") from None
-        if number != int(number) and not name.startswith("lr_"):
-            raise InputError(path, value, "is no whole number")
-        return int(number)
-    if kind in ("int", "float") and isinstance(value, dict | list | bool):
-        if isinstance(value, list):
-            return value
+    if kind not in ("int", "float", "bool") or isinstance(value, list):
+        return value
+    if kind == "bool":
+        return Given({path: value}).truth(path)
+    if isinstance(value, bool):
         raise InputError(path, value, "is no number")
-    if kind == "float" and isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            raise InputError(path, value, "is no number") from None
-    if kind == "bool" and not isinstance(value, bool):
-        if str(value).lower() not in ("true", "false"):
-            raise InputError(path, value, "is neither", ["true", "false"])
-        return str(value).lower() == "true"
-    return value
+    number = Given({path: value}).number(path, float)
+    if kind == "int" and number != int(number) and not name.startswith("lr_"):
+        raise InputError(path, value, "is no whole number")
+    return int(number) if kind == "int" else number
 
 
 WHOLE: Final = ("num_layers", "hidden_size", "num_attention_heads")

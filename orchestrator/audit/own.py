@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from orchestrator.audit import deepspeed, megatron
 from orchestrator.audit.document import Content
-from orchestrator.audit.megatron_yaml import with_activation
+from orchestrator.audit.megatron_yaml import activation_of
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.errors import InputError
 
-NAMES: Final = {"max_sequence_length": "max_position_embeddings", "rope_scaling": "use_rope_scaling"}
+NAMES: Final = {"max_sequence_length": "max_position_embeddings"}
 
 
 def is_engine_json(content: Mapping[str, Any]) -> bool:
@@ -28,7 +28,8 @@ def read(text: str, content: Content) -> Source:
     given = {NAMES.get(name, name): value for part in parts for name, value in part.items() if value is not None}
     if "num_layers" not in given:
         raise InputError("audit", "transformer_config", "says no num_layers")
-    f = megatron.Fields(with_activation(given))
+    given["activation"] = activation_of(given.pop("activation_func", ""), bool(given.pop("gated_linear_unit", False)))
+    f = megatron.Fields({name: value for name, value in given.items() if value is not None})
     setup = megatron.setup_of(f, str(content["engine"]))
     each = [given | {name: value for name, value in one.items() if value is not None} for one in content["per_stage"] or ()]
     stages = [megatron.recompute_of(megatron.Fields(one)) for one in each]

@@ -217,7 +217,7 @@ def reading_of(line: Line, script: Script) -> Reading:
                 unknown.append(shown)
             continue
         destination, kind = known[flag.name]
-        destination = FIELD_OF.get(destination, destination)
+        destination = megatron.ALIASES.get(destination, FIELD_OF.get(destination, destination))
         try:
             given[destination] = _value(kind, flag)
             said[destination] = shown

@@ -313,7 +313,7 @@ def test_interpolations_are_resolved_and_what_is_not_there_is_said() -> None:
         ("a: 1\n", {}, "has nothing by which it is known"),
         ("recipe: llama3_8b\ntrain: {steps: 3}\n", {}, "is a recipe of this planner"),
         (BRIDGE, {"recipe": None}, "model"),
-        (BRIDGE.replace("parallel_size: 2 ", "parallel_size: two "), {}, "model.tensor_model_parallel_size=two: is no whole number"),
+        (BRIDGE.replace("parallel_size: 2 ", "parallel_size: two "), {}, "model.tensor_model_parallel_size=two: is no number"),
         (TRAINER, {"gpus": None}, "gpus: is missing"),
         (TRAINER.replace("stage: 1", "stage: 7"), {}, "zero_optimization.stage=7"),
         (DEEPSPEED.replace("DEEPSPEED", "XLA"), {}, "distributed_type=XLA: is not planned for"),

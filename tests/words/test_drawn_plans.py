@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
-from orchestrator.audit import formats, script
+from orchestrator.audit import formats, megatron_yaml, script
 from orchestrator.audit.audit import settings_of
 from orchestrator.audit.build import built
-from orchestrator.audit.reading import Setup
+from orchestrator.audit.reading import Reading, Setup
 from orchestrator.detect import Machine
 from orchestrator.engines.megatron_args import megatron_args_sh
 from orchestrator.engines.megatron_parts import latent_attention
@@ -25,6 +26,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.spec import padded
 from orchestrator.plan import Plan
+from orchestrator.words.terms import put
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS / "engines"), str(TESTS / "megatron_lm")]
@@ -47,9 +49,8 @@ def layers_of(plan: Plan) -> list[list[tuple[object, ...]]]:
             for stage in plan.stages]  # fmt: skip
 
 
-def lost(plan: Plan) -> list[str]:
+def lost(plan: Plan, reading: Reading) -> list[str]:
     """What is read back otherwise than the plan has it."""
-    reading = script.read(megatron_args_sh(plan)).reading
     found = [f"unknown {flag}" for flag in reading.unknown]
     given: Any = {"cluster": "dgx_h100", "gpus": str(plan.world_size)}
     settings, _ = settings_of(reading, given, Machine())
@@ -97,7 +98,7 @@ def drawn(number: int, version: str, seed: int) -> list[Plan]:
 def test_a_drawn_plan_is_read_back_as_itself(version: str, number: int) -> None:
     for plan in drawn(number, version, seed=number):
         try:
-            assert lost(plan) == []
+            assert lost(plan, script.read(megatron_args_sh(plan)).reading) == []
         except InputError as error:
             raise AssertionError(megatron_args_sh(plan)) from error
 
@@ -132,5 +133,32 @@ def test_a_drawn_plan_is_read_back_from_its_engine_json(version: str, number: in
         assert (setup.zero_shard_size or -1) == -plan.optimizer_instances
 
 
+def yaml_of(plan: Plan, schema: megatron_yaml.Schema) -> str:
+    """The plan as a file of this schema."""
+    content: dict[str, Any] = {"trainer": {}} if schema is megatron_yaml.NEMO else {}
+    for name, value in (settings(plan) | {"vocab_size": plan.model.vocab_size}).items():
+        term = schema.term(name)
+        if value is not None and not (schema is megatron_yaml.NEMO and name in PAIRED):
+            put(content, term.theirs, term.to(value))
+    return str(yaml.safe_dump(content))
+
+
+PAIRED = ("optimizer", "adam_beta1", "adam_beta2")
+"""What NeMo has in one setting with another of them, and with the sharding of the optimizer's states."""
+
+
+@pytest.mark.parametrize("schema", [megatron_yaml.BRIDGE, megatron_yaml.NEMO, megatron_yaml.NEMO2, megatron_yaml.MEGATRON_LM])
+@pytest.mark.parametrize("number", [50, pytest.param(250, marks=pytest.mark.full)])
+def test_a_drawn_plan_is_read_back_from_yaml(schema: megatron_yaml.Schema, number: int) -> None:
+    for plan in drawn(number, "0.19.2", seed=number):
+        if plan.model.stack == "decoder":  # of the others the program's name says which it is
+            text = yaml_of(plan, schema)
+            reading = formats.read(text, "plan.yaml").reading
+            assert reading.format == schema.kind
+            found = [what for what in lost(plan, reading) if not (schema is megatron_yaml.NEMO and what in NEMO_HAS_NOT)]
+            assert found == [], text
+
+
+NEMO_HAS_NOT = ("training.optimizer", "training.betas")
 NOT_THERE = ("micro_batch_size", "rank_order", "zero_shard_size")
 """What only plan.json beside it says, and what both say as numbers of another kind."""
