@@ -235,20 +235,24 @@ class Planner:
     def fastest(
         self, space: Space | None = None, progress: Progress | None = None, *, any_plan: bool = False, with_fuller: bool = False
     ) -> Found:
-        """The fastest plan of the space, by default of all engines that may be used, without an answer to any other question;
+        """The fastest plan of the space (with take=N the N-th), by default of all engines that may be used, without an answer to any other
+        question;
         `with_fuller`: but `Found.fuller`. `any_plan`: the first that is found will do. Raises NoPlanError, and InputError where ds.* or
         megatron.* say otherwise than the plan."""
-        space = space or self.space(top_k=1)
+        space = space or self.space(top_k=1 if self.settings.take is None else None)
         stop = (lambda: True) if any_plan else self._out_of_time()
         with without_gc():
             result = search(space.workload, space.planned, space.settings, progress=progress, stop=stop, with_fuller=with_fuller)
-        plan = self._completed(space, result.plan)
+        plans, take = [result.plan, *result.alternatives], self.settings.take or 1
+        if take > len(plans):
+            raise InputError("take", take, f"is more than the {len(plans)} that a search shows: the fastest, and those of other kinds")
+        plan = self._completed(space, plans.pop(take - 1))
         engine = space.planned[space.index(plan)]
         limit = kept_limit(plan, space.settings.limits_for(engine, space.workload))
         none_cautious = len(engine.policy.kept) > 1 and limit.risk is None
         return Found(
             plan=plan,
-            alternatives=result.alternatives,
+            alternatives=tuple(plans),
             outcomes=result.outcomes,
             complete=result.complete,
             at_least_s=result.at_least_s,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FILE_WIDTH = 120
 """Columns where the output is no terminal: tables of plans want more than the usual 80."""
+SHOWN_UNASKED = 3
+"""How many of the options that a plan would gain by are named without verbose=true."""
 SHOWN_AFTER_S = 1.0
 """Seconds after which a search has a progress bar: one that is done by then needs none."""
 
@@ -105,7 +107,8 @@ def data_text(settings: Settings, loop: OwnLoop | None = None) -> str:
 
 
 def show_found(console: Console, settings: Settings, found: Found) -> None:
-    """The plan, its price, what its training takes, and what nearly won."""
+    """The plan, its price, what its training takes, how sure it is to fit, and what nearly won; with verbose=true each stage and cause
+    too."""
     from orchestrator.report import text
     from orchestrator.report.budget import budget, budget_text
     from orchestrator.report.failures import Failures, checkpoint_text, elsewhere_text, failures_text
@@ -115,14 +118,18 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    plan = found.plan
+    plan, brief = found.plan, not settings.verbose
     model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
-    console.print(text.plan_table(plan, model, found.limit))
-    console.print(text.price_table(plan, found.limit))
+    console.print(text.plan_table(plan, model, found.limit, brief=brief))
+    console.print(text.price_table(plan, found.limit, brief=brief))
+    if not plan.cluster.is_cpu and plan.predicted is not None and plan.predicted.by_stage:
+        chance, pins = Planner(settings).chance_of_not_fitting(plan), settings.pins.given() if found.none_cautious else None
+        own = plan.prices is not None and plan.prices.own_peaks
+        say(risk_text(chance, found.limit, pins, own_peaks=own))
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan))}")
     say(f"data: {data_text(settings, Planner(settings).trained_by(found.plan)[0])}")
     nbytes = saved_bytes(plan)
-    if checkpoints := checkpoint_text(plan, nbytes, ENGINES[plan.engine].reshardable(plan)):
+    if not brief and (checkpoints := checkpoint_text(plan, nbytes, ENGINES[plan.engine].reshardable(plan))):
         say(f"checkpoints: {checkpoints}")
     if settings.mtbf_hours is not None and settings.storage_bandwidth is not None:
         stated = Failures(mtbf_hours=settings.mtbf_hours, storage_bandwidth=settings.storage_bandwidth, restart_s=settings.restart_s)
@@ -132,21 +139,17 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         say(elsewhere_text(plan, other.gpus, other.plan, other.why, other.refused))
     if not found.complete:
         say(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
-    if found.outcomes:
-        show_search(console, settings, found)
     if found.uneven is not None:
         say(text.uneven_text(found.uneven))
     elif plan.ep > 1 and not any(part.pad_to_capacity for part in plan.model.experts):
         say(text.even_text(plan.ep))
+    if found.outcomes:
+        show_search(console, settings, found)
     for explanation in found.explained:
         risk = Planner(settings).chance_beside(found.limit, explanation.plan)
         say(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why, settings.pins.given(), risk))
         if explanation.refused is not None:
             console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
-    if not plan.cluster.is_cpu and plan.predicted is not None and plan.predicted.by_stage:
-        chance, pins = Planner(settings).chance_of_not_fitting(plan), settings.pins.given() if found.none_cautious else None
-        own = plan.prices is not None and plan.prices.own_peaks
-        say(risk_text(chance, found.limit, pins, own_peaks=own))
 
 
 def show_search(console: Console, settings: Settings, found: Found) -> None:
@@ -157,20 +160,31 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    plan = found.plan
-    console.print(text.alternatives_table(plan, found.alternatives))
-    for line in text.close_engines(plan, found.alternatives):
+    plan, brief = found.plan, not settings.verbose
+    console.print(text.alternatives_table(plan, found.alternatives, settings.take or 1, brief=brief))
+    if apart := text.told_apart_text(plan):
+        say(apart)
+    for line in () if brief else text.close_engines(plan, found.alternatives):
         say(line)
     alone = [(row.engine, row.zero_stage, row.least.predicted if row.least else None, row.why) for row in found.alone]
-    if any(predicted is not None and predicted.peak_memory_bytes > found.limit.usable for _, _, predicted, _ in alone):
+    if not brief and any(predicted is not None and predicted.peak_memory_bytes > found.limit.usable for _, _, predicted, _ in alone):
         console.print(data_parallel_table(plan, alone, found.limit))
     for other_tp in found.narrower:
         say(text.wide_tp_text(plan, other_tp.plan, other_tp.why, Planner(settings).chance_beside(found.limit, other_tp.plan)))
-    for other in found.unasked:
+    for other in found.unasked[: SHOWN_UNASKED if brief else None]:
         say(text.unasked_text(plan, other.key, other.asks, other.plan))
-    say(text.proof(plan, found.at_least_s, found.searched) + ".")
+    say(text.proof(plan, found.at_least_s, found.searched, brief=brief) + ".")
+    if brief:
+        return
     total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
     say(text.choices_text(total, priced))
+
+
+def next_text(settings: Settings, start: str = "") -> str:
+    """What else can be asked of a plan that was shown, after how it is written or started."""
+    ways = [start, "take=2 takes another of the table", "explain.tp=8 says why not that"]
+    ways += [] if settings.verbose else ["verbose=true shows each stage and cause, and all that was searched and not asked for"]
+    return f"Next: {'; '.join(filter(None, ways))}"
 
 
 def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
@@ -183,6 +197,7 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     loop, why = Planner(settings).trained_by(found.plan)
     who = job.program or ("our worker" if loop is None else loop.name)
     print(f"trained by {who}: {why}")
+    print(next_text(settings))
     slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     by_slurm = settings.launch == "slurm" or job.num_nodes > 1
     for note in (*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())):

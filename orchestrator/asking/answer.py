@@ -196,6 +196,7 @@ class Answer(Value, frozen=True, kw_only=True):
         from orchestrator.screen import FILE_WIDTH, Trimmed, show_found
 
         text = io.StringIO()
+        text.write(f"{self.settings.why_cluster}\n")
         show_found(Console(file=cast(TextIO, Trimmed(text)), width=FILE_WIDTH), self.settings, self.found)
         return text.getvalue()
 

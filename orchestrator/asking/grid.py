@@ -203,6 +203,8 @@ def sweep(
             if not partial or not any(one.answer for one in points):
                 raise
             return Sweep(points=tuple(points), left=len(asked) - done)
+        if points[-1].answer is not None and points[-1].answer.settings.verbose:
+            raise InputError("verbose", "true", "is for the screen of one plan: plan, run or audit")
         if (answer := points[-1].answer) is not None:
             check_no_question(answer.settings)
     if not any(one.answer for one in points):

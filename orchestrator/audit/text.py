@@ -46,8 +46,9 @@ def show(console: Console, audit: Audit) -> None:
     if judged is not None:
         say(f"memory     {fits_text(audit, judged)}")
         say(f"time       {text.speed_text(judged.plan)}")
-        console.print(text.plan_table(judged.plan, audit.judge.model, judged.limit))
-        console.print(text.price_table(judged.plan, judged.limit))
+        brief = not audit.settings.verbose
+        console.print(text.plan_table(judged.plan, audit.judge.model, judged.limit, brief=brief))
+        console.print(text.price_table(judged.plan, judged.limit, brief=brief))
     for line in change_lines(audit):
         say(line)
 

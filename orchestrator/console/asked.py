@@ -22,10 +22,12 @@ from orchestrator.report.comparison import comparison_tables
 from orchestrator.report.risk import risk_key
 from orchestrator.report.sweep import sweep_table
 from orchestrator.report.text import choice
-from orchestrator.screen import SearchProgress, screen, show_found
+from orchestrator.screen import SearchProgress, next_text, screen, show_found
 from orchestrator.units import format_amount, format_seconds
 
 JSON: Final = "--json"
+SHOWN_TRIED: Final = 3
+"""Numbers nearest to the answer that are listed without verbose=true."""
 
 PLAN_HELP: Final = """\
 usage: python -m orchestrator plan key=value ... [--json]
@@ -96,11 +98,12 @@ def _plan(words: Sequence[str]) -> None:
         say_json({**answer.summary(), "tried": [point.summary() for point in tried], "plan": json.loads(answer.to_json())})
     else:
         print(answer.settings.why_cluster)
-        for line in tried_lines(answer, tried):
+        for line in tried_lines(answer, tried, all_of_them=answer.settings.verbose):
             print(line)
         show_found(screen(), answer.settings, answer.found)
         for line in fuller_lines(answer):
             print(line)
+        print(next_text(answer.settings, "out=FOLDER writes it, run in place of plan starts it"))
     if out:
         print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
 
@@ -116,15 +119,16 @@ def fuller_lines(answer: Answer) -> list[str]:
     return [f"faster: memory.risk={risk_key(chance)}: {said}: {fuller.engine} {choice(fuller)}"]
 
 
-def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:
+def tried_lines(answer: Answer, tried: Sequence[Point], *, all_of_them: bool = True) -> list[str]:
     """What a question of more or less found, and what it tried."""
     if not tried:
         return []
     key = next(iter(tried[0].keys))
     value = answer.plan.world_size if key == "gpus" else _value_of(answer, key)
     asked = "the least that reaches the target" if key == "gpus" else "the most that fits"
-    lines = [f"{key}={value}: {asked}, of those tried:"]
-    for point in sorted(tried, key=lambda one: int(one.keys[key])):
+    lines = [f"{key}={value}: {asked}, of {len(tried)} tried:"]
+    nearest = sorted(tried, key=lambda one: abs(int(one.keys[key]) - value))[: None if all_of_them else SHOWN_TRIED]
+    for point in sorted(nearest, key=lambda one: int(one.keys[key])):
         what = point.why.partition("; nearest")[0]
         if point.answer is not None and key == "gpus":
             of = point.answer.budget

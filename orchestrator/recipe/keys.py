@@ -145,6 +145,11 @@ class Actions(Value, frozen=True, kw_only=True):
     engine: Annotated[str, Key("engine", "auto or an engine's name")] = "auto"
     out: Annotated[str | None, Key("out", "folder to write; must be new or empty", type=str, default="runs/<recipe>-<time>")] = None
     launch: Annotated[Launch, Key("launch", "whether and how to start")] = "auto"
+    take: Annotated[
+        int | None,
+        Key("take", "plan, or start, the one with this number among the alternatives", type=int, default="1, the fastest", low=1, high=64),
+    ] = None
+    verbose: Annotated[bool, Key("verbose", "print each stage and cause, and all that was searched and not asked for")] = False
     made_up_data: Annotated[
         bool, Key("data.made_up", "start on GPUs without data=, on Python's own sources or drawn batches: a trial, no training")
     ] = False

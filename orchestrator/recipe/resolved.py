@@ -31,6 +31,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     tree: dict[str, Any] = {
         "name": settings.recipe,
         "engine": settings.engine,
+        "take": settings.take,
         "gpus": settings.cluster.num_gpus,
         "seed": seed,
         "data": settings.run.data,

@@ -98,7 +98,7 @@ def with_long_form(given: Flat) -> Flat:
 
 # ----------------------------------------------------------------------------------------------------------------- recipe
 
-NOT_TAKEN_OVER: Final = (RESUME, CHANGE, "model.init_from")
+NOT_TAKEN_OVER: Final = (RESUME, CHANGE, "model.init_from", "take")
 """Keys that are not taken from the recipe of the run that is continued: they began that run."""
 
 

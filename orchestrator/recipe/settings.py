@@ -125,6 +125,11 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     if actions.explain_gpus is not None:
         asked_cluster = _asked_cluster(actions.explain_gpus, trained.cluster, merged, chosen_here, machine, has_plan=plan is not None)
     _check_failures(actions)
+    if actions.take is not None:
+        beside = next((name for name in ("plan", "tune", "largest", *(f"target.{field}" for field in Targets.__struct_fields__))
+                       if value_of(merged, name, None) is not None), None)  # fmt: skip
+        if beside is not None:
+            raise InputError("take", actions.take, f"names one of a search's plans, and {beside}= takes its own: leave one of them out")
     _check_tune(actions, trained.engine, merged, has_plan=plan is not None)
     _check_entry(merged)
     entry = None if actions.entry is None else str(Path(actions.entry).absolute())  # it may lie in a container, or on the nodes alone

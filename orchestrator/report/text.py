@@ -14,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cost.memory_policy import USUAL_RISK
+from orchestrator.cost.uncertainty import BEYOND, pairs_of
 from orchestrator.model.routing import Unevenness, times
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prediction, Stage
 from orchestrator.report.budget import budget
 from orchestrator.strategy.capabilities import Capabilities
-from orchestrator.strategy.choices import line
+from orchestrator.strategy.choices import line, shown
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, RANK_ORDER, said_options
 from orchestrator.units import TFLOPS, format_amount, format_bytes, format_count, format_seconds
@@ -31,6 +32,7 @@ PIPE_WIDTH = 120
 SHOWN_SHARE = 0.005
 """Causes below half a percent of the total are added up in one line."""
 CAUSES_IN_A_DIFFERENCE = 3
+CAUSES_IN_A_LINE = 5
 NOISE = 1e-9
 """A cause with less than this share of the total is the rounding of a difference."""
 GFLOPS = TFLOPS / 1000
@@ -153,15 +155,18 @@ def recomputed(stages: Sequence[Stage]) -> dict[str, int]:
     return counts
 
 
-def choice(plan: Plan) -> str:
-    """The axes that are used, ZeRO, recompute: one line without the engine. The micro-batch size is "mbs", as in the field's scripts;
-    "recompute=full(3/80)": 3 of 80 layers."""
+def choice(plan: Plan, *, modes_said: bool = True) -> str:
+    """The axes that are used, ZeRO, recompute: one line without the engine, in words that pin.* takes. What no pin says is put otherwise:
+    "recompute in 3 of 80 layers (full)"."""
     parts = line(OUTER_CHOICES, [getattr(plan, choice.name) for choice in OUTER_CHOICES])
     counts = recomputed(plan.stages)
-    total = sum(counts.values())
-    for mode, count in counts.items():
-        if mode != "none":
-            parts.append(f"recompute={mode}" if count == total else f"recompute={mode}({count}/{total})")
+    total, modes = sum(counts.values()), {mode: count for mode, count in counts.items() if mode != "none"}
+    several = len(modes) > 1
+    if len(modes) == 1 and sum(modes.values()) == total:
+        parts.append(f"recompute={next(iter(modes))}")
+    elif modes:
+        said = ", ".join(f"{count} {mode}" if several else mode for mode, count in modes.items())
+        parts.append(f"recompute in {sum(modes.values())} of {total} layers" + (f" ({said})" if modes_said else ""))
     return " ".join(parts)
 
 
@@ -212,11 +217,20 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
     ]
 
 
-def plan_table(plan: Plan, model: ModelSpec, limit: MemoryLimit | None = None) -> RenderableType:
+def plan_table(plan: Plan, model: ModelSpec, limit: MemoryLimit | None = None, *, brief: bool = False) -> RenderableType:
     """What was chosen: model, cluster, mesh, batch, and a row a stage; equal neighbouring stages share a row."""
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(plan, model):
+        if brief and name in ("cluster", "engine", "placement"):
+            continue
+        value = f"{plan.engine}: {value}" if brief and name == "parallel" else value
         facts.add_row(Text(name, style="bold"), Text(value))
+    if brief:
+        counts = recomputed(plan.stages)
+        sizes = f"{stage_sizes(plan)} by stage" if plan.pp > 1 else str(sum(counts.values()))
+        modes = ", ".join(f"{mode} in {count}" for mode, count in counts.items() if mode != "none")
+        facts.add_row(Text("layers", style="bold"), Text(f"{sizes}; recompute: {modes or 'none'}"))
+        return facts
     columns = [("stage", False), *([("GPU", False)] if plan.cluster.parts else []), ("layers", False), ("recompute", False)]
     predicted = plan.predicted.by_stage if plan.predicted else ()
     if predicted:
@@ -304,31 +318,41 @@ def _source(plan: Plan) -> str:
     return "" if plan.prices is None else f", {plan.prices.source} (fitted on {plan.prices.fitted_on})"
 
 
-def speed_text(plan: Plan) -> str:
+def speed_text(plan: Plan, *, brief: bool = False) -> str:
     """The step and its rates, each with its interval, and why that may be wide. Raises ValueError for a plan without prediction."""
     of, rank = budget(plan), rank_name(plan)
     assert plan.predicted is not None  # budget() has looked
     parts = [of.said("step_s", format_seconds, " a step"), of.said("tokens_per_s_per_gpu", "{:,.0f}".format, f" tokens/s/{rank}")]
-    if of.flops_per_gpu:
+    if of.flops_per_gpu and not (brief and of.mfu):
         parts.append(of.said("flops_per_gpu", format_flops, f"/{rank}"))
-        if of.mfu is not None:
-            parts.append(f"MFU {of.said('mfu', _percent)}")
+    if of.mfu:
+        parts.append(f"MFU {of.said('mfu', '{:.0%}'.format if brief else _percent)}")
     why = "" if of.off else "no interval: no run like this was measured"
     return ", ".join(parts) + "".join(f"; {each}" for each in (*plan.predicted.beyond, why) if each)
 
 
-def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
+def _share_words(causes: dict[str, float], total: float) -> str:
+    """The largest causes with their shares, in one line."""
+    ordered = sorted(causes.items(), key=lambda item: -item[1])
+    said = [f"{cause_name(name)} {_percent(value / total)}" for name, value in ordered[:CAUSES_IN_A_LINE]]
+    rest = sum(value for _, value in ordered[CAUSES_IN_A_LINE:])
+    return ", ".join([*said, *([f"{len(ordered) - CAUSES_IN_A_LINE} more {_percent(rest / total)}"] if rest > NOISE * total else [])])
+
+
+def price_table(plan: Plan, limit: MemoryLimit | None = None, *, brief: bool = False) -> RenderableType:
     """Predicted step time and the peak memory of the fullest stage, each by cause. Raises ValueError for a plan without prediction."""
     predicted = plan.predicted
     if predicted is None:
         raise ValueError("the plan has no prediction")
     lines = Table.grid(padding=(0, 2))
-    lines.add_row(Text("predicted", style="bold"), speed_text(plan))
-    if predicted.interval and (shape := lopsided(*predicted.interval, predicted.step_time_s)):
+    lines.add_row(Text("predicted", style="bold"), speed_text(plan, brief=brief))
+    if brief:
+        lines.add_row(Text("time", style="bold"), _share_words(predicted.by_cause, predicted.step_time_s))
+    elif predicted.interval and (shape := lopsided(*predicted.interval, predicted.step_time_s)):
         lines.add_row(Text("interval", style="bold"), shape)
     time = _causes("step time", predicted.by_cause, "s", predicted.step_time_s)
     if not predicted.by_stage:
-        return Group(lines, time)
+        return lines if brief else Group(lines, time)
     parts = [plan.cluster.part_of(index, plan.pp) for index in range(len(predicted.by_stage))]
     rooms = [limit.usable_of(part) if limit else 1 for part in parts]
     worst = max(range(len(predicted.by_stage)), key=lambda index: predicted.by_stage[index].peak_memory_bytes / rooms[index])
@@ -342,9 +366,13 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
         why = "" if limit.margin is None else f": 95% of measured peaks are at most {_percent(limit.margin)} above their prediction"
         if limit.risk is not None and limit.margin is not None:
             why = f": at most {100 * limit.risk:g}% chance of running out (memory.risk)"
-        memory_line += f" ({format_bytes(whole)} less {format_bytes(whole - room)} reserve{why})"
+        memory_line += "" if brief else f" ({format_bytes(whole)} less {format_bytes(whole - room)} reserve{why})"
     lines.add_row(Text("memory", style="bold"), memory_line)
+    if brief:
+        lines.add_row("", _share_words(stage.memory_by_cause, stage.peak_memory_bytes))
     lines.add_row(Text("prices", style="bold"), Text(f"{plan.calibration} calibration{_source(plan)}"))
+    if brief:
+        return lines
     side_by_side = Table.grid(padding=(0, 6))
     side_by_side.add_row(time, _causes(f"memory of stage {worst}", stage.memory_by_cause, "bytes", stage.peak_memory_bytes))
     return Group(lines, side_by_side)
@@ -365,7 +393,7 @@ def lopsided(low: float, high: float, predicted: float) -> str:
     return f"90% of measured runs like this one took {taken}: far off means {'slower' if slower > faster else 'faster'}"
 
 
-def difference(best: Prediction, other: Prediction) -> str:
+def difference(best: Prediction, other: Prediction, most: int = CAUSES_IN_A_DIFFERENCE) -> str:
     """Why another plan is slower, by cause, the largest first: "+12.0%: tp traffic +310 ms, bubble -95 ms".
 
     Causes that change by less than half a percent of the best step are left out.
@@ -374,42 +402,51 @@ def difference(best: Prediction, other: Prediction) -> str:
     names = [*best.by_cause, *(name for name in other.by_cause if name not in best.by_cause)]
     changes = {name: other.by_cause.get(name, 0.0) - best.by_cause.get(name, 0.0) for name in names}
     ordered = sorted(changes.items(), key=lambda item: -abs(item[1]))
-    shown = [(name, change) for name, change in ordered if abs(change) >= SHOWN_SHARE * best.step_time_s][:CAUSES_IN_A_DIFFERENCE]
-    parts = [f"{cause_name(name)} {'+' if change > 0 else '-'}{format_seconds(abs(change))}" for name, change in shown]
+    largest = [(name, change) for name, change in ordered if abs(change) >= SHOWN_SHARE * best.step_time_s][:most]
+    parts = [f"{cause_name(name)} {'+' if change > 0 else '-'}{format_seconds(abs(change))}" for name, change in largest]
     return f"{100 * slower:+.1f}%" + (": " + ", ".join(parts) if parts else "")
 
 
-def _stage_sizes(plan: Plan) -> str:
+def stage_sizes(plan: Plan) -> str:
+    """Layers of each stage, equal neighbours together: "2 x 10, 11"; "" of one stage."""
     counts = [sum(span.count for span in stage.layers if span.kind not in ENDS) for stage in plan.stages]
     if len(counts) == 1:
         return ""
     runs = [(size, len(list(group))) for size, group in groupby(counts)]
-    return "layers " + ", ".join(f"{times} x {size}" if times > 1 else str(size) for size, times in runs)
+    return ", ".join(f"{times} x {size}" if times > 1 else str(size) for size, times in runs)
 
 
-def alternatives_table(plan: Plan, others: Sequence[Plan]) -> RenderableType:
-    """The best plans that were not taken, and what they lose by. Plans without prediction are not shown."""
-    table = _table(("", True), ("plan", False), ("step", True), ("memory", True), ("slower by", False), title="Alternatives")
+def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, brief: bool = False) -> RenderableType:
+    """The best plans, each with the value of take= that plans or starts it: `plan`, which was taken, and what the `others` lose by. Plans
+    without prediction are not shown."""
+    title = "" if brief else "Alternatives"
+    table = _table(("take=", True), ("plan", False), ("step", True), ("memory", True), ("slower by", False), title=title)
     if plan.predicted is None:
         raise ValueError("the plan has no prediction")
     several_engines = len({other.engine for other in (plan, *others)}) > 1
 
     def name(entry: Plan) -> Text:
-        text = f"{entry.engine} {choice(entry)}" if several_engines else choice(entry)
-        sizes = _stage_sizes(entry)
-        return Text(f"{text}; {sizes}" if sizes else text)
+        sizes = "" if brief else stage_sizes(entry)
+        engine = f"{entry.engine} " if several_engines else ""
+        return Text(f"{engine}{choice(entry, modes_said=not brief)}{f'; layers by stage: {sizes}' if sizes else ''}")
 
-    best = plan.predicted
-    table.add_row("1", name(plan), format_seconds(best.step_time_s), format_bytes(best.peak_memory_bytes), "chosen", style="bold")
-    shown = 1
-    for other in others:
-        if other.predicted is not None and other != plan:
-            shown += 1
-            cost = other.predicted
-            table.add_row(
-                str(shown), name(other), format_seconds(cost.step_time_s), format_bytes(cost.peak_memory_bytes), difference(best, cost)
-            )
-    return table if shown > 1 else Text("No other plan is legal and fits.")
+    rest = [other for other in others if other.predicted is not None and other != plan]
+    for number, entry in enumerate([*rest[: take - 1], plan, *rest[take - 1 :]], 1):
+        cost = entry.predicted
+        assert cost is not None  # shown ones are priced
+        why = "chosen" if entry is plan else difference(plan.predicted, cost, 2 if brief else CAUSES_IN_A_DIFFERENCE)
+        style = "bold" if entry is plan else None
+        table.add_row(
+            str(number), name(entry), format_seconds(cost.step_time_s), format_bytes(cost.peak_memory_bytes), Text(why), style=style
+        )
+    return table if rest else Text("No plan of another kind is legal and fits.")
+
+
+def told_apart_text(plan: Plan) -> str:
+    """From which difference on prices tell plans of this model apart; "" where no run like them was measured."""
+    if plan.predicted is None or plan.predicted.interval is None or BEYOND["engine"] in plan.predicted.beyond:
+        return ""
+    return f"Half of the differences predicted between published runs are off by more than {_percent(pairs_of(plan.model).half)}"
 
 
 def close_engines(plan: Plan, others: Sequence[Plan]) -> list[str]:
@@ -426,7 +463,7 @@ def close_engines(plan: Plan, others: Sequence[Plan]) -> list[str]:
     return found
 
 
-def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]) -> str:
+def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities], *, brief: bool = False) -> str:
     """What is known of the best plan of the space that was searched, which the sentence names: plans of these engines under the pins and
     the memory limit, and what of theirs only a pin takes.
 
@@ -445,8 +482,11 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     several = [f"cp of several samples at a time{short}"] if least else []
     values = [f"{name}={value}" for each in searched for name, found in each.pinned_values.items() for value in found]
     values = values if plan.model.experts else []
-    pinned = [*several, *values, *(option for capabilities in searched for option in capabilities.pinned_options)]
-    beside = f"; only with a pin: {', '.join(dict.fromkeys(pinned))}" if pinned else ""
+    kept = [f"{name}={shown(getattr(plan, name))}" for capabilities in searched for name in capabilities.pinned_options]
+    beside = f"; not searched, only pinned: {', '.join(dict.fromkeys([*several, *values]))}" if several or values else ""
+    beside += f"; left as they are unless pinned: {', '.join(dict.fromkeys(kept))}" if kept else ""
+    if brief:
+        space, beside = f"plans of {engines} that were searched and fit", ""
     if gap <= NOISE:
         return f"Proven the fastest of the {space}{beside}"
     return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster{beside}"

@@ -96,13 +96,13 @@ def test_other_plans_are_numbered_from_two_and_the_chosen_one_is_none_of_them() 
 
 @pytest.mark.parametrize(
     ("sizes", "said"),
-    [((20, 20, 20, 20), "layers 4 x 20"), ((19, 20, 20, 21), "layers 19, 2 x 20, 21"), ((20, 19, 20, 21), "layers 20, 19, 20, 21")],
+    [((20, 20, 20, 20), "4 x 20"), ((19, 20, 20, 21), "19, 2 x 20, 21"), ((20, 19, 20, 21), "20, 19, 20, 21")],
 )
 def test_stages_of_one_size_in_a_row_are_counted(sizes: tuple[int, ...], said: str) -> None:
     """Embedding and head are no layers."""
     stages = [Stage(layers=(LayerSpan(kind="decoder", first=0, count=size), LayerSpan(kind="head", first=0, count=1))) for size in sizes]
     other = replace(SLOWER, stages=tuple(stages))
-    assert f"; {said}" in " ".join(as_text(alternatives_table(other, [PLAN]), 200).split())
+    assert f"; layers by stage: {said}" in " ".join(as_text(alternatives_table(other, [PLAN]), 200).split())
     alone = replace(SLOWER, pp=1, stages=stages[:1])
     assert "layers" not in as_text(alternatives_table(alone, [alone, seconds(alone, 15.0)]), 200)
 
@@ -128,9 +128,13 @@ def test_the_space_is_named_by_its_engines_and_its_even_chunks() -> None:
 
 
 def test_what_only_a_pin_takes_is_listed_once() -> None:
-    pinned = [plain(pinned_options=("a", "b")), plain(pinned_options=("b", "c"), pinned_values={"etp": ("2",)})]
-    assert proof(PLAN, 12.0, pinned).endswith("; only with a pin: a, b, c"), "dense models have no experts' values"
-    several = "; only with a pin: cp of several samples at a time"
+    """With the value that the plan has, which is not always false."""
+    pinned = [plain(pinned_options=("overlap_grad_reduce", "tp_comm_overlap")),
+              plain(pinned_options=("tp_comm_overlap", "tiled_mlp"), pinned_values={"etp": ("2",)})]  # fmt: skip
+    kept = "; left as they are unless pinned: overlap_grad_reduce=true, tp_comm_overlap=false, tiled_mlp=1"
+    assert proof(PLAN, 12.0, pinned).endswith(f"searched and fit (interleaved: chunks as even as they go){kept}"), "no experts' values"
+    assert proof(PLAN, 12.0, pinned, brief=True) == "Proven the fastest of the plans of megatron and megatron that were searched and fit"
+    several = "; not searched, only pinned: cp of several samples at a time"
     assert proof(PLAN, 12.0, [plain(least_sequence_part=1)]).endswith(several)
     assert proof(PLAN, 12.0, [plain(), plain(least_sequence_part=1024)]).endswith(f"{several} or into parts of less than 1,024 tokens")
 

@@ -40,10 +40,13 @@ def lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_the_whole_report_equals_the_golden_file() -> None:
-    parts = [plan_table(PLAN, llama(), LIMIT), price_table(PLAN, LIMIT), alternatives_table(PLAN, [SLOWER])]
+@pytest.mark.parametrize(("name", "brief"), [("llama3_70b", False), ("llama3_70b_brief", True)])
+def test_the_whole_report_equals_the_golden_file(name: str, brief: bool) -> None:
+    plan = replace(PLAN, predicted=replace(PREDICTED, interval=(11.2, 13.0)))
+    parts = [plan_table(plan, llama(), LIMIT, brief=brief), price_table(plan, LIMIT, brief=brief),
+             alternatives_table(plan, [SLOWER, replace(SLOWER, engine="deepspeed")], brief=brief)]  # fmt: skip
     text = "".join(line.rstrip() + "\n" for line in as_text(Group(*parts)).splitlines())
-    golden = GOLDEN / "llama3_70b.txt"
+    golden = GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
@@ -155,7 +158,7 @@ def test_the_difference_names_what_it_comes_from() -> None:
 def test_alternatives_name_the_engine_only_where_it_differs() -> None:
     assert "megatron" not in as_text(alternatives_table(PLAN, [SLOWER]))
     assert "megatron_deepspeed" in as_text(alternatives_table(PLAN, [replace(SLOWER, engine="megatron_deepspeed")]))
-    assert "No other plan" in as_text(alternatives_table(PLAN, []))
+    assert "No plan of another kind" in as_text(alternatives_table(PLAN, []))
 
 
 def test_chunks_at_one_distance_are_shortened_and_others_listed() -> None:

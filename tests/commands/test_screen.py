@@ -1,0 +1,110 @@
+"""What plan and run print unasked: the plan, its time, memory and risk, alternatives of other kinds, what to do next, in under 40 lines;
+and that what is printed can be typed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import orchestrator as so
+from orchestrator.__main__ import main
+from orchestrator.errors import InputError
+from orchestrator.plan import from_json
+from orchestrator.recipe import KEYS
+from orchestrator.report.text import choice
+from orchestrator.strategy.spec import OUTER_CHOICES
+
+CASES = (
+    ["recipe=llama3_70b", "gpus=64"],
+    ["recipe=deepseek_v3", "gpus=512", "cluster=dgx_h100", "cluster.price_per_gpu_hour=2"],
+    ["recipe=qwen3_235b_a22b", "gpus=256"],
+    ["recipe=gpt_tiny", "gpus=4", "cluster=cpu"],
+    ["recipe=t5_large", "gpus=1", "cluster=dgx_h100"],
+    ["recipe=llama3_8b", "train.tokens=1T", "cluster=dgx_h100", "target.days=10"],
+)
+ROW = re.compile(r"^ +(\d) +(\S.*?)  +[\d.]+ \w+ +[\d.]+ .iB", re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", CASES, ids=lambda words: words[0])
+def test_a_screen_has_what_a_user_asks_first_in_under_forty_lines(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) == 0
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) < 40
+    starts = ["parallel", "predicted", "time", "memory", *(["risk:"] if "cluster=cpu" not in words else []), "training:", "Next:"]
+    places = [re.search(rf"^{start}", said, re.MULTILINE) for start in starts]
+    assert all(places)
+    assert [place.start() for place in places if place] == sorted(place.start() for place in places if place)
+    plans = [plan for _, plan in ROW.findall(said)]
+    assert len(plans) == 4, "the plan, and three of other kinds"
+    meshes = {tuple(word for word in plan.split() if re.match(r"(tp|pp|cp|ep|dp|mbs)=|\w+speed$|megatron$", word)) for plan in plans}
+    assert len(meshes) == 4
+
+
+def test_a_run_says_as_little_and_verbose_says_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recipe=llama3_70b", "gpus=64", "launch=none"]
+    assert main(["run", *words, f"out={tmp_path / 'brief'}"]) == 0
+    brief = capsys.readouterr().out
+    assert main(["run", *words, "verbose=true", f"out={tmp_path / 'all'}"]) == 0
+    whole = capsys.readouterr().out
+    assert len(brief.splitlines()) < 40 < len(whole.splitlines())
+    assert "verbose=true" in brief
+    assert "verbose=true" not in whole
+    for only in ("recompute   forward", "Data parallelism alone", "choices had to be priced", "left as they are unless pinned"):
+        assert only in whole
+        assert only not in brief
+
+
+def test_overlap_that_the_plan_has_is_not_said_to_need_a_pin() -> None:
+    said = str(so.plan(recipe="llama3_70b", gpus=64, verbose=True))
+    assert "left as they are unless pinned: overlap_grad_reduce=true, overlap_param_gather=true" in said
+    assert "only with a pin" not in said
+
+
+@pytest.mark.parametrize("take", [1, 2, 4])
+def test_each_row_of_the_table_is_taken_by_its_number(take: int, tmp_path: Path) -> None:
+    keys = {"recipe": "llama3_70b", "gpus": 64, "cluster": "dgx_h100"}
+    first, taken = so.plan(**keys), so.plan(**keys, take=take)
+    plans = [first.plan, *first.found.alternatives]
+    assert taken.plan.candidate == plans[take - 1].candidate
+    assert {plan.candidate for plan in taken.found.alternatives} == {plan.candidate for plan in plans} - {taken.plan.candidate}
+    (row,) = (line for line in str(taken).splitlines() if line.rstrip().endswith("chosen"))
+    assert row.split()[0] == str(take), "the table numbers them as before"
+    folder = taken.write(tmp_path / "run")
+    assert from_json((folder / "plan.json").read_text(), "plan.json").candidate == plans[take - 1].candidate
+    assert so.plan(recipe=str(folder / "config.yaml")).plan.candidate == plans[take - 1].candidate, "config.yaml gives the same plan"
+
+
+def test_a_number_that_is_in_no_table_is_refused() -> None:
+    with pytest.raises(InputError, match=r"take=9: is more than the 4 that a search shows"):
+        so.plan(recipe="llama3_70b", gpus=64, take=9)
+    for beside in ({"tune": 3}, {"largest": "seq_length"}, {"target.days": 3}):
+        with pytest.raises(InputError, match="take=2: names one of a search's plans"):
+            so.plan(recipe="llama3_70b", gpus=64, take=2, **beside)
+
+
+def test_a_table_of_many_plans_has_no_more_to_say() -> None:
+    with pytest.raises(InputError, match="verbose=true: is for the screen of one plan"):
+        so.sweep(recipe="gpt_tiny", gpus=[2, 4], cluster="cpu", verbose=True)
+
+
+def test_two_rows_of_the_table_can_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "recipe=llama3_70b", "gpus=64", "take=1,2"]) == 0
+    assert "take=2 takes +" in capsys.readouterr().out
+
+
+def test_each_name_that_a_plan_is_printed_with_is_a_pins() -> None:
+    for each in OUTER_CHOICES:
+        assert f"pin.{each.short}" in KEYS, each.name
+        assert f"explain.{each.short}" in KEYS, each.name
+
+
+@pytest.mark.parametrize("gpus", [8, 16, 64])
+def test_every_word_of_a_printed_plan_can_be_typed_as_a_pin(gpus: int) -> None:
+    """What no pin says (recompute in some layers) is in no word with an equals sign."""
+    found = so.plan(recipe="llama3_8b", gpus=gpus, cluster="dgx_h100", engine="megatron")
+    for plan in (found.plan, *found.found.alternatives):
+        words = choice(plan).partition(" recompute in ")[0].split()
+        pins = {f"pin.{word.partition('=')[0]}": word.partition("=")[2] or "true" for word in words}
+        assert so.plan(recipe="llama3_8b", gpus=gpus, cluster="dgx_h100", engine="megatron", **pins).plan.candidate == plan.candidate
