@@ -443,7 +443,7 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
 
 
 def told_apart_text(plan: Plan) -> str:
-    """From which difference on prices tell plans of this model apart; "" where no run like them was measured."""
+    """A sentence on how far off predicted differences are for models like this one; "" where no run like it was measured."""
     if plan.predicted is None or plan.predicted.interval is None or BEYOND["engine"] in plan.predicted.beyond:
         return ""
     return f"Half of the differences predicted between published runs are off by more than {_percent(pairs_of(plan.model).half)}"
