@@ -67,9 +67,9 @@ def _leave_out_full(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`-m "not engines"` replaces an `-m` that stood in setup.cfg, so that what is too long for the gate is left out here."""
     if "full" in config.option.markexpr or any("::" in word for word in config.args):
         return
-    left_out = [item for item in items if "full" in item.keywords]
+    left_out = [item for item in items if item.get_closest_marker("full")]  # keywords are names of folders too
     if left_out:
-        items[:] = [item for item in items if "full" not in item.keywords]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left_out)
 
 

@@ -9,6 +9,7 @@ import shlex
 from typing import Final
 
 from orchestrator.engines import megatron_parts
+from orchestrator.engines.megatron_versions import names as flag_kinds
 from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.passthrough import flags_of, with_flags
 from orchestrator.engines.transformer_config import common_recompute, padded_vocab_size, settings
@@ -151,10 +152,11 @@ def notes(plan: Plan) -> tuple[str, ...]:
     if plan.model.activation == "relu":
         found.append("megatron_args.sh trains with GELU, not relu: the command line has no flag for relu. Our worker's config says relu.")
     if plan.model.stack != "decoder":
+        legacy = "legacy_tokenizer" in flag_kinds("flags", plan.cluster.software.megatron_core)
+        hub = "BertWordPieceLowerCase fetches its vocabulary from the Hugging Face Hub"
         found.append(
             f"{program_of(plan)} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary, "
-            "and --legacy-tokenizer, without which BertWordPieceLowerCase fetches its vocabulary from the Hugging Face Hub in place of "
-            "the file's."
+            + (f"and --legacy-tokenizer, without which {hub} in place of the file's." if legacy else f"for which {hub} too.")
         )
     if plan.model.stack == "encoder" and plan.model.num_token_types:
         found.append("megatron_args.sh trains without segment embeddings: pretrain_bert.py has them with its binary head alone.")

@@ -24,7 +24,8 @@ from orchestrator.workers.watchdog import Watchdog
 
 CHECKOUT: Final = "MEGATRON_LM"
 """The variable that names a checkout."""
-PROGRAMS: Final = {"decoder": "pretrain_gpt.py", "encoder": "pretrain_bert.py", "encoder_decoder": "pretrain_t5.py"}
+KINDS: Final = {"decoder": "gpt", "encoder": "bert", "encoder_decoder": "t5"}
+"""What Megatron-LM calls a stack in the names of its programs."""
 CONTINUE: Final = "--continue"
 """launch.sh says it where a run goes on; Megatron's --load does so in any case."""
 ITERATION: Final = "iter_"
@@ -37,6 +38,13 @@ OUT: Final = Path()
 def read_plan() -> Plan:
     path = OUT / "plan.json"
     return from_json(path.read_bytes(), str(path))
+
+
+def program_of(checkout: Path, kind: str) -> Path:
+    """Megatron-LM's program that trains models of this kind: pretrain_KIND.py at its top, or in examples/KIND, where BERT's and T5's are
+    from 0.18 on."""
+    name = f"pretrain_{kind}.py"
+    return next((path for path in (checkout / name, checkout / "examples" / kind / name) if path.is_file()), checkout / name)
 
 
 def prepare() -> None:
@@ -72,7 +80,7 @@ def run(train: Callable[[], None]) -> NoReturn:
             try:
                 checkout = os.environ.get(CHECKOUT)
                 if checkout:
-                    sys.argv[0] = str(Path(checkout).resolve() / PROGRAMS[plan.model.stack])
+                    sys.argv[0] = str(program_of(Path(checkout).resolve(), KINDS[plan.model.stack]))
                     runpy.run_path(sys.argv[0], run_name="__main__")
                 else:
                     train()

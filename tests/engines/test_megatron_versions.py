@@ -101,6 +101,8 @@ def test_a_program_is_named_where_its_release_has_it() -> None:
     old = files_of(of_version(plan, OLD))["megatron_args.sh"]
     assert "PYTHONPATH" not in old
     assert " torchrun --nnodes 1 --nproc-per-node 8 pretrain_bert.py " in old
+    assert "--legacy-tokenizer" not in files_of(plan)["megatron_args.sh"], "0.19 has no such flag"
+    assert "and --legacy-tokenizer" in old
 
 
 def test_what_is_planned_by_default_is_what_the_image_and_new_pythons_have() -> None:
