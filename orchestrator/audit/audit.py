@@ -27,7 +27,7 @@ from orchestrator.recipe.read import Tree
 from orchestrator.recipe.sources import read_text
 from orchestrator.report.budget import budget
 from orchestrator.strategy.pins import Pins
-from orchestrator.strategy.spec import CHOICES
+from orchestrator.strategy.spec import CHOICES, OFFERED
 
 ASSUMED_CLUSTER: Final = "dgx_h100"
 PADDED: Final = "model.make_vocab_size_divisible_by"
@@ -151,8 +151,7 @@ class Audit:
     def fastest(self) -> Plan | None:
         """The fastest plan of a search over everything, of this engine or another, with what only the user may ask for (`Choice.offered`)
         where the file asks for it and that is faster; None: nothing fits."""
-        values = {one.pin: (getattr(self.setup, one.name), one.offered.values) for one in CHOICES if one.offered is not None}
-        asked = {pin: value for pin, (value, offered) in values.items() if value in offered}
+        asked = {choice.pin: value for choice, value in OFFERED if getattr(self.setup, choice.name) == value}
         found = []
         for pins in ({}, asked) if asked else ({},):
             settings = msgspec.structs.replace(self.settings, pins=msgspec.structs.replace(self.settings.pins, **pins))

@@ -161,8 +161,8 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     """Whether the weight is not trained: backward then has the gradient of the input alone."""
 
     def of_piece(self, pieces: int) -> Self:
-        """The operation for one of `pieces` equal pieces of the sequence."""
-        return replace(self, tokens=self.tokens // pieces)
+        """The operation for the largest of `pieces` pieces of the sequence."""
+        return replace(self, tokens=-(-self.tokens // pieces))
 
 
 class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults=True):
@@ -350,8 +350,8 @@ class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise", omit_defaults
     """How unevenly tokens come to the experts whose tensors these are; None: evenly, or they are no experts'."""
 
     def of_piece(self, pieces: int) -> Self:
-        """The operation for one of `pieces` equal pieces of the sequence."""
-        return replace(self, elements=self.elements // pieces)
+        """The operation for the largest of `pieces` pieces of the sequence."""
+        return replace(self, elements=-(-self.elements // pieces))
 
 
 class Enter(Value, frozen=True, kw_only=True, tag="enter"):

@@ -84,11 +84,6 @@ def test_what_stays_gathered_is_the_trainers_choice() -> None:
     assert int(times) == ds_config.PERSISTENCE_PER_HIDDEN
 
 
-def test_deepspeed_raises_a_short_warm_up_to_two_steps() -> None:
-    least = set(re.findall(r"self\.warmup_num_steps = max\((\d+), warmup_num_steps\)", text("deepspeed", "runtime/lr_schedules.py")))
-    assert least == {str(ds_config.DS_LEAST_WARMUP)}
-
-
 def test_megatrons_buckets_grow_with_the_group() -> None:
     found = re.findall(r"max\((\d+), (\d+) \* dp_group.size\(\)\)", text("megatron", "core/distributed/distributed_data_parallel.py"))
     ours = transformer_config.DDP_MIN_BUCKET_ELEMENTS, transformer_config.DDP_BUCKET_ELEMENTS_PER_RANK

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hand_plans import BERT, GPT, LLAMA, T5, make_plan
+from hand_plans import BERT, GPT, LLAMA, T5
 from msgspec.structs import replace
 from test_rule_bounds import LATENT, MOE, SIX, held, pattern, with_host
 from test_rules import workload
 
 from orchestrator.engines.deepspeed import experts as autoep
 from orchestrator.engines.deepspeed import fine_tuning as sft
+from orchestrator.engines.hf_config import class_of
 from orchestrator.engines.rules import experts, pipeline, zero
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
@@ -185,10 +186,7 @@ def test_autoep_takes_the_experts_that_it_is_told_of() -> None:
     mixtral = replace(LLAMA, family="mixtral", feed_forward=SIX)
     latent = replace(LATENT, norm_epsilon=1e-6, feed_forward=replace(SIX, score="sigmoid", expert_bias=True, shared_ffn_hidden_size=32))
     for a, preset in ((mixtral, "mixtral"), (latent, "deepseek_v3")):
-        assert autoep.section(make_plan("deepspeed", a, ep=2)) == {
-            "expert_parallel": {"enabled": True, "autoep_size": 2, "preset_model": preset},
-        }
-        assert autoep.section(make_plan("deepspeed", a)) == {}
+        assert autoep.PRESETS[class_of(a).model] == preset
     assert autoep.balance(mixtral) == autoep.balance(LLAMA) == {}
     assert autoep.balance(replace(mixtral, feed_forward=replace(SIX, aux_loss_coeff=0.25))) == {"expert_balance": 0.25}
     sigmoid = replace(SIX, score="sigmoid", aux_loss_coeff=0.25)
