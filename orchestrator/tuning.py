@@ -123,7 +123,7 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
         trial = tried(settings, plan, how, folder / str(number), number)
         trials.append(trial)
         print(f"tune {number}/{settings.tune}: {_said(trial)}", flush=True)
-    trials = told_apart(settings, how, folder, trials)
+    trials = with_rounds(settings, how, folder, trials)
     finished = [trial for trial in trials if trial.measured_s is not None]
     if not finished:
         first = f"; the first: {trials[0].why}" if trials else ""
@@ -143,7 +143,7 @@ def contenders(trials: Iterable[Trial]) -> list[Trial]:
     return [trial for trial in finished if trial is finished[0] or min(trial.steps_s) < (finished[0].measured_s or 0.0)]
 
 
-def told_apart(settings: Settings, how: str, folder: Path, trials: Sequence[Trial]) -> list[Trial]:
+def with_rounds(settings: Settings, how: str, folder: Path, trials: Sequence[Trial]) -> list[Trial]:
     """The trials with the further runs of those that one run can't tell apart: rounds there and back, tune.rounds runs of a plan at most.
     Raises KeyboardInterrupt."""
     runs = {trial.number: [_trial(path) for path in _run_folders(folder, trial.number)] for trial in trials}
@@ -207,14 +207,14 @@ def _peak(plan: Plan) -> float:
     return plan.predicted.peak_memory_bytes
 
 
-class Told:
-    """The steps that a program tells of which isn't ours: it need not know how many are asked for, may hang, or tell of none."""
+class ReportedSteps:
+    """The steps that a program of somebody else's reports: it need not know how many are asked for, may hang, or report none."""
 
     def __init__(self, steps: int, limit_s: float) -> None:
         self.wanted, self.limit_s = steps, limit_s
         self.steps = 0
         self.silent = False
-        """Whether it was ended since it told of none for as long as a step may last."""
+        """Whether it was ended since it reported none for as long as a step may last."""
         self.began = self.last = time.monotonic()
 
     def step(self, row: Mapping[str, Any]) -> None:
@@ -260,10 +260,10 @@ def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -
     elif own:
         outcome = starter(job, folder)
     else:
-        told = Told(settings.tune_steps, plan.run.step_timeout_s)
-        outcome = starter(job, folder, on_step=told.step, enough=told.enough)
+        steps = ReportedSteps(settings.tune_steps, plan.run.step_timeout_s)
+        outcome = starter(job, folder, on_step=steps.step, enough=steps.enough)
         try:
-            outcome = told.ended(outcome)
+            outcome = steps.ended(outcome)
         except LaunchError as error:
             raise LaunchError(f"tune={settings.tune}: plan {number} {error}; see {folder / 'logs'}") from None
     if outcome.status == "interrupted":

@@ -98,7 +98,7 @@ def test_a_program_without_step_times_is_one_error(program: str, said: str, tmp_
 def test_a_program_that_hangs_has_failed_unless_it_took_the_steps_asked_for(wanted: int, tmp_path: Path) -> None:
     lines = "\n".join(f"echo '{LINE.format(step=step)}' >>logs/rank-0.log" for step in (1, 2))
     (tmp_path / "launch.sh").write_text(f"{lines}\nexec sleep 600\n")
-    told = tuning.Told(wanted, 2.0)
+    told = tuning.ReportedSteps(wanted, 2.0)
     outcome = told.ended(local.run_script(tmp_path, "launch.sh", environment={}, on_step=told.step, enough=told.enough, own=False))
     assert [row["step"] for row in outcome.rows] == [1, 2]
     hung = ("failed", f"no step in {format_seconds(2.0)} after step 2 (train.step_timeout_s)")
