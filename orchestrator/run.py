@@ -65,17 +65,17 @@ def run(words: Sequence[str]) -> int:
     words, as_json = without_json(words)
     if not as_json or "--schema" in words:
         return through(words)
-    told: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     with contextlib.redirect_stdout(sys.stderr):
-        status = through(words, told)
-    say_json({**told, "exit_status": status})
+        status = through(words, answer)
+    say_json({**answer, "exit_status": status})
     return status
 
 
-def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
-    """The way through the house. `told` gets what --json says; None: nobody asks."""
+def through(words: Sequence[str], answer: dict[str, Any] | None = None) -> int:
+    """Reads the keys, plans, writes, starts; returns the exit status. `answer` gets what --json prints; None: it prints nothing."""
     if "--version" in words:
-        tell(told, version=orchestrator.__version__)
+        add_to(answer, version=orchestrator.__version__)
         print(orchestrator.__version__)
         return 0
     if "--schema" in words:
@@ -85,7 +85,7 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
     settings = recipe.load([word for word in words if word != "--cfg"], machine, [*ENGINES, LAYERWISE])
     if "--cfg" in words:
         resolved = recipe.resolved_yaml(settings)
-        tell(told, config=yaml.safe_load(resolved))
+        add_to(answer, config=yaml.safe_load(resolved))
         print(resolved, end="")
         return 0
     recipe.check_no_question(settings)
@@ -94,14 +94,14 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
     if settings.continues is not None:
         print(resuming.said(settings.continues, settings.training.steps), flush=True)
     with held(settings, new_folder if settings.tune is None else tuning.tune_folder) as out:
-        return in_folder(settings, machine, out, told)
+        return in_folder(settings, machine, out, answer)
 
 
-def in_folder(settings: Settings, machine: detect.Machine, out: Path, told: dict[str, Any] | None) -> int:
-    """The way from settings to the end, in a folder that is this run's alone."""
+def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: dict[str, Any] | None) -> int:
+    """Plans, writes and runs what the settings ask for, in a folder that is this run's alone; returns the exit status."""
     if settings.engine == LAYERWISE:
-        tell(told, out=str(out))
-        return layerwise_run(settings, out, told)
+        add_to(answer, out=str(out))
+        return layerwise_run(settings, out, answer)
     start = choose_start(settings, machine)
     if start.how != "none":
         check_data_given(settings)
@@ -134,25 +134,25 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, told: dict
     python = None if lacks or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
-    if told is not None:
-        tell(told, **Answer(settings=settings, found=found).summary(), out=str(out), start=start.how, why_not_started=start.why)
-        tell(told, notes=[*job.notes], plan=json.loads(to_json(found.plan)))
+    if answer is not None:
+        add_to(answer, **Answer(settings=settings, found=found).summary(), out=str(out), start=start.how, why_not_started=start.why)
+        add_to(answer, notes=[*job.notes], plan=json.loads(to_json(found.plan)))
     if is_rehearsed(start, settings, job, machine):
         rehearse_first(settings, found.plan, job, out, machine)
     try:
         status = follow(start, settings, found, job, out)
-        if told is not None and (out / STATUS).is_file():
-            told["run"] = json.loads((out / STATUS).read_text(encoding="utf-8"))
+        if answer is not None and (out / STATUS).is_file():
+            answer["run"] = json.loads((out / STATUS).read_text(encoding="utf-8"))
         return status
     except LaunchError:  # nothing was started (Slurm refuses the job, say): leave nothing behind
         clear_folder(out)
         raise
 
 
-def tell(told: dict[str, Any] | None, **more: Any) -> None:
-    """What --json says beside what it says already."""
-    if told is not None:
-        told |= more
+def add_to(answer: dict[str, Any] | None, **more: Any) -> None:
+    """Adds more to what --json prints."""
+    if answer is not None:
+        answer |= more
 
 
 def is_rehearsed(start: Start, settings: Settings, job: Job, machine: detect.Machine) -> bool:
@@ -276,7 +276,7 @@ def check_async(settings: Settings, plan: Plan) -> None:
         raise InputError("train.async_save", "true", why, ["false", "pin.zero_stage=1"])
 
 
-def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = None) -> int:
+def layerwise_run(settings: Settings, out: Path, answer: dict[str, Any] | None = None) -> int:
     """engine=layerwise: the paper's full space beside the best engine plan, and the file for the runtime that can run it; nothing starts.
 
     `pin.pp` fixes the stages; the other pins are the engines'.
@@ -322,7 +322,7 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     if best is not None:
         files.append(File(path="plan.json", content=to_json(best)))
     write_folder(out, files)
-    tell(told, layerwise=json.loads(msgspec.json.encode(plan)))
+    add_to(answer, layerwise=json.loads(msgspec.json.encode(plan)))
     screen().print(layerwise_table(plan, best, result.at_least_s))
     if profile is None and not cluster.is_cpu:
         chance = prices.chance(plan.peak_memory_bytes)
@@ -486,12 +486,12 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
     predicted = plan.predicted.step_time_s if plan.predicted else None
     measured = measured_step_time(outcome.rows)
     after, said = None, list[str]()
-    with said_where_there_is_no_room("what the steps were made of"):
+    with reporting_full_disk("what the steps were made of"):
         after = pictures.after_run(settings, plan, out)
         said = [] if after is None else pictures.after_lines(settings, plan, out, after)
     local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured, after=said)
     if pictures.wanted():
-        with said_where_there_is_no_room("the report"):
+        with reporting_full_disk("the report"):
             for file in pictures.report_files(settings, found, outcome.rows, after):
                 (out / file.path).write_text(file.content, encoding="utf-8")
     if outcome.status == "finished":
@@ -511,8 +511,8 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
 
 
 @contextlib.contextmanager
-def said_where_there_is_no_room(what: str) -> Iterator[None]:
-    """The training has ended: a full disk does not change how."""
+def reporting_full_disk(what: str) -> Iterator[None]:
+    """Prints an error where a full disk keeps something from being written: the training has ended, and that does not change how."""
     try:
         yield
     except OSError as error:
