@@ -11,12 +11,10 @@ from msgspec.structs import replace
 from orchestrator.audit import megatron
 from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
-from orchestrator.audit.reading import Reading, Setup, Source, differing, names
+from orchestrator.audit.reading import Reading, Setup, Source, differing, kinds
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.errors import InputError
 
-NAMES: Final = names("accelerate")
-"""Settings of accelerate 1.15 (commands/config/config_args.py and cluster.py, commands/launch.py)."""
 PLUGIN: Final = {
     "tp_degree": "tensor_model_parallel_size", "pp_degree": "pipeline_model_parallel_size", "sequence_parallelism": "sequence_parallel",
     "gradient_clipping": "clip_grad",
@@ -33,12 +31,12 @@ PLUGIN_DEFAULTS: Final = {
     "context_parallel_size": 2,
 }
 """What the plugin takes where the file does not say (MegatronLMPlugin.__post_init__, accelerate 1.15.0)."""
-PLUGIN_MORE: Final = names("accelerate_megatron")
-UNPRICED: Final = (
-    "dynamo", "offload_param", "fp8_config", "fsdp_backward_prefetch", "fsdp_forward_prefetch", "fsdp_auto_wrap", "fsdp_min_num",
-    "fsdp_transformer_layer", "deepspeed_moe", "megatron_lm_optimizer_cpu", "megatron_lm_overlap_cpu", "megatron_lm_attention_backend",
-    "megatron_lm_calculate", "megatron_lm_attention_softmax", "downcast_bf16", "parallelism_config_cp_comm", "parallelism_config_sp_attn",
-)  # fmt: skip
+KINDS: Final = (
+    kinds("accelerate")
+    | dict.fromkeys((f"megatron_lm_{name}" for name in PLUGIN), "result")
+    | {f"megatron_lm_{name}": kind for name, kind in kinds("accelerate_megatron").items()}
+)
+"""Settings of accelerate 1.15 (commands/config/config_args.py and cluster.py, commands/launch.py), with what each does that is not read."""
 ALONE: Final = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
@@ -64,8 +62,7 @@ def read(text: str, name: str, content: Content) -> Source:
         raise InputError("distributed_type", kind, "is not planned for", ("DEEPSPEED", "MEGATRON_LM", "FSDP", *ALONE))
     if processes is not None:
         reading = replace(reading, keys={**reading.keys, "gpus": processes})
-    known = NAMES | {f"megatron_lm_{field}" for field in (*PLUGIN, *PLUGIN_MORE)}
-    reading = sorted_out(given, known, UNPRICED, reading)
+    reading = sorted_out(given, KINDS, reading)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes = _changes(before, after, kind, content)

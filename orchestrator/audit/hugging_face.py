@@ -11,19 +11,16 @@ from msgspec.structs import replace
 
 from orchestrator.audit import deepspeed
 from orchestrator.audit.document import AUTO, Content, Given, content_of, leaves
-from orchestrator.audit.reading import Reading
+from orchestrator.audit.reading import Reading, costs
 from orchestrator.errors import InputError
 from orchestrator.recipe.sources import read_text
+from orchestrator.words.terms import Kind
 
 SHARDED: Final = {
     "full_shard": 3, "hybrid_shard": 3, "1": 3, "4": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "_hybrid_shard_zero2": 2, "2": 2,
     "5": 2, "no_shard": 0, "3": 0,
 }  # fmt: skip
 """ZeRO stages that share the same things as FSDP's strategies, by torch's names and numbers (torch/distributed/fsdp/api.py)."""
-
-
-OFF: Final = (False, "no", "none", "NO", "NONE", "false")
-"""What a setting has that is not used."""
 
 
 def beside_file(named: str, file: str) -> Path | None:
@@ -81,18 +78,13 @@ def read_ds(ds: Mapping[str, Any], by_path: Mapping[str, Any]) -> Reading:
     return deepspeed.reading_of(filled(ds, by_path))
 
 
-def sorted_out(given: Given, known: Iterable[str], unpriced: tuple[str, ...], reading: Reading) -> Reading:
-    """The reading with what is left of the file in its lists. `known`: names that the tools have; `unpriced`: how those begin that take
-    time or memory, by the last part of the path."""
-    names = frozenset(known)
+def sorted_out(given: Given, known: Mapping[str, Kind], reading: Reading) -> Reading:
+    """The reading with what is left of the file in its lists. `known`: settings that the tools have; those in a group that costs cost."""
     lists: dict[str, list[str]] = {"unknown": [], "unpriced": [], "beside": []}
     for path, said in given.left():
-        name = path.rpartition(".")[2]
-        parts = path.split(".")
-        if not names & {path, *parts}:
-            lists["unknown"].append(said)
-        else:
-            costs = name.startswith(unpriced) or parts[0].startswith(unpriced)
-            lists["unpriced" if costs and given.values[path] not in OFF else "beside"].append(said)
+        group, *parts = path.split(".")
+        found = [kind for name in (path, group, *parts) if (kind := known.get(name)) is not None]
+        what = next((kind for kind in found if kind == "cost"), next(iter(found), None))
+        lists["unknown" if what is None else "unpriced" if costs(what, given.values[path]) else "beside"].append(said)
     return replace(reading, assumed=(*given.assumed, *reading.assumed),
                    **{name: (*lines, *getattr(reading, name)) for name, lines in lists.items()})  # fmt: skip

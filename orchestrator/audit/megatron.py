@@ -133,7 +133,7 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
     two = stack == "t5"
     hidden, heads = int(f.need("hidden_size")), int(f.need("num_attention_heads"))
     layers = f.get("encoder_num_layers") or f.need("num_layers")
-    activation = words.activation(f.given) or str(f.get("activation") or "gelu")
+    activation = str(f.get("activation") or words.activation(f.given) or "gelu")
     f.used |= ACTIVATIONS
     if activation == "gelu":
         f.weak.add("model.activation")  # relu has no flag

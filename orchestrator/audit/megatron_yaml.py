@@ -4,7 +4,7 @@ the model, the training and the parallel layout (`Setup`), and `read` gives them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from orchestrator.audit import megatron
 from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, resolved
 from orchestrator.audit.megatron import ALIASES
-from orchestrator.audit.reading import Reading, Setup, Source, names
+from orchestrator.audit.reading import Reading, Setup, Source, costs, kinds
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import NOTHING, Table, Term
+from orchestrator.words.terms import NOTHING, Kind, Table, Term
 
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
@@ -39,7 +39,7 @@ class Schema(NamedTuple):
     """Patterns of Megatron's names with the section in which such a setting is written, the first that fits."""
     others: tuple[str, ...] = ()
     """Sections of data, logs, checkpoints and tools."""
-    known: Collection[str] = ()
+    known: Mapping[str, Kind] = {}
     """Names in `sections` that are none of Megatron's."""
     adapt: Callable[[Seen, Content], None] = lambda seen, content: None
     """Rewrites in place what the file says in several settings, from those seen so far and the whole file."""
@@ -104,12 +104,15 @@ def _bridge(seen: Seen, content: Content) -> None:
     elif "bf16" not in seen and "fp16" not in seen:
         seen["bf16"] = ("", True)
     _activation(seen)
+    data = content.get("dataset")
+    for name in ("seq_length", "sequence_length"):
+        if isinstance(data, dict) and data.get(name) is not None:
+            seen.setdefault("seq_length", (f"dataset.{name}", data[name]))
 
 
 BRIDGE: Final = Schema(
     kind="Megatron-Bridge's configuration",
     table=[
-        *_named("", {"dataset.seq_length": "seq_length", "dataset.sequence_length": "seq_length"}),
         *_named("tokenizer.", {"vocab_size": "vocab_size", "tokenizer_type": "tokenizer_type"}),
         *_named("comm_overlap.", {name: name for name in ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")}),
     ],
@@ -117,7 +120,7 @@ BRIDGE: Final = Schema(
     homes=(*((name, "ddp") for name in DATA_PARALLEL), ("*batch_size", "train"), ("*", "model")),
     others=("checkpoint", "logger", "profiling", "ft", "straggler", "nvrx_straggler", "inprocess_restart", "validation", "dataset", "peft",
             "tokenizer", "rerun_state_machine", "env_vars", "tensor_inspect", "optimizer_config_override_provider"),
-    known=names("bridge"),
+    known=kinds("bridge"),
     adapt=_bridge,
     made=dict.fromkeys(DATA_PARALLEL, True),
 )  # fmt: skip
@@ -191,13 +194,9 @@ NEMO: Final = Schema(
     homes=(("*", "model"),),
     others=("run", "trainer", "exp_manager", "hydra", "defaults", "model.data", "model.nsys_profile", "model.tokenizer", "cluster",
             "data_dir", "name", "restore_from_path", "model.optim", "model.encoder", "model.decoder"),
-    known=names("nemo"),
+    known=kinds("nemo"),
     adapt=_nemo,
 )  # fmt: skip
-UNPRICED_TOO: Final = ("use_flash_attention", "transformer_engine", "bias_activation", "bias_dropout_add", "fsdp", "megatron_amp",
-                       "reduce_amax", "use_emha", "activations_checkpoint_layers", "num_micro_batches_with",
-                       "grad_allreduce_chunk")  # fmt: skip
-"""NeMo's own that take time or memory."""
 
 
 def _nemo2(seen: Seen, content: Content) -> None:
@@ -219,7 +218,7 @@ NEMO2: Final = Schema(
     sections=("model.config", "trainer.strategy.ddp", "trainer.strategy", "optim.config"),
     homes=(*((name, "trainer.strategy.ddp") for name in DATA_PARALLEL), ("*parallel*", "trainer.strategy"), ("*", "model.config")),
     others=("trainer", "log", "resume", "data", "executor", "tokenizer", "model.tokenizer", "model.optim", "optim", "peft"),
-    known=names("nemo2"),
+    known=kinds("nemo2"),
     adapt=_nemo2,
 )  # fmt: skip
 """NeMo 2's recipes (nemo/collections/llm/recipes), as nemo_run writes one with --to-yaml."""
@@ -228,7 +227,7 @@ MEGATRON_LM: Final = Schema(
     table=(),
     sections=("", "language_model", "model_parallel"),
     homes=(("*batch_size", ""), *((name, "") for name in DATA_PARALLEL), ("*_parallel_size", "model_parallel"), ("*", "language_model")),
-    known=names("megatron_yaml_cfg"),
+    known=kinds("megatron_yaml_cfg"),
     adapt=lambda seen, content: _activation(seen),
 )
 """Megatron-LM's --yaml-cfg (examples/gpt3/gpt_config.yaml, megatron/training/yaml_arguments.py)."""
@@ -288,22 +287,22 @@ MORE: Final = ("activation_func", "gated_linear_unit", "share_embeddings_and_out
 """Fields of TransformerConfig and Bridge that Megatron-LM has no flag of."""
 
 
-def _is_known(path: str, schema: Schema) -> bool:
-    """Whether the tool has such a setting, which is none of Megatron's."""
+def _kind(path: str, schema: Schema) -> Kind | None:
+    """What a setting does that is none of Megatron's; None: nobody knows that the tool has it."""
     section = max((one for one in schema.sections if not one or path.startswith(f"{one}.")), key=len, default=None)
     name = path.removeprefix(f"{section}.") if section else path
-    if name in schema.known or name.split(".")[0] in schema.known or name in megatron.DEFAULTS:
-        return True
-    if name.rpartition(".")[2] in ("_target_", "_call_", "_factory_") or (section and "." in name and schema is BRIDGE):
-        return True
-    return any(path == one or path.startswith(f"{one}.") for one in schema.others)
+    if found := schema.known.get(name) or schema.known.get(name.split(".")[0]) or schema.known.get(name.rpartition(".")[2]):
+        return found
+    known = name in megatron.DEFAULTS or name.rpartition(".")[2] in ("_target_", "_call_", "_factory_")
+    known = known or bool(section and "." in name and schema is BRIDGE)
+    return "harmless" if known or any(path == one or path.startswith(f"{one}.") for one in schema.others) else None
 
 
 def _seen(content: Content, schema: Schema) -> tuple[Seen, dict[str, list[str]], list[str]]:
-    """Settings by Megatron's name; the others as "path=value", those that nobody here knows ("unknown") and those that cost nothing
-    ("beside"); and notes on values that the file only refers to. Raises InputError for a value of the wrong type."""
+    """Settings by Megatron's name; the others as "path=value", by what they do ("unknown", "unpriced", "beside"); and notes on values that
+    the file only refers to. Raises InputError for a value of the wrong type."""
     seen: Seen = {}
-    lists: dict[str, list[str]] = {"unknown": [], "beside": []}
+    lists: dict[str, list[str]] = {"unknown": [], "unpriced": [], "beside": []}
     notes: list[str] = []
     for path, value in leaves(content):
         if value in (None, {}, []):
@@ -315,7 +314,8 @@ def _seen(content: Content, schema: Schema) -> tuple[Seen, dict[str, list[str]],
         found = {term.ours: term.back(value) for term in table if term.ours not in seen}
         seen |= {name: (path, typed(path, name, one)) for name, one in found.items() if one is not NOTHING}
         if not found or NOTHING in found.values():
-            lists["beside" if table or _is_known(path, schema) else "unknown"].append(f"{path}={value}")
+            kind = "harmless" if table else _kind(path, schema)
+            lists["unknown" if kind is None else "unpriced" if costs(kind, value) else "beside"].append(f"{path}={value}")
     schema.adapt(seen, content)
     read = {path for path, _ in seen.values()}
     return seen, {kind: [said for said in lines if said.partition("=")[0] not in read] for kind, lines in lists.items()}, notes
@@ -333,7 +333,7 @@ def typed(path: str, name: str, value: Any) -> Any:
     number = Given({path: value}).number(path, float)
     if kind == "int" and number != int(number) and not name.startswith("lr_"):
         raise InputError(path, value, "is no whole number")
-    return int(number) if kind == "int" else number
+    return int(number) if kind == "int" else number if isinstance(value, str) else value
 
 
 WHOLE: Final = ("num_layers", "hidden_size", "num_attention_heads")
@@ -387,7 +387,6 @@ def _reading(seen: Seen, lists: dict[str, list[str]], notes: list[str], schema: 
     silent = {name for name in seen if name in f.used or name == "fp32"}
     left = {name: f"{path}={value}" for name, (path, value) in seen.items() if name not in silent and path}
     unpriced = [said for name, said in left.items() if words.kind(name) == "cost"]
-    more = [said for said in lists["beside"] if said.partition("=")[0].rpartition(".")[2].startswith(UNPRICED_TOO)]
     reading = Reading(
         format=schema.kind,
         keys=keys,
@@ -395,8 +394,8 @@ def _reading(seen: Seen, lists: dict[str, list[str]], notes: list[str], schema: 
         setup=setup,
         broken=tuple(f.broken),
         unknown=tuple(lists["unknown"]),
-        unpriced=(*unpriced, *more),
-        beside=(*(said for name, said in left.items() if said not in unpriced), *(said for said in lists["beside"] if said not in more)),
+        unpriced=(*unpriced, *lists["unpriced"]),
+        beside=(*(said for said in left.values() if said not in unpriced), *lists["beside"]),
         assumed=(*notes, *f.assumed),
     )
     if content.get("peft"):

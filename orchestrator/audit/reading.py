@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from orchestrator.strategy.spec import RANK_ORDER, Options, Recompute
 from orchestrator.values import Value
+from orchestrator.words.terms import Kind
 
 
 class Setup(Options, frozen=True, kw_only=True):
@@ -97,7 +98,16 @@ def recipe_keys(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def names(of: str) -> frozenset[str]:
-    """Settings that a tool has, for which nothing else here stands: the lists of names.json."""
-    listed: dict[str, str] = json.loads((resources.files("orchestrator.audit") / "names.json").read_text(encoding="utf-8"))
-    return frozenset(listed[of].split())
+def kinds(*of: str) -> dict[str, Kind]:
+    """Settings that these tools have, for which nothing else here stands, with what each does: the lists of names.json."""
+    listed: dict[str, dict[Kind, str]] = json.loads((resources.files("orchestrator.audit") / "names.json").read_text(encoding="utf-8"))
+    return {name: kind for tool in of for kind, names in listed[tool].items() for name in names.split()}
+
+
+OFF: Final = (False, "no", "none", "NO", "NONE", "false")
+"""Values of a setting that is not used."""
+
+
+def costs(kind: Kind | None, value: Any) -> bool:
+    """Whether a setting of this kind takes time or memory with this value."""
+    return kind == "cost" and value not in OFF

@@ -11,24 +11,13 @@ from msgspec.structs import replace
 
 from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
-from orchestrator.audit.reading import Reading, Setup, Source, differing, names
+from orchestrator.audit.reading import Reading, Setup, Source, differing, kinds
 from orchestrator.errors import InputError
 
 MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
-NAMES: Final = names("trainer")
-"""Fields of TrainingArguments (transformers 5; a test compares), and warmup_ratio."""
-OLDER: Final = names("trainer_older")
-"""Fields of TrainingArguments in older versions of transformers."""
-AROUND: Final = names("around_trainer")
-"""Settings of the programs around the Trainer: TRL, alignment-handbook, LLaMA-Factory, transformers' examples."""
-UNPRICED: Final = (
-    "torch_compile", "use_liger", "liger_kernel", "enable_liger", "optim", "attn_implementation", "flash_attn", "auto_find_batch_size",
-    "packing", "neat_packing", "padding_free", "load_in_", "quantization", "use_4bit", "bnb_4bit", "ddp_", "tf32", "torch_empty_cache",
-    "stage", "pref_", "beta", "loss_type", "finetuning_type", "freeze_trainable", "use_galore", "use_badam", "use_apollo", "use_adam_mini",
-    "use_muon", "galore", "apollo", "badam", "mixture_of_depths", "use_llama_pro", "fp8", "use_dora", "use_unsloth", "shift_attn",
-    "use_asft", "group_by_length", "torch_dtype", "dtype", "average_tokens", "activation_checkpointing_kwargs", "fsdp", "lora_modules",
-    "gradient_checkpointing_kwargs", "eval_accumulation", "accelerator_config", "parallelism_config", "neftune", "adafactor",
-)  # fmt: skip
+KINDS: Final = kinds("trainer", "trainer_older", "around_trainer")
+"""Fields of TrainingArguments (transformers 5; a test compares) and of older versions, and settings of the programs around the Trainer
+(TRL, alignment-handbook, LLaMA-Factory, transformers' examples), with what each does."""
 LENGTHS: Final = ("max_seq_length", "max_length", "cutoff_len", "block_size", "model_max_length")
 TRAINED: Final = ("lora_r", "lora_rank")
 SCHEDULES: Final = {
@@ -107,7 +96,7 @@ def _reading(content: Content, name: str) -> tuple[Reading, str]:
     setup = replace(reading.setup, recompute="full" if checkpoints else "none")
     about = [line for line in reading.assumed if not line.startswith("recompute=")]
     reading = replace(reading, keys=keys, setup=setup, assumed=tuple(about))
-    return sorted_out(given, NAMES | OLDER | AROUND, UNPRICED, reading), where
+    return sorted_out(given, KINDS, reading), where
 
 
 def _keys(given: Given) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from orchestrator.audit import accelerate, trainer
+from orchestrator.audit.reading import kinds
 
 pytestmark = [pytest.mark.full, pytest.mark.engines]
 
@@ -15,7 +16,7 @@ def test_every_training_argument_is_known() -> None:
     from transformers import TrainingArguments
 
     fields = {field.name for field in dataclasses.fields(TrainingArguments)}
-    assert fields <= trainer.NAMES | trainer.OLDER
+    assert fields <= {*kinds("trainer", "trainer_older")}
     assert next(field.default for field in dataclasses.fields(TrainingArguments) if field.name == trainer.MICRO) == 8
 
 
@@ -24,7 +25,7 @@ def test_every_field_of_accelerate_s_configuration_is_known(monkeypatch: pytest.
     from accelerate.utils import MegatronLMPlugin
 
     sections = {"deepspeed_config", "fsdp_config", "parallelism_config", "megatron_lm_config"}
-    assert {field.name for field in dataclasses.fields(ClusterConfig)} - sections <= accelerate.NAMES
+    assert {field.name for field in dataclasses.fields(ClusterConfig)} - sections <= {*kinds("accelerate")}
     plugin = MegatronLMPlugin()
     for name, value in accelerate.PLUGIN_DEFAULTS.items():
         assert getattr(plugin, name) == value, name
