@@ -23,7 +23,7 @@ from transformers.integrations.deepspeed import deepspeed_config  # noqa: E402
 
 from orchestrator.plan import Plan  # noqa: E402
 from orchestrator.programs.hugging_face_callback import RunCallback  # noqa: E402
-from orchestrator.workers import data, hf_checkpoint, hugging_face  # noqa: E402
+from orchestrator.workers import data, hf_checkpoint, hugging_face, lora  # noqa: E402
 from orchestrator.workers.deepspeed import tag_sliced_parameters, whole_shapes  # noqa: E402
 from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E402
 
@@ -87,9 +87,23 @@ class PlannedTrainer(Trainer):
         if self.plan.tp > 1:
             tag_sliced_parameters(self.model, whole)
         hugging_face.restore_rotary_frequencies(self.model)
-        if self._steps_when_built() and not arguments[-1]:
+        if self.run.saved is not None:
+            self._go_on_as_planned()
+        elif self._steps_when_built():
             self.model_wrapped.optimizer.optimizer.state.clear()
         return prepared
+
+    def _go_on_as_planned(self) -> None:
+        """Rates, decay and betas are the plan's, which train.change= may have changed: a checkpoint brings its own, in the groups of the
+        optimizer (torch/optim/optimizer.py, load_state_dict) and in the schedule, for one step or for ever."""
+        said, schedule = self.args, self.lr_scheduler
+        schedule.base_lrs = [said.learning_rate for _ in schedule.base_lrs]
+        rates = [said.learning_rate * share(schedule.last_epoch) for share in schedule.lr_lambdas]
+        schedule._last_lr = rates
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            decay = 0.0 if group["name"] == "free" else said.weight_decay
+            own = {"betas": (said.adam_beta1, said.adam_beta2), "eps": said.adam_epsilon}
+            group |= {"lr": rate, "initial_lr": said.learning_rate, "weight_decay": decay} | {k: v for k, v in own.items() if k in group}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Writes the whole model, also of AutoTP's parts, where Trainer's writes none; checkpoints have DeepSpeed's files alone."""
@@ -100,10 +114,13 @@ class PlannedTrainer(Trainer):
 def first_model(plan: Plan, fields: dict[str, Any], device: torch.device) -> Any:
     """The model of engine.json with the weights of model.init_from=, else those that our worker draws from the seed. ZeRO-3 divides them as
     they are made."""
-    kind = hugging_face.model_class(fields)
     if plan.run.init_from:
         dtype, attention = getattr(torch, fields["dtype"]), fields["attn_implementation"]
-        return kind.from_pretrained(plan.run.init_from, dtype=dtype, attn_implementation=attention)
+        model = hugging_face.model_class(fields).from_pretrained(plan.run.init_from, dtype=dtype, attn_implementation=attention)
+        if "lora" in fields:
+            lora.put_in(model, fields["lora"])
+            hugging_face.initialise(model, plan.training.seed, device, adapters_alone=True)
+        return model
     divided = deepspeed.zero.Init(config_dict_or_path=deepspeed_config()) if fields["zero_init"] else contextlib.nullcontext()
     with divided:
         model = hugging_face.build_model(fields)

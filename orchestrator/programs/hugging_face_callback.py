@@ -80,9 +80,10 @@ class RunCallback(TrainerCallback):
         }  # fmt: skip
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Adds the loss of what was held out to the step's row."""
-        loss = metrics["eval_loss"]
-        self.row["valid_loss"] = loss if math.isfinite(loss) else None
+        """Adds the loss of what was held out, and what compute_metrics= makes of it, to the step's row."""
+        for name, value in metrics.items():
+            if isinstance(value, float) and name.startswith("eval_") and not name.endswith(("_runtime", "_per_second")):
+                self.row[f"valid_{name.removeprefix('eval_')}"] = value if math.isfinite(value) else None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes metrics.jsonl; a reminder of the time limit would end Python in its last moments, when it has no handlers any more."""

@@ -89,7 +89,7 @@ class Run:
         arguments.save_total_limit = None  # checkpoint.commit removes what train.keep_last and keep_every don't keep
         if run.eval_every and (run.valid or run.split):
             arguments.eval_strategy, arguments.eval_steps = "steps", run.eval_every
-            arguments.per_device_eval_batch_size, arguments.prediction_loss_only = self.plan.micro_batch_size, True
+            arguments.per_device_eval_batch_size = self.plan.micro_batch_size
 
     def samples(self, kind: Any) -> tuple[Any, Any]:
         """Data sets of this kind to train on, and to evaluate on or None."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +19,13 @@ import pytest
 from msgspec.structs import replace
 from worker_plans import BERT, GPT, LLAMA, MIXTRAL, QWEN3, T5, make_plan
 
+import orchestrator
 from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.own import LOOP, own_job, why_not
+from orchestrator.model.lora import Lora
 from orchestrator.plan import Plan, RunSettings, to_json
+from orchestrator.programs import hugging_face_hooks
+from orchestrator.workers.schedule import learning_rate
 
 pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("own_hugging_face")]
 
@@ -44,6 +52,7 @@ CASES: dict[str, Plan] = {
     "t5 zero1": plan_of(HF_T5, zero_stage=1),
     "t5 tp2": plan_of(HF_T5, tp=2, dp=1, zero_stage=1),
     "mixtral zero2": plan_of(MIXTRAL, zero_stage=2),
+    "llama lora zero3": plan_of(zero_stage=3, lora=Lora(rank=4)),
     "llama zero0 bf16": plan_of(precision="bf16", grad_accum_dtype="bf16", grad_reduce_dtype="bf16"),
 }
 
@@ -120,6 +129,19 @@ def test_a_run_goes_on_from_its_checkpoint_and_keeps_the_newest(stage: int, work
     assert_same(workshop.trained(plan, name, more=["--continue"]), rows)
 
 
+def test_what_train_change_says_holds_from_the_first_step_that_is_resumed(workshop: Workshop) -> None:
+    plan = plan_of(zero_stage=2, run={"save_every": 3})
+    workshop.trained(plan, "before")
+    more = replace(plan.training, steps=8, lr=2e-3, min_lr=1e-4, betas=(0.8, 0.9), weight_decay=0.0)
+    resumed = replace(plan, training=more, run=RunSettings(resume=str(workshop.folder / "before" / "checkpoints" / "checkpoint-3")))
+    rows = workshop.trained(resumed, "changed")
+    assert [row["lr"] for row in rows] == pytest.approx([learning_rate(more, step) for step in range(3, 8)], rel=1e-9)
+    saved = workshop.folder / "worker-before"
+    workshop.trained(plan, "worker before", own=False)
+    continued = replace(resumed, run=RunSettings(resume=str(saved / "checkpoints" / "step_000003")))
+    assert_same(rows, workshop.trained(continued, "worker changed", own=False))
+
+
 def test_a_damaged_checkpoint_and_one_of_another_layout_are_refused(workshop: Workshop) -> None:
     workshop.trained(plan_of(zero_stage=1, run={"save_every": 4}), "damaged")
     saved = workshop.folder / "damaged" / "checkpoints"
@@ -168,7 +190,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_status(workshop: Worksho
     assert "NonFiniteLossError: step " in logs
 
 
-@pytest.mark.parametrize("name", ["llama zero3", "llama tp2"])
+@pytest.mark.parametrize("name", ["llama zero3", "llama tp2", "llama lora zero3"])
 def test_the_export_is_our_workers(name: str, workshop: Workshop) -> None:
     from safetensors.torch import load_file
 
@@ -191,3 +213,28 @@ def test_without_deepspeed_it_does_not_train(workshop: Workshop, monkeypatch: py
     _, codes, logs = workshop.run(plan, "left out")
     assert 0 not in codes
     assert "accelerate leaves DeepSpeed out: is ACCELERATE_USE_CPU set?" in logs
+
+
+def test_a_users_own_callback_metric_and_data_set_are_trained_with(tmp_path: Path) -> None:
+    """The lines of the recipes' README, in a copy of the program."""
+    page = (Path(orchestrator.__file__).parents[1] / "recipes" / "README.md").read_text()
+    section = page.split("## Your own callback, metric and data set")[1].split("\n## ")[0]
+    mine, command = (
+        textwrap.dedent(block) for block in re.findall(r"((?:^    .*\n|^\n(?=    ))+)", section, flags=re.MULTILINE) if block.strip()
+    )
+    program = Path(hugging_face_hooks.__file__).with_name("hugging_face.py").read_text()
+    changed = program.replace("def train(", mine + "\n\ndef train(").replace("train_dataset=training", "train_dataset=Counting()")
+    said = "callbacks=[RunCallback(run), Told()], compute_metrics=accuracy"
+    said += ", preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)"
+    changed = changed.replace("callbacks=[RunCallback(run)]", said)
+    assert changed.count(said) == 1
+    (tmp_path / "mine.py").write_text(changed)
+    words = [*command.split()[1:], "gpus=2", "cluster=cpu", "train.steps=4", "pin.tp=1", f"out={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator.run", *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert ["valid_accuracy" in row for row in rows] == [False, True, False, True]
+    assert "step 4 of mine is done" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()

@@ -19,7 +19,7 @@ def why_not(plan: Plan) -> str | None:
     """Why the Trainer can't train this plan, with what its run asks for; None: it can."""
     lacking = {
         "chats (task=sft)": plan.training.task == "sft",
-        "LoRA": plan.training.lora is not None,
+        "LoRA under AutoTP": plan.training.lora is not None and plan.tp > 1,
         "models described by their own code": plan.model.traced is not None,
         "the loss that balances experts": any(part.aux_loss_coeff for part in plan.model.experts),
         "checkpoints written beside the training (train.async_save)": plan.run.async_save,
