@@ -42,10 +42,10 @@ class MixedCosts(CostModel):
         self._least: dict[tuple[int, ...], LayerCost] = {}
         super().__init__(workload, traits, calibration, modes)
 
-    def reckoning_with(self, modes: tuple[Recompute, ...]) -> CostModel:
-        other = super().reckoning_with(modes)
+    def with_modes(self, modes: tuple[Recompute, ...]) -> CostModel:
+        other = super().with_modes(modes)
         if isinstance(other, MixedCosts) and other is not self:
-            other.types = tuple(each.reckoning_with(modes) for each in self.types)
+            other.types = tuple(each.with_modes(modes) for each in self.types)
         return other
 
     def of_stage(self, candidate: Candidate, index: int) -> CostModel:

@@ -73,7 +73,7 @@ class CostModel:
         self._current: Candidate | None = None
         self._memories: dict[int, StageMemory] = {}
 
-    def reckoning_with(self, modes: tuple[Recompute, ...]) -> CostModel:
+    def with_modes(self, modes: tuple[Recompute, ...]) -> CostModel:
         """These prices, whose bounds reckon with other recompute modes; both share what they have priced."""
         if modes == self.modes:
             return self

@@ -47,7 +47,7 @@ class PlannedEngine:
         """The engine's prices for this workload. `modes`: the recompute modes that bounds reckon with."""
         if not self._latest or self._latest[0][0] is not workload:
             self._latest[:] = [(workload, cost_model(workload, self.traits, self.calibration))]
-        return self._latest[0][1].reckoning_with(modes)
+        return self._latest[0][1].with_modes(modes)
 
 
 Engines = Sequence[PlannedEngine]

@@ -153,8 +153,8 @@ def test_a_layer_without_experts_is_priced_once_whatever_divides_the_experts() -
 
 def test_a_model_that_reckons_with_other_modes_knows_what_either_priced() -> None:
     costs = cost_model()
-    assert costs.reckoning_with(costs.modes) is costs
-    other = costs.reckoning_with(("none", "full"))
+    assert costs.with_modes(costs.modes) is costs
+    other = costs.with_modes(("none", "full"))
     assert other is not costs
     assert (other.modes, costs.modes) == (("none", "full"), RECOMPUTE_ORDER)
     cand = candidate(recompute="full")

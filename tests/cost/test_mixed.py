@@ -81,10 +81,10 @@ def test_a_stage_is_its_own_types_and_what_is_asked_of_none_is_the_least_of_all(
 
 def test_bounds_reckon_with_the_same_modes_whatever_the_type() -> None:
     model = costs()
-    fewer = model.reckoning_with(("none", "full"))
+    fewer = model.with_modes(("none", "full"))
     assert isinstance(fewer, MixedCosts)
     assert [fewer.modes, *(one.modes for one in fewer.types)] == [("none", "full")] * 3
-    assert model.reckoning_with(model.modes) is model
+    assert model.with_modes(model.modes) is model
     assert len(model.types[0].modes) > 2
 
 

@@ -111,7 +111,7 @@ def test_layers_without_experts_are_priced_once_whatever_becomes_of_the_experts(
     apart = replace(plain, strategy=replace(plain.strategy, mesh=replace(mesh, ep=ep, etp=etp), moe_token_dispatcher_type="allgather"))
     for kind in ("embedding", "head"):
         assert costs.layer(apart, kind, "none") is costs.layer(plain, kind, "none")
-    assert costs.reckoning_with(("none",)).layer(plain, "head", "none") is costs.layer(plain, "head", "none")
-    assert costs.reckoning_with(costs.modes) is costs
+    assert costs.with_modes(("none",)).layer(plain, "head", "none") is costs.layer(plain, "head", "none")
+    assert costs.with_modes(costs.modes) is costs
     (experts,) = {*costs.kinds} - {"embedding", "head"}
     assert costs.layer(apart, experts, "none").parameters < costs.layer(plain, experts, "none").parameters
