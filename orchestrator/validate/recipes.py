@@ -31,7 +31,7 @@ from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Candidate
 from orchestrator.validate.mixtures import WITH_VISION, plain_name, with_shape
 from orchestrator.validate.pricing import Choose
-from orchestrator.validate.recovery import CLOSE, ENGINE, megatrons_own, planned_engine, question_of
+from orchestrator.validate.recovery import CLOSE, ENGINE, megatron_capabilities, planned_engine, question_of
 from orchestrator.validate.rows import SkipError
 from orchestrator.validate.runs import Run
 from orchestrator.validate.tables import read_row, with_states
@@ -173,7 +173,7 @@ def asked(recipe: dict[str, str], choose: Choose) -> Asked:
     """The recipe priced by the traits and constants of Bridge's runs: those of its own CUDA graphs and of its Transformer Engine without
     user buffers (`tp_comm_overlap` 0), for our best plan too, since layouts are compared. Raises SkipError with the reason."""
     run = run_of(recipe)
-    capabilities = megatrons_own(ENGINES[ENGINE].capabilities(run.workload.cluster.software))
+    capabilities = megatron_capabilities(ENGINES[ENGINE].capabilities(run.workload.cluster.software))
     candidate = replace(run.candidate, engine=ENGINE)
     if candidate.strategy.zero_stage == 3:
         candidate = replace(candidate, strategy=replace(candidate.strategy, megatron_fsdp=True))

@@ -95,7 +95,7 @@ def fastest(runs: Sequence[Run], question: object, candidate: Candidate) -> floa
     return min(seconds, default=None)
 
 
-def megatrons_own(capabilities: Capabilities) -> Capabilities:
+def megatron_capabilities(capabilities: Capabilities) -> Capabilities:
     """Megatron's own rules: without what only our worker can't do (FP8, context parallelism), which the capabilities say in rules of
     their own."""
     rules = tuple(rule for rule in capabilities.rules if not rule.id.endswith("_worker"))
@@ -113,7 +113,7 @@ def recover(run: Run, choose: Choose, runs: Sequence[Run] = ()) -> Recovered:
     """Plans the model of this run anew, both priced by the same traits and constants. `runs`: all that were published."""
     engine = ENGINES[ENGINE]
     cluster = replace(run.cluster, num_gpus=run.num_gpus)
-    capabilities = megatrons_own(engine.capabilities(cluster.software))
+    capabilities = megatron_capabilities(engine.capabilities(cluster.software))
     traits = run.engine.traits
     calibration = choose(run)
     workload = replace(run.workload, cluster=cluster)
