@@ -29,7 +29,7 @@ def main(words: Sequence[str]) -> int:
 
 def _topic(words: Sequence[str]) -> str:
     """What --help says of topics of run, before any command."""
-    from orchestrator.console.asked import topic
+    from orchestrator.console.plans import topic
 
     return topic(words)
 

@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
 
 def run(words: Sequence[str]) -> int:
     """Plans, writes, starts. With --json standard output has the answer alone, and what is said on the way goes to standard error."""
-    from orchestrator.console.asked import say_json, without_json
+    from orchestrator.console.plans import say_json, without_json
 
     words, as_json = without_json(words)
     if not as_json or "--schema" in words:

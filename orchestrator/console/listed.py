@@ -17,9 +17,9 @@ class Command(NamedTuple):
 
 COMMANDS: Final = {
     "run": Command("orchestrator.run", "main", "plan, write everything that training needs, and start it where it can"),
-    "plan": Command("orchestrator.console.asked", "plan", "plan only: time, memory, cost; the least GPUs for a target; the most that fits"),
-    "sweep": Command("orchestrator.console.asked", "sweep", "plan for every combination of keys that have several values: gpus=8,16,32"),
-    "compare": Command("orchestrator.console.asked", "compare", "two plans or settings side by side, cause by cause"),
+    "plan": Command("orchestrator.console.plans", "plan", "plan only: time, memory, cost; the least GPUs for a target; the most that fits"),
+    "sweep": Command("orchestrator.console.plans", "sweep", "plan for every combination of keys that have several values: gpus=8,16,32"),
+    "compare": Command("orchestrator.console.plans", "compare", "two plans or settings side by side, cause by cause"),
     "report": Command("orchestrator.console.report", "main", "a run's plan in pictures, in one page: ranks, timeline, memory, candidates"),
     "audit": Command("orchestrator.audit.__main__", "main", "is it any good? a Megatron-LM script, a ds_config.json, YAML of others"),
     "completion": Command("orchestrator.console.completion", "main", "words for bash or zsh to complete commands and keys"),

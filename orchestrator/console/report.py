@@ -24,7 +24,7 @@ import msgspec
 
 from orchestrator import api, detect, recipe, tuning
 from orchestrator.commands import arguments, command, usage
-from orchestrator.console.asked import say_json, without_json
+from orchestrator.console.plans import say_json, without_json
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_drawable, measured_rows, report_files
