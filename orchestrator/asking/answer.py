@@ -144,11 +144,11 @@ class Answer(Value, frozen=True, kw_only=True):
         if program is None:
             having = [name for name, engine in ENGINES.items() if engine.program is not None]
             raise InputError("engine", self.plan.engine, "has no arguments of Megatron-LM", having)
-        told = Planner(self.settings).for_program(self.found) or self.plan
-        reason = program.why_not(told)
+        plan = Planner(self.settings).for_program(self.found) or self.plan
+        reason = program.why_not(plan)
         if reason is not None:
             raise InputError("engine", self.plan.engine, f"Megatron-LM's command line can't say this plan: {reason}")
-        return [*program.words(told)]
+        return [*program.words(plan)]
 
     def to_json(self) -> str:
         """The text of plan.json, from which plan=PATH gives the same plan."""

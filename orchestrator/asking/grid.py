@@ -54,8 +54,8 @@ class Sweep(Value, frozen=True, kw_only=True):
     def front(self) -> tuple[Point, ...]:
         """The points that no other one beats in training time, GPU-hours, cost and free memory together by more than prices can tell."""
         planned = [(point, figures(point.answer)) for point in self.points if point.answer is not None]
-        told = max((pairs_of(point.answer.plan.model).half for point in self.points if point.answer is not None), default=0.0)
-        return tuple(point for point, own in planned if not any(beats(other, own, told) for _, other in planned))
+        margin = max((pairs_of(point.answer.plan.model).half for point in self.points if point.answer is not None), default=0.0)
+        return tuple(point for point, own in planned if not any(beats(other, own, margin) for _, other in planned))
 
     def rows(self) -> list[Row]:
         """The rows of a table, one for each combination."""
@@ -104,14 +104,14 @@ def figures(answer: Answer) -> tuple[float, ...]:
     return (of.seconds, of.gpu_hours, of.cost or 0.0, 1 - answer.memory_free)
 
 
-def beats(one: Sequence[float], other: Sequence[float], told: float = 0.0) -> bool:
-    """Whether the first is nowhere worse, and better in something by more than the share `told`.
+def beats(one: Sequence[float], other: Sequence[float], margin: float = 0.0) -> bool:
+    """Whether the first is nowhere worse, and better in something by more than the share `margin`.
 
     >>> beats((1, 2), (1, 3)), beats((1, 2), (1, 2)), beats((0, 3), (1, 2)), beats((1, 2), (1, 2.05), 0.03)
     (True, False, False, False)
     """
     pairs = list(zip(one, other, strict=True))
-    return all(a <= b for a, b in pairs) and any(a < b * (1 - told) for a, b in pairs)
+    return all(a <= b for a, b in pairs) and any(a < b * (1 - margin) for a, b in pairs)
 
 
 def takes_a_list(name: str) -> bool:

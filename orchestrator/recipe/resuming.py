@@ -214,11 +214,11 @@ def _model_differences(before: Architecture, now: Architecture) -> list[str]:
 
 def _differences(group: str, before: Any, now: Any, names: tuple[str, ...], why: str) -> list[str]:
     """A sentence for those of the fields that differ; none where none does."""
-    found = _told({name: UNGROUPED.get(name, f"{group}.{name}") for name in names}, before, now)
+    found = _changed({name: UNGROUPED.get(name, f"{group}.{name}") for name in names}, before, now)
     return [f"{found}: {why}"] if found else []
 
 
-def _told(keys: Mapping[str, str], before: Any, now: Any) -> str:
+def _changed(keys: Mapping[str, str], before: Any, now: Any) -> str:
     """The fields that differ, under these keys, with both values."""
     pairs = [(key, getattr(before, name), getattr(now, name)) for name, key in keys.items()]
     return ", ".join(f"{key}={_short(new)} (was {_short(old)})" for key, old, new in pairs if old != new)
@@ -239,15 +239,15 @@ def _choices(before: Plan, architecture: Architecture, training: Training, run: 
     changed: dict[str, str] = {}
     for name in choices():
         if name == "dropout":
-            told = _told({field: f"model.{field}" for field in MODEL_CHOICES}, before.model, architecture)
+            text = _changed({field: f"model.{field}" for field in MODEL_CHOICES}, before.model, architecture)
         elif name in DATA_CHOICES:
-            told = _told(DATA_CHOICES[name], before.run, run)
+            text = _changed(DATA_CHOICES[name], before.run, run)
         elif name == "steps" and before.training.schedule == training.schedule == "constant":
-            told = ""  # with a constant rate the number of steps only says when to stop
+            text = ""  # with a constant rate the number of steps only says when to stop
         else:
-            told = _told({name: f"train.{name}"}, before.training, training)
-        if told:
-            changed[name] = told
+            text = _changed({name: f"train.{name}"}, before.training, training)
+        if text:
+            changed[name] = text
     return changed
 
 
