@@ -162,7 +162,7 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
 
     plan, brief = found.plan, not settings.verbose
     console.print(text.alternatives_table(plan, found.alternatives, settings.take or 1, brief=brief))
-    if apart := text.told_apart_text(plan):
+    if apart := text.difference_text(plan):
         say(apart)
     for line in () if brief else text.close_engines(plan, found.alternatives):
         say(line)

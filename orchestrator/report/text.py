@@ -22,7 +22,7 @@ from orchestrator.report.budget import budget
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import line, shown
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.strategy.spec import OUTER_CHOICES, RANK_ORDER, said_options
+from orchestrator.strategy.spec import OUTER_CHOICES, RANK_ORDER, option_words
 from orchestrator.units import TFLOPS, format_amount, format_bytes, format_count, format_seconds
 
 WIDTH = 100
@@ -197,7 +197,7 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
         features.append(f"ranks in order {'-'.join(plan.rank_order)}")
     if plan.cp_comm_type != "p2p":
         features.append(f"keys and values by {plan.cp_comm_type}")
-    features += said_options(plan)
+    features += option_words(plan)
     if plan.microbatch_group_size_per_vp_stage is not None:
         features.append(f"groups of {plan.microbatch_group_size_per_vp_stage} micro-batches")
     micro = f"dp {plan.dp} x {plan.num_microbatches} micro-batches of {plan.micro_batch_size}"
@@ -442,7 +442,7 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
     return table if rest else Text("No plan of another kind is legal and fits.")
 
 
-def told_apart_text(plan: Plan) -> str:
+def difference_text(plan: Plan) -> str:
     """A sentence on how far off predicted differences are for models like this one; "" where no run like it was measured."""
     if plan.predicted is None or plan.predicted.interval is None or BEYOND["engine"] in plan.predicted.beyond:
         return ""

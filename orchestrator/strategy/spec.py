@@ -334,10 +334,10 @@ def typed(candidate: Candidate) -> str:
     return " ".join([f"engine={candidate.engine}", *said])
 
 
-def said_options(value: Options) -> list[str]:
+def option_words(value: Options) -> list[str]:
     """The options of `PINNED_ONLY` that differ from their defaults, each as name=value.
 
-    >>> said_options(Strategy(mesh=Mesh(), cuda_graph_impl="local", overlap_param_gather=False))
+    >>> option_words(Strategy(mesh=Mesh(), cuda_graph_impl="local", overlap_param_gather=False))
     ['overlap_param_gather=false', 'cuda_graph_impl=local']
     """
     return line(PINNED_ONLY, [getattr(value, choice.name) for choice in PINNED_ONLY])

@@ -18,7 +18,7 @@ from orchestrator.plan.check import check_fits, check_plan
 from orchestrator.search.planner import search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.pins import MemoryLimit, Pins
-from orchestrator.strategy.spec import said_options
+from orchestrator.strategy.spec import option_words
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import GIB
 
@@ -45,7 +45,7 @@ def seconds(plan: Plan) -> float:
 
 
 def test_nothing_of_it_is_chosen_unasked() -> None:
-    assert said_options(planned()) == []
+    assert option_words(planned()) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
 from orchestrator.strategy.layerwise import LayerChoice
 from orchestrator.strategy.pins import Pins
-from orchestrator.strategy.spec import ENGINE_OPTIONS, Candidate, Mesh, Strategy, said_options
+from orchestrator.strategy.spec import ENGINE_OPTIONS, Candidate, Mesh, Strategy, option_words
 
 SOMETHING: dict[type, dict[str, Any]] = {
     Traits: {
@@ -55,7 +55,7 @@ def test_a_mesh_that_nobody_divides_is_one_rank_and_a_candidate_one_pass_after_t
     assert [mesh.degree(axis) for axis in ("tp", "pp", "cp", "ep", "etp", "dp")] == [1] * 6
     assert mesh.world_size == mesh.expert_dp == 1
     strategy = Strategy(mesh=mesh)
-    assert said_options(strategy) == []
+    assert option_words(strategy) == []
     assert (strategy.zero_stage, strategy.zero_shard_size, strategy.recompute) == (0, None, "none")
     assert not any((strategy.sequence_parallel, strategy.offload_optimizer))
     assert (strategy.tiled_mlp, strategy.tiled_logits) == (1, 1)
