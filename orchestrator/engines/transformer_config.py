@@ -295,7 +295,7 @@ def _is_bf16(plan: Plan) -> bool:
     return plan.training.precision in ("bf16", "fp8")
 
 
-def _fuses_what_it_can_not(plan: Plan) -> bool:
+def _lacks_fused_kernel(plan: Plan) -> bool:
     """Whether Megatron-LM would by default ask for a fused activation that there is no kernel of."""
     model = plan.model
     return model.add_bias_linear and model.activation in ("relu2", "clamped_swiglu") and not fuses_activation(model)
@@ -400,7 +400,7 @@ CHOICES: Final[Table] = (
     Term("apply_rope_fusion", "", of=lambda plan: _has_te(plan) and not _is_latent(plan)),
     Term("distributed_backend", "", of=lambda plan: "gloo", when=lambda plan: plan.cluster.is_cpu),
     # The first is of every activation but SwiGLU (arguments.py:1335).
-    Term("bias_gelu_fusion", "", of=lambda plan: not plan.cluster.is_cpu and not _fuses_what_it_can_not(plan)),
+    Term("bias_gelu_fusion", "", of=lambda plan: not plan.cluster.is_cpu and not _lacks_fused_kernel(plan)),
     Term("bias_swiglu_fusion", "", of=lambda plan: not plan.cluster.is_cpu),
     Term("bias_dropout_fusion", "", of=lambda plan: not plan.cluster.is_cpu),
 )  # fmt: skip

@@ -396,7 +396,7 @@ def _kill(run: str, spare: int | None = None) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _leave_none(run: str) -> None:
+def _end_leftovers(run: str) -> None:
     """Wait until the last output is written (rank 0's goes through a pipe), then end what is left."""
     deadline = time.monotonic() + LAST_WORDS_S
     while (left := processes_of(run)) and time.monotonic() < deadline:
@@ -521,7 +521,7 @@ def run_script(
             )
             returncode, was_enough = _supervise(process, launch_log, follow, signals=signals, enough=enough, grace_s=grace_s, run=run)
     finally:
-        _leave_none(run)
+        _end_leftovers(run)
     follow(ended=True)
     outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=str(_log(out, 0)), rows=by_step(rows))
     if signals:

@@ -82,10 +82,10 @@ class LayerTimes:
         self.seconds.append(time.perf_counter() - self._begun)
 
 
-def know_what_comes(trainer: Any, plan: Plan) -> None:
-    """DeepSpeed's pipeline asks the stage before for the shape of what it will send (runtime/pipe/engine.py, _recv_tensor_meta), and nobody
-    is there to say it: hidden states of a micro-batch, sequence first. Under AutoTP it compares the first batch with another rank's
-    (runtime/engine.py, check_dataloader_inputs_same_across_ranks), and nobody is there to have one: that is left out."""
+def answer_for_other_ranks(trainer: Any, plan: Plan) -> None:
+    """Answers DeepSpeed for the ranks that are not there. Its pipeline asks the stage before for the shape of what it will send
+    (runtime/pipe/engine.py, _recv_tensor_meta): hidden states of a micro-batch, sequence first. Under AutoTP it compares the first batch
+    with another rank's (runtime/engine.py, check_dataloader_inputs_same_across_ranks): that is left out."""
     pipeline: Any = getattr(trainer, "engine", None)
     if getattr(pipeline, "first_dataloader_check", None) is not None:
         pipeline.first_dataloader_check.remove()
@@ -112,7 +112,7 @@ def rehearse(
     garbage.freeze_imported()
     trainer = worker.build(plan, engine, device)
     batches, _ = loop.open_batches(trainer, out / "data")
-    know_what_comes(trainer, plan)
+    answer_for_other_ranks(trainer, plan)
     count = microbatches(plan, engine)
     passes: list[float] = []
     updates: list[float] = []
