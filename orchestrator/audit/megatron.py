@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from orchestrator.audit.reading import Setup, recipe_keys
 from orchestrator.engines.passthrough import FLAG_OF, flags
 from orchestrator.errors import InputError
+from orchestrator.model.shared import SENTINELS
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
@@ -43,21 +44,12 @@ VOCABULARIES: Final = {
 """Tokens of tokenizers whose name says which it is."""
 COMMON_VOCABULARY: Final = 50257
 """GPT-2's, which is assumed where nothing says the tokenizer's."""
-SENTINELS: Final = 100
-"""Tokens that T5 adds to a vocabulary, one for each span that it leaves out."""
 ACTIVATIONS: Final = frozenset(term.theirs for term in (*words.ACTIVATION, *words.OTHER_ACTIVATION))
 """Megatron's switches of activations."""
-FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-"""What Megatron-FSDP shards (--data-parallel-sharding-strategy), as ZeRO stages."""
 MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
 """Our recompute mode for a set of --recompute-modules."""
 
 
-EXPERT_NAMES: Final = names(words.EXPERTS, words.ROUTING) | {
-    "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_aux_loss_coeff",
-    "moe_token_dispatcher_type",
-}  # fmt: skip
-"""What says a model's experts."""
 BESIDE: Final = {"shared_gate": "shared_ffn_hidden_size", "pad_to_capacity": "capacity_factor", "bias_update_rate": "expert_bias"}
 """What Megatron looks at beside another of its experts' settings alone."""
 
@@ -295,7 +287,7 @@ def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
     """The model's feed_forward, or a pattern where some layers have no experts. Windows that change from layer to layer make a pattern
     too."""
     count = f.get("num_moe_experts")
-    f.used |= EXPERT_NAMES
+    f.used |= {*words.EXPERT_SETTINGS, "moe_token_dispatcher_type"}
     if not count:
         return {}
     sigmoid = f.get("moe_router_score_function") == "sigmoid"
@@ -502,7 +494,8 @@ def _group(f: Fields, pp: int) -> int | None:
 
 def _zero(f: Fields) -> tuple[int, bool]:
     """(ZeRO stage, whether Megatron's FSDP does it)."""
-    stage = FSDP_STAGES.get(str(f.get("data_parallel_sharding_strategy")), 0)
+    strategy = f.get("data_parallel_sharding_strategy")
+    stage = words.FSDP_STRATEGIES.index(strategy) if strategy in words.FSDP_STRATEGIES else 0
     if f.get("use_megatron_fsdp"):
         return stage, stage >= 2
     if f.get("use_torch_fsdp2"):

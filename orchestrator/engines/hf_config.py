@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from orchestrator.engines.transformer_config import TORCH_DTYPE
+from orchestrator.engines.transformer_config import ACTIVATION, TORCH_DTYPE
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.architecture import Layer
+from orchestrator.model.families.decoder import LLAMA3_ROPE
 from orchestrator.model.lora import Lora, target_names
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.latent_attention import LatentAttention
@@ -18,9 +19,6 @@ from orchestrator.model.parts.nothing import Nothing
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
-
-LLAMA3_SCALING: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Llama 3's constants of scaled positions, as megatron-core fixes them (rotary_pos_embedding.py, _apply_scaling)."""
 
 DEEPSEEK_YARN: Final = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
 """DeepSeek's constants of YaRN, for which `LatentAttention.yarn_mscale` is made."""
@@ -49,7 +47,6 @@ def takes_flash_attention(cluster: Cluster, training: Training) -> bool:
     return training.precision in FLASH_PRECISIONS and float(cluster.gpu.compute_capability) >= FLASH_COMPUTE_CAPABILITY
 
 
-ACTIVATIONS: Final = {"gelu": "gelu", "relu": "relu", "swiglu": "silu", "geglu": "gelu"}
 T5_ACTIVATIONS: Final = {"relu": "relu", "geglu": "gated-gelu"}
 
 
@@ -62,7 +59,7 @@ def _gpt(a: Architecture) -> dict[str, Any]:
         "num_key_value_heads": a.num_attention_heads,
         "n_inner": a.ffn_hidden_size,
         "n_positions": a.max_position_embeddings,
-        "activation_function": ACTIVATIONS[a.activation],
+        "activation_function": ACTIVATION[a.activation],
         "layer_norm_epsilon": a.norm_epsilon,
         "resid_pdrop": a.hidden_dropout,
         "embd_pdrop": a.hidden_dropout,
@@ -75,7 +72,7 @@ def _rope(a: Architecture) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": float(a.rotary_base)}
     if a.rope_scaling_type == "linear":
         return {"rope_type": "linear", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor}
-    return {"rope_type": "llama3", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **LLAMA3_SCALING}
+    return {"rope_type": "llama3", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **LLAMA3_ROPE}
 
 
 def _sizes(a: Architecture) -> dict[str, Any]:
@@ -94,7 +91,7 @@ def _sizes(a: Architecture) -> dict[str, Any]:
 def _rotary(a: Architecture) -> dict[str, Any]:
     return _sizes(a) | {
         "num_hidden_layers": a.num_layers,
-        "hidden_act": ACTIVATIONS[a.activation],
+        "hidden_act": ACTIVATION[a.activation],
         "rms_norm_eps": a.norm_epsilon,
         "rope_parameters": _rope(a),
     }
@@ -314,7 +311,7 @@ def _bert(a: Architecture) -> dict[str, Any]:
         "intermediate_size": a.ffn_hidden_size,
         "max_position_embeddings": a.max_position_embeddings,
         "type_vocab_size": max(1, a.num_token_types),
-        "hidden_act": ACTIVATIONS[a.activation],
+        "hidden_act": ACTIVATION[a.activation],
         "layer_norm_eps": a.norm_epsilon,
         "hidden_dropout_prob": a.hidden_dropout,
         "attention_probs_dropout_prob": a.attention_dropout,

@@ -14,6 +14,7 @@ from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.passthrough import flags_of, with_flags
 from orchestrator.engines.transformer_config import common_recompute, padded_vocab_size, settings
 from orchestrator.hardware.spec import Software
+from orchestrator.model.shared import SENTINELS
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
@@ -22,9 +23,6 @@ from orchestrator.words import megatron as words
 
 Flag = tuple[str, ...]
 """A flag of a command line and its values."""
-
-T5_EXTRA_IDS: Final = 100
-"""Sentinels of span corruption (Raffel et al., arXiv 1910.10683)."""
 
 ROPE_SCALING_FACTOR: Final = 8.0
 """GPTModel's default (models/gpt/gpt_model.py:105): gpt_builders.py gives it no --rope-scaling-factor."""
@@ -111,7 +109,7 @@ def _data(plan: Plan) -> list[Flag]:
         flags += [("--valid-data-path", _prefix(run.valid))] if run.valid else []
     if model.stack != "decoder":
         if model.stack == "encoder_decoder":
-            flags += [("--vocab-extra-ids", str(T5_EXTRA_IDS))]
+            flags += [("--vocab-extra-ids", str(SENTINELS))]
         # The vocabulary file decides nothing of the model's size.
         flags += [("--tokenizer-type", "BertWordPieceLowerCase"), ("--padded-vocab-size", str(padded_vocab_size(plan)))]
     elif indexed and run.tokenizer is not None:

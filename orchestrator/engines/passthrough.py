@@ -21,6 +21,7 @@ from orchestrator.engines.transformer_config import NO_RECOMPUTE, PLAN, recomput
 from orchestrator.errors import InputError, nearest
 from orchestrator.plan import Plan
 from orchestrator.words import deepspeed as ds_words
+from orchestrator.words import megatron as words
 from orchestrator.words.terms import LONG_TYPES, SHORT_TYPES, put, short_type
 
 MEGATRON, DS = "megatron", "ds"
@@ -197,13 +198,6 @@ def _any(value: Any) -> Any:
 
 # ----------------------------------------------------------------------------------------------------- what the plan decides
 
-EXPERT_FIELDS: Final = (
-    "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax",
-    "moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate",
-    "moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk", "moe_router_enable_expert_bias",
-    "moe_router_bias_update_rate", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity",
-)  # fmt: skip
-"""TransformerConfig's fields that say what a model's experts are."""
 DECIDED: Final = {
     MEGATRON: {term.theirs: term for term in reversed(PLAN) if term.ours},
     DS: {term.theirs: term for term in ds_words.PLAN},
@@ -213,7 +207,7 @@ DECIDED: Final = {
 
 def decided_by(group: str, name: str, plan: Plan) -> tuple[str, Any] | None:
     """The plan's field that decides a setting of this group, and what the engine would be told; None: the plan says nothing of it."""
-    if group == MEGATRON and name in EXPERT_FIELDS:
+    if group == MEGATRON and name in words.EXPERT_SETTINGS:
         return "model.feed_forward", megatron_parts.config_fields(plan.model).get(name)
     if group == MEGATRON and name in NO_RECOMPUTE:  # one value where all stages say the same, else all of them
         found = [recompute_fields(plan, stage)[name] for stage in range(plan.pp)]

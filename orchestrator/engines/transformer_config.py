@@ -22,12 +22,12 @@ from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.megatron_layout import layout_string
 from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import NOTHING, Table, Term, flag, say, unsaid
+from orchestrator.words.terms import LONG_TYPES, NOTHING, Table, Term, flag, say, unsaid
 
 ENDS: Final = ("embedding", "head")
 """What Megatron does not count as a layer."""
 
-TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
+TORCH_DTYPE: Final = LONG_TYPES | {"fp8": "bfloat16"}
 """Parameters' data type by training precision; fp8 keeps bf16 parameters."""
 
 ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu"} | {
@@ -39,9 +39,6 @@ FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
 `fuses_activation` says."""
 
 MODEL_CLASS: Final = {"decoder": "GPTModel", "encoder": "BertModel", "encoder_decoder": "T5Model"}
-
-FSDP_STRATEGY: Final = {2: "optim_grads", 3: "optim_grads_params"}
-"""Megatron-FSDP's --data-parallel-sharding-strategy by ZeRO stage."""
 
 DDP_MIN_BUCKET_ELEMENTS: Final = 40_000_000
 DDP_BUCKET_ELEMENTS_PER_RANK: Final = 1_000_000
@@ -365,7 +362,7 @@ CHOICES: Final[Table] = (
     Term("reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather", unless=False, of=gathers_in_gradients),
     flag("use_megatron_fsdp", "megatron_fsdp"),
     Term("data_parallel_sharding_strategy", "zero_stage", unless="no_shard",
-         of=lambda plan: FSDP_STRATEGY[plan.zero_stage] if plan.megatron_fsdp else "no_shard"),
+         of=lambda plan: words.FSDP_STRATEGIES[plan.zero_stage] if plan.megatron_fsdp else "no_shard"),
     Term("ckpt_format", "", of=lambda plan: "fsdp_dtensor", when=lambda plan: plan.megatron_fsdp),
     Term("use_distributed_optimizer", "zero_stage", to=lambda stage: stage >= 1),
     GRAD_REDUCE._replace(of=overlaps_reduction, unless=NOTHING),

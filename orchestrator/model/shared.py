@@ -14,6 +14,8 @@ MOST_LAYERS: Final = 1_000
 """The most layers that a model may have: as many as DeepNet's (2203.00555), the deepest that was published; a search over 10,000 takes
 minutes and gigabytes."""
 GATED: Final = ("swiglu", "geglu", "clamped_swiglu")
+SENTINELS: Final = 100
+"""Tokens that T5 adds to a vocabulary, one for each span that it leaves out (Raffel et al., arXiv 1910.10683)."""
 STACKS: Final[dict[str, Stack]] = {"bert": "encoder", "t5": "encoder_decoder"}
 """Stack of layers by family; a family that is not listed is a decoder."""
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora, megatron_names, with_lora
 from orchestrator.model.spec import Architecture, ModelSpec
-from orchestrator.model.training import QUANTISED, Dtype, MomentDtype, Precision, Training
+from orchestrator.model.training import QUANTISED, Dtype, Precision, Training
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
 from orchestrator.validate import layout, networks, uneven
 from orchestrator.validate.engines import ENGINES, printed_as
@@ -31,6 +31,7 @@ from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, mea
 from orchestrator.validate.releases import as_it_ran, recipe_of
 from orchestrator.validate.rows import SkipError, number, whole
 from orchestrator.validate.runs import NVFP4, ExpertsRun, MemoryKind, Run, Unusable
+from orchestrator.words.terms import SHORT_TYPES
 
 COLUMNS = ("run_id", "num_gpus", "status", "tp", "pp", "micro_batch_size", "global_batch_size")
 """A CSV without these is no table of runs (the folder also holds other measurements)."""
@@ -302,8 +303,6 @@ def training_of(
     return with_states(training, row.get("optimizer", ""))
 
 
-MOMENTS: Final[dict[str, MomentDtype]] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
-"""Megatron's dtypes of Adam's moments as its configurations print them."""
 STATES: Final = re.compile(r"(\w+)\+(\w+)\+(\w+)")
 """Dtypes of the master weights and both moments, as they are printed where the precision-aware optimizer is on."""
 
@@ -324,9 +323,10 @@ def with_states(training: Training, text: str) -> Training:
     else:
         return training
     for name in (first, second):
-        if name not in MOMENTS:
-            raise SkipError(f"optimizer={text}: {name} is none of {', '.join(MOMENTS)}")
-    return replace(training, precision_aware_optimizer=True, exp_avg_dtype=MOMENTS[first], exp_avg_sq_dtype=MOMENTS[second])
+        if name not in SHORT_TYPES:
+            raise SkipError(f"optimizer={text}: {name} is none of {', '.join(SHORT_TYPES)}")
+    moments: list[Any] = [SHORT_TYPES[name] for name in (first, second)]
+    return replace(training, precision_aware_optimizer=True, exp_avg_dtype=moments[0], exp_avg_sq_dtype=moments[1])
 
 
 def strategy_of(

@@ -109,6 +109,9 @@ PRECISION_AWARE: Final[Table] = (
     Term("exp_avg_sq_dtype", "training.exp_avg_sq_dtype", to=LONG_TYPES.get, back=short_type),
 )  # fmt: skip
 
+FSDP_STRATEGIES: Final = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+"""What Megatron-FSDP shards (--data-parallel-sharding-strategy) by ZeRO stage."""
+
 DELTA_NET: Final[Table] = (
     Term("linear_conv_kernel_dim", "conv_kernel", default=4, back=int),
     Term("linear_key_head_dim", "key_head_dim", default=128, back=int),
@@ -143,6 +146,11 @@ ROUTING: Final[Table] = (
     flag("moe_router_enable_expert_bias", "expert_bias"),
     Term("moe_router_bias_update_rate", "bias_update_rate", back=float, when=lambda experts: experts.expert_bias),
 )  # fmt: skip
+
+EXPERT_SETTINGS: Final = terms.names(EXPERTS, ROUTING) | {
+    "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_aux_loss_coeff",
+}  # fmt: skip
+"""Settings that say what a model's experts are and which layers have them."""
 
 HARMLESS: Final = (
     "adlr_autoresume", "adlr_autoresume_interval", "app_tag_run_*", "async_ckpt_*", "async_save", "async_strategy",

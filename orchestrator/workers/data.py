@@ -21,12 +21,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from orchestrator.errors import InputError
+from orchestrator.model.shared import SENTINELS
 from orchestrator.plan import Plan
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst", ".text")
 BYTES = 256
-NUM_SENTINELS = 100
-"""Sentinels of T5, which has 100 (arXiv 1910.10683)."""
 SPLITMIX = 0x9E3779B97F4A7C15
 """2**64 / golden ratio: the multiplier of SplitMix64."""
 
@@ -46,9 +45,7 @@ class Specials:
     def of_bytes(cls) -> Specials:
         """The special ids of a vocabulary of bytes: after the 256 bytes end of document, mask, cls, sep, pad, then the sentinels."""
         first = BYTES + 5
-        return cls(
-            eod=BYTES, mask=BYTES + 1, cls=BYTES + 2, sep=BYTES + 3, pad=BYTES + 4, sentinels=tuple(range(first, first + NUM_SENTINELS))
-        )
+        return cls(eod=BYTES, mask=BYTES + 1, cls=BYTES + 2, sep=BYTES + 3, pad=BYTES + 4, sentinels=tuple(range(first, first + SENTINELS)))
 
 
 class Tokens(Protocol):
@@ -188,7 +185,7 @@ def load_tokenizer(folder: str) -> tuple[Any, Specials]:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise InputError("tokenizer", folder, f"can't be loaded: {str(error).splitlines()[0]}") from None
-    sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(NUM_SENTINELS)])
+    sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(SENTINELS)])
     unknown = tokenizer.unk_token_id
     eod = next((i for i in (tokenizer.eos_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id) if i is not None), None)
     if eod is None:
