@@ -178,9 +178,9 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Bytes of CUDA context, cuBLAS and cuDNN workspaces outside the allocator (published tools assume 0.5 to 1.5 GB; nvidia-smi, empty
     process)."""
     communicator_bytes: float = 120.0 * MIB
-    """NCCL buffers per communicator of more than one rank (channels x 4 MiB buffers; 0.2 to 1 GB in all)."""
+    """Bytes of NCCL buffers per communicator of more than one rank (channels x 4 MiB buffers; 0.2 to 1 GB in all)."""
     workspace_bytes: float = 64 * MIB
-    """GEMM workspaces inside the allocator (cuBLASLt asks 32 MiB on Hopper; Transformer Engine as much)."""
+    """Bytes of GEMM workspaces inside the allocator (cuBLASLt asks 32 MiB on Hopper; Transformer Engine as much)."""
     allocator_slack: float = 0.03
     """Share of activations and transients lost to fragmentation of the caching allocator's blocks."""
     memory_margin: float = 0.07

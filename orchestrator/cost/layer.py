@@ -219,8 +219,9 @@ class LayerPrices:
         return max(0.0, 1 - first / self._recomputable)
 
     def _copy_seconds(self, checkpoint: float) -> float:
-        """A layer's checkpoint of so many bytes to host memory in forward, or back in backward, by a copy engine on a stream of its own:
-        all layers' but the last one's (ALST, arXiv 2506.13996; _start_offload and _restore_tensor in offload_activations.py)."""
+        """Seconds in which a copy engine, on a stream of its own, takes a layer's checkpoint of so many bytes to host memory in forward, or
+        back in backward: all layers' but the last one's (ALST, arXiv 2506.13996; _start_offload and _restore_tensor in
+        offload_activations.py)."""
         c, cluster = self._workload.calibration, self._workload.cluster
         return checkpoint * self._share_beyond(1) / (cluster.host_bandwidth * c.host_efficiency) if checkpoint else 0.0
 

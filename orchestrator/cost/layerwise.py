@@ -223,7 +223,7 @@ class ProfilePrices:
         return (self.profile.other_state_bytes + self.profile.other_saved_bytes * local * flight) * at_ends / 2
 
     def hop_s(self, outer: Outer) -> float:
-        """A transfer to the next stage: the widest output, the samples divided over the stage's ranks."""
+        """Seconds of a transfer to the next stage: the widest output, the samples divided over the stage's ranks."""
         if outer.pp == 1:
             return 0.0
         group = self.world // outer.pp

@@ -38,7 +38,7 @@ class Passes(NamedTuple):
     launch_backward_s: float
     alone_forward_s: float
     alone_backward_s: float
-    """What a pass takes longer with no other micro-batch's pass beside it."""
+    """Seconds that a pass takes longer with no other micro-batch's pass beside it."""
     behind_dispatch_s: float
     """Seconds of the forward pass for the experts' computing and the exchange back, which the host launches when it knows who got how many
     tokens."""

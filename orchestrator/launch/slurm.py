@@ -24,11 +24,12 @@ from orchestrator.launch.local import GRACE_S, Metrics, Outcome, Row, by_step, n
 from orchestrator.values import Value
 
 TIMEOUT_S = 60.0
-"""How long Slurm's commands may take: their own message timeout is 10 s and they retry."""
+"""Seconds that Slurm's commands may take: their own message timeout is 10 s and they retry."""
 POLL_S = 2.0
 """Seconds between two questions to the controller about a job: sites ask for no more than one a second or so."""
 PATIENCE_S = 300.0
-"""A controller that restarts is away for minutes; a job that is over is forgotten after MinJobAge, by default 300 s."""
+"""Seconds without an answer of the controller after which a job is waited for no more: one that restarts is away for minutes; a job that is
+over is forgotten after MinJobAge, by default 300 s."""
 LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "STAGE_OUT",
         "SIGNALING", "STOPPED", "SPECIAL_EXIT"}  # fmt: skip
 """Job states that are not an end (squeue's manual, JOB STATE CODES)."""

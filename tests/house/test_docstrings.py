@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ LEANING = re.compile(
     re.IGNORECASE,
 )
 """Openings that lean on a neighbour: a preposition, a conjunction or a pronoun without the word that it belongs to."""
+UNITS = {"_s": "second", "_seconds": "second", "_bytes": "byte"}
+"""What a docstring has to name where the value's own name ends so; a share or a ratio of them says that."""
 WORD = re.compile(r"[^\W_][\w'./:`=-]*")
 
 
@@ -28,6 +31,24 @@ def documented(tree: ast.AST) -> Iterator[tuple[int, str]]:
         for statement in body if isinstance(body, list) else []:
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str):
                 yield statement.lineno, statement.value.value
+
+
+def with_names(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """(line, name, text) of each docstring of a function and an attribute."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)) is not None:
+            yield node.lineno, node.name, text
+        body = getattr(node, "body", None)
+        for statement, after in pairwise(body) if isinstance(body, list) else ():
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+                targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+                yield from ((after.lineno, ast.unparse(target), after.value.value) for target in targets if target is not None)
+
+
+def lacking_unit(name: str, text: str) -> str | None:
+    """The unit that a docstring of a value of this name does not say; None: it says it, or needs none."""
+    unit = next((unit for end, unit in UNITS.items() if name.lower().endswith(end)), None)
+    return None if unit is None or re.search(rf"{unit}|share|ratio", text, re.IGNORECASE) else unit
 
 
 def why_fragment(text: str) -> str | None:
@@ -52,6 +73,16 @@ def test_a_docstring_needs_no_neighbour(room: str) -> None:
     assert not found, "say what is returned, or what the value is, and in which unit:\n" + "\n".join(found)
 
 
+def test_seconds_and_bytes_are_called_so() -> None:
+    found = [
+        f"orchestrator/{path.relative_to(PACKAGE)}:{line} {name} lacks the word {unit}: {text.strip()[:60]!r}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for line, name, text in with_names(ast.parse(path.read_text()))
+        if (unit := lacking_unit(name, text)) is not None
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
 @pytest.mark.parametrize(
     "text",
     ["Of all GPUs together.", "As `open_batches`.", "Bytes.", "By source and situation.", "The same of containers.",
@@ -64,3 +95,9 @@ def test_fragments_are_found(text: str) -> None:
 def test_docstrings_of_attributes_are_read() -> None:
     source = '"""A module."""\nWIDTH = 3\n"""Bytes."""\nclass A:\n    size: int\n    """Of a GPU."""\n'
     assert list(documented(ast.parse(source))) == [(1, "A module."), (3, "Bytes."), (6, "Of a GPU.")]
+
+
+def test_a_unit_that_is_not_said_is_found() -> None:
+    assert lacking_unit("save_s", "What a save takes.") == "second"
+    assert lacking_unit("least_bytes", "What the smallest split needs.") == "byte"
+    assert lacking_unit("save_s", "Seconds of a save.") is lacking_unit("pieces", "How many there are.") is None
