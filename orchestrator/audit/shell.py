@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.errors import InputError
 
@@ -276,41 +276,15 @@ class _Reader:
     # ---- conditions
 
     def branches(self, node: Node) -> None:
-        """The branch whose condition holds. One that can't be decided counts as false, and is said."""
-        condition: bool | None = None
-        taken, decided = False, False
-        for child in node.children:
-            if child.type in ("elif_clause", "else_clause"):
-                if taken:
-                    return
-                if child.type == "else_clause":
-                    for inner in child.named_children:
-                        self.statement(inner)
-                    return
-                self.branches_of(child)
-                if self.truth_of(child):
-                    return
-                continue
-            if not decided and child == node.child_by_field_name("condition"):
-                continue
-            if child.type == "then":
-                condition = self.truth(node.children_by_field_name("condition"))
-                taken, decided = bool(condition), True
-            elif decided and taken and child.is_named:
-                self.statement(child)
-
-    def truth_of(self, clause: Node) -> bool:
-        before = list(self.notes)
-        conditions = list(clause.named_children[:1])
-        found = bool(self.truth(conditions))
-        self.notes = before
-        return found
-
-    def branches_of(self, clause: Node) -> None:
-        conditions = clause.named_children[:1]
-        if self.truth(conditions):
-            for child in clause.named_children[1:]:
-                self.statement(child)
+        """Walks the first branch whose condition holds. One that can't be decided counts as false, and is said."""
+        others = [child for child in node.children if child.type in ("elif_clause", "else_clause")]
+        for clause in (node, *others):
+            conditions = clause.named_children[:1] if clause.type == "elif_clause" else clause.children_by_field_name("condition")
+            if clause.type == "else_clause" or self.truth(conditions):
+                for child in clause.named_children:
+                    if child not in conditions and child not in others:
+                        self.statement(child)
+                return
 
     def truth(self, conditions: Sequence[Node]) -> bool | None:
         nodes = [node for node in conditions if node.is_named]
@@ -529,8 +503,3 @@ def split(pieces: Iterable[Piece]) -> list[Word]:
     if current:
         words.append(Word(tuple(current)))
     return words
-
-
-def said(words: Iterable[Any]) -> str:
-    """Words in one line, as messages quote them."""
-    return " ".join(str(word) for word in words)

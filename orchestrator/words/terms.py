@@ -28,7 +28,7 @@ def same(value: Any) -> Any:
     return value
 
 
-SHORT_TYPES: Final = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "fp8"}
+SHORT_TYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 """torch's names of data types, and those of plans and of Megatron-LM's flags; 8 bits are kept as bytes (optimizer_config.py)."""
 LONG_TYPES: Final = {short: name for name, short in SHORT_TYPES.items()}
 
