@@ -372,7 +372,10 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
     else:
         del said["training.min_lr"]
     style = said["training.schedule"]
-    if style not in ("cosine", "linear", "constant"):
+    decay = {name: said.pop(f"training.{name}", None) for name in ("decay", "decay_steps")}
+    if style == "wsd":
+        keys |= {"decay": decay["decay"] or "exponential"} | ({"decay_steps": decay["decay_steps"]} if decay["decay_steps"] else {})
+    elif style not in ("cosine", "linear", "constant", "inverse_square_root"):
         said["training.schedule"] = "cosine"
         f.assumed.append(f"lr_decay_style={style} is kept as cosine: no time depends on it")
     keys |= _steps(f, int(batch or micro))

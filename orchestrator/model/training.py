@@ -66,7 +66,24 @@ class Training(Value, frozen=True, kw_only=True):
     optimizer: Annotated[Literal["adamw", "sgd"], Key("train.optimizer", "which")] = "adamw"
     lr: Annotated[float, Key("train.lr", "peak learning rate", above=0)] = 3e-4
     min_lr: Annotated[float, Key("train.min_lr", "at the end of the schedule", low=0)] = 0.0
-    schedule: Annotated[Literal["cosine", "linear", "constant"], Key("train.schedule", "after the warm-up")] = "cosine"
+    schedule: Annotated[
+        Literal["cosine", "linear", "constant", "inverse_square_root", "wsd"],
+        Key("train.schedule", "after the warm-up; wsd: stable, then decay in train.decay_steps"),
+    ] = "cosine"
+    decay_steps: Annotated[
+        int | None,
+        Key(
+            "train.decay_steps",
+            "the last ones, in which schedule=wsd decays",
+            unit="steps",
+            default="a tenth of train.steps",
+            low=1,
+            high=10**12,
+        ),
+    ] = None
+    """The last steps of schedule=wsd, in which the rate falls to `min_lr`; None: a tenth of all."""
+    decay: Annotated[Literal["linear", "cosine", "minus_sqrt", "exponential"], Key("train.decay", "how schedule=wsd decays")] = "linear"
+    """How the rate falls in those steps, as Megatron's --lr-wsd-decay-style (core/optimizer_param_scheduler.py, get_lr)."""
     warmup: Annotated[
         int, Key("train.warmup", "in which the rate rises from 0 (in the first step) to lr", unit="steps", low=0, high=10**12)
     ] = 0
@@ -106,3 +123,12 @@ class Training(Value, frozen=True, kw_only=True):
     """Adapters that are trained in place of the weights; None: all weights are."""
     steps: Annotated[int, Key("train.steps", "to train", unit="steps", low=1, high=10**12)] = 20
     seed: Annotated[int, Key("seed", "of weights and data", low=0, high=2**31 - 1)] = 1234
+
+    @property
+    def decay_length(self) -> int:
+        """The number of steps in which schedule=wsd decays.
+
+        >>> Training(global_batch_size=1, seq_length=1, schedule="wsd", steps=500).decay_length
+        50
+        """
+        return self.decay_steps or max(1, self.steps // 10)

@@ -102,7 +102,8 @@ def resumed(plan: Plan) -> list[str]:
     if not saved.folder.name.startswith(ITERATION):
         why = "was not written by Megatron's own training loop: program=instrument continues it"
         raise InputError("train.resume", saved.folder, why)
-    return ["--load", str(saved.folder.parent), "--ckpt-step", str(saved.step)]
+    # The plan has the schedule: a user may change it on purpose (train.change=).
+    return ["--load", str(saved.folder.parent), "--ckpt-step", str(saved.step), "--override-opt_param-scheduler"]
 
 
 class Hooks:

@@ -121,7 +121,22 @@ def training_of(merged: Flat) -> Training:
         raise InputError("train.min_lr", training.min_lr, f"is above train.lr={training.lr}")
     if training.warmup > training.steps:
         raise InputError("train.warmup", training.warmup, f"is longer than the training, train.steps={training.steps}")
+    _check_schedule(training)
     return training
+
+
+def _check_schedule(training: Training) -> None:
+    """Raises InputError for a schedule that has no rates, and for settings of another than the training's."""
+    if training.schedule == "inverse_square_root" and not training.warmup:
+        why = "must be 1 at least with train.schedule=inverse_square_root: after it the rate is lr * sqrt(warmup / step)"
+        raise InputError("train.warmup", training.warmup, why)
+    if training.schedule != "wsd":
+        for name, default in (("decay_steps", None), ("decay", "linear")):
+            if getattr(training, name) != default:
+                raise InputError(f"train.{name}", getattr(training, name), f"is for train.schedule=wsd, and it is {training.schedule}")
+    elif training.warmup + training.decay_length > training.steps:
+        why = f"is longer than what train.warmup={training.warmup} leaves of train.steps={training.steps}"
+        raise InputError("train.decay_steps", training.decay_length, why)
 
 
 def with_sequence_length(merged: Flat) -> Flat:

@@ -90,16 +90,22 @@ BETAS: Final[Table] = (
 )
 """Settings of a training's Adam. Two settings make one pair of betas, which whoever reads puts together."""
 EPSILON: Final[Table] = (Term("adam_eps", "training.eps", default=1e-8, back=float),)
+STYLES: Final = {"inverse_square_root": "inverse-square-root", "wsd": "WSD"}
+"""Schedules of plans that Megatron calls otherwise."""
 SCHEDULE: Final[Table] = (
     Term("lr", "training.lr", back=lambda rate: float(rate) or NOTHING),
     Term("min_lr", "training.min_lr", default=0.0, back=float),
-    Term("lr_decay_style", "training.schedule", default="linear", back=str),
+    Term("lr_decay_style", "training.schedule", default="linear", to=lambda ours: STYLES.get(ours, ours),
+         back=lambda said: next((ours for ours, theirs in STYLES.items() if theirs == said), str(said))),
+    Term("lr_wsd_decay_style", "training.decay", back=str, when=lambda plan: plan.training.schedule == "wsd"),
+    Term("lr_wsd_decay_iters", "training.decay_steps", back=int, of=lambda plan: plan.training.decay_length,
+         when=lambda plan: plan.training.schedule == "wsd"),
     Term("lr_decay_iters", "training.steps", back=lambda said: NOTHING),
     Term("lr_warmup_iters", "training.warmup", default=0, back=lambda said: NOTHING),
     Term("weight_decay", "training.weight_decay", default=0.01, back=float),
     Term("clip_grad", "training.clip", default=1.0, back=float),
     Term("seed", "training.seed", default=1234, back=int),
-)
+)  # fmt: skip
 """The rate decays until the last step; another end, and a warm-up said in samples, are the reader's to judge."""
 PRECISION_AWARE: Final[Table] = (
     flag("use_precision_aware_optimizer", "training.precision_aware_optimizer"),
@@ -181,7 +187,7 @@ RESULT: Final = (
     "eod_mask_loss",
     "fim_*", "finetune", "grad_norm_skip_threshold", "head_lr_mult", "hysteresis", "init_method_std", "init_method_xavier_uniform",
     "initial_loss_scale", "iterations_to_skip", "lion_beta*", "loss_scale", "loss_scale_window", "lr_decay_tokens",
-    "lr_warmup_init", "lr_wsd_decay_*",
+    "lr_warmup_init",
     "mask_factor", "mask_prob", "mask_type", "min_loss_scale", "mtp_loss_scaling_factor", "no_query_key_layer_scaling",
     "no_weight_decay_cond_type", "override_opt_param_scheduler", "phase_transition_iterations", "query_in_block_prob",
     "reset_position_ids", "rotary_interleaved", "rotary_seq_len_interpolation_factor",

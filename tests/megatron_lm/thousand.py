@@ -124,11 +124,15 @@ def random_plan(draw: random.Random, version: str) -> Any:
     aware = precision in ("bf16", "fp8") and optimizer == "adamw" and one([True, False, False])
     steps = one([10, 100, 1000])
     batch = one([64, 128, 256, 96])
+    style = one(["cosine", "linear", "constant", "inverse_square_root", "wsd"])
+    shapes = ["linear", "cosine", "minus_sqrt", "exponential"]
+    decays = {"decay_steps": one([1, steps // 5]), "decay": one(shapes)} if style == "wsd" else {}
+    warmup = 1 if style == "inverse_square_root" else one([0, 1, 3, steps // 2])
     training = Training(
         global_batch_size=batch, seq_length=one([512, 2048, 4096]), decoder_seq_length=256 if family is T5 else None, precision=precision,
         fp8_recipe=one(["delayed", "tensorwise", "blockwise", "mxfp8"]) if precision == "fp8" else None, optimizer=optimizer,
-        lr=one([3e-4, 1e-3, 6e-5]), min_lr=one([0.0, 1e-5]), schedule=one(["cosine", "linear", "constant"]),
-        warmup=one([0, 1, 3, steps // 2]), steps=steps, betas=one([(0.9, 0.95), (0.9, 0.999)]), eps=one([1e-8, 1e-5]),
+        lr=one([3e-4, 1e-3, 6e-5]), min_lr=one([0.0, 1e-5]), schedule=style, warmup=warmup, steps=steps, **decays,
+        betas=one([(0.9, 0.95), (0.9, 0.999)]), eps=one([1e-8, 1e-5]),
         weight_decay=one([0.1, 0.01, 0.0]), clip=one([1.0, 0.0, 0.5]), grad_reduce_dtype=reduced, grad_accum_dtype=reduced,
         precision_aware_optimizer=aware, exp_avg_dtype=one(["fp32", "bf16", "fp8"]) if aware else "fp32", seed=draw.randint(1, 10**6),
     )  # fmt: skip

@@ -84,6 +84,15 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "learning rate nan": ((*TINY, "train.lr=nan"), "train.lr=nan: is not a finite number"),
     "learning rate inf": ((*TINY, "train.lr=1e999"), "train.lr=1e999: is not a finite number"),
     "min_lr above lr": ((*TINY, "train.min_lr=1"), "train.min_lr=1.0: is above train.lr=0.001"),
+    "a decay of another schedule": ((*TINY, "train.decay_steps=3"), "train.decay_steps=3: is for train.schedule=wsd, and it is cosine"),
+    "a decay that the warm-up leaves no room for": (
+        (*TINY, "train.schedule=wsd", "train.decay_steps=17", "train.steps=20"),
+        "train.decay_steps=17: is longer than what train.warmup=4 leaves of train.steps=20",
+    ),
+    "no step of warm-up for the square root": (
+        (*TINY, "train.schedule=inverse_square_root", "train.warmup=0"),
+        "train.warmup=0: must be 1 at least with train.schedule=inverse_square_root",
+    ),
     "warm-up longer than the training": ((*TINY, "train.steps=3"), "train.warmup=4: is longer than the training, train.steps=3"),
     "zero batch": ((*TINY, "train.global_batch_size=0"), "train.global_batch_size=0: must be at least 1"),
     "zero sequence": ((*TINY, "train.seq_length=0"), "train.seq_length=0: must be at least 1"),

@@ -13,17 +13,27 @@ from worker_plans import make_plan
 from orchestrator.engines import ENGINES
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
+from orchestrator.words.megatron import STYLES
 from orchestrator.workers.schedule import learning_rate
 
 pytestmark = pytest.mark.engines
 
 LR = 3e-4
-SCHEDULES: list[dict[str, Any]] = [
-    {"schedule": schedule, "warmup": warmup, "steps": steps, "min_lr": min_lr}
-    for schedule in ("constant", "linear", "cosine")
-    for warmup, steps in ((0, 12), (1, 12), (2, 12), (3, 12), (7, 50), (100, 1000))
-    for min_lr in (0.0, 3e-5, LR)
-]
+SCHEDULES: list[dict[str, Any]] = (
+    [
+        {"schedule": schedule, "warmup": warmup, "steps": steps, "min_lr": min_lr}
+        for schedule in ("constant", "linear", "cosine")
+        for warmup, steps in ((0, 12), (1, 12), (2, 12), (3, 12), (7, 50), (100, 1000))
+        for min_lr in (0.0, 3e-5, LR)
+    ]
+    + [{"schedule": "inverse_square_root", "warmup": warmup, "steps": 50, "min_lr": min_lr} for warmup in (1, 7) for min_lr in (0.0, 1e-4)]
+    + [
+        {"schedule": "wsd", "warmup": warmup, "steps": 50, "min_lr": min_lr, "decay_steps": length, "decay": decay}
+        for warmup in (0, 7)
+        for min_lr in (0.0, 3e-5)
+        for length, decay in ((None, "linear"), (12, "cosine"), (20, "minus_sqrt"), (1, "exponential"), (43, "exponential"))
+    ]
+)
 
 
 def rates(**fields: Any) -> list[float]:
@@ -67,8 +77,9 @@ def test_every_step_has_megatrons_rate(fields: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
     scheduler = OptimizerParamScheduler(
         optimizer, init_lr=0.0, max_lr=training.lr, min_lr=training.min_lr, lr_warmup_steps=training.warmup * batch,
-        lr_decay_steps=training.steps * batch, lr_decay_style=training.schedule, start_wd=0.0, end_wd=0.0,
-        wd_incr_steps=training.steps * batch, wd_incr_style="constant",
+        lr_decay_steps=training.steps * batch, lr_decay_style=STYLES.get(training.schedule, training.schedule), start_wd=0.0, end_wd=0.0,
+        wd_incr_steps=training.steps * batch, wd_incr_style="constant", wsd_decay_steps=training.decay_length * batch,
+        lr_wsd_decay_style=training.decay,
     )  # fmt: skip
     found = []
     for _ in range(training.steps):
@@ -79,12 +90,13 @@ def test_every_step_has_megatrons_rate(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fields", SCHEDULES, ids=str)
 def test_every_step_has_the_rate_of_trainer_yaml(fields: dict[str, Any]) -> None:
-    """By transformers' own schedule, for all but a linear one that ends above 0, which transformers has not."""
+    """By transformers' own schedule, for all that transformers has."""
     from transformers import get_scheduler
 
     plan = make_plan(engine="deepspeed", lr=LR, **fields)
     files = {file.path: file.content for file in ENGINES["deepspeed"].translate(plan).files}
-    if fields["schedule"] == "linear" and 0 < fields["min_lr"] < LR:
+    ends_above_0 = fields["schedule"] not in ("constant", "cosine") and 0 < fields["min_lr"] < LR
+    if ends_above_0 or fields.get("decay") == "exponential":
         assert "trainer.yaml" not in files
         return
     said = yaml.safe_load(files["trainer.yaml"])

@@ -43,7 +43,7 @@ def for_trainer(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]
     return with_ds(config, plan)
 
 
-def schedule(plan: Plan) -> tuple[str, dict[str, float]] | None:
+def schedule(plan: Plan) -> tuple[str, dict[str, float | str]] | None:
     """transformers' name of the plan's learning-rate schedule and its arguments; None: it has none with the plan's rate in every step.
     Its linear one ends at 0, and of those that end elsewhere only the cosine knows the rate it begins with under DeepSpeed."""
     training = plan.training
@@ -51,7 +51,15 @@ def schedule(plan: Plan) -> tuple[str, dict[str, float]] | None:
         return "cosine_with_min_lr", {"min_lr_rate": training.min_lr / training.lr}
     if training.schedule == "constant" or training.min_lr == training.lr:
         return ("constant_with_warmup" if training.warmup else "constant"), {}
-    return None if training.min_lr else ("linear", {})
+    if training.min_lr or (training.schedule == "wsd" and training.decay not in DECAYS):
+        return None
+    if training.schedule == "wsd":
+        return "warmup_stable_decay", {"num_decay_steps": training.decay_length, "decay_type": DECAYS[training.decay]}
+    return ("inverse_sqrt" if training.schedule == "inverse_square_root" else "linear"), {}
+
+
+DECAYS: Final = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "1-sqrt"}
+"""transformers' names of how a rate falls after it was stable (transformers/optimization.py, get_wsd_schedule)."""
 
 
 def why_not(plan: Plan) -> str | None:
@@ -64,7 +72,8 @@ def why_not(plan: Plan) -> str | None:
     if added:
         return f"they don't call DeepSpeed's functions for {', '.join(added)}"
     if schedule(plan) is None:
-        return "transformers has no linear schedule that ends at train.min_lr"
+        asked = f"train.decay={plan.training.decay}" if not plan.training.min_lr else "that ends at train.min_lr"
+        return f"transformers has no {plan.training.schedule} schedule {asked}"
     return None
 
 
