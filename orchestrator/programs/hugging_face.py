@@ -17,14 +17,14 @@ hooks.prepare()  # before DeepSpeed looks at the machine
 
 import deepspeed  # noqa: E402
 import torch  # noqa: E402
-from torch.utils.data import Dataset  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from transformers import HfArgumentParser, Trainer, TrainingArguments  # noqa: E402
 from transformers.integrations.deepspeed import deepspeed_config  # noqa: E402
 
 from orchestrator.plan import Plan  # noqa: E402
 from orchestrator.programs.hugging_face_callback import RunCallback  # noqa: E402
 from orchestrator.workers import data, hf_checkpoint, hugging_face, lora  # noqa: E402
-from orchestrator.workers.deepspeed import tag_sliced_parameters, whole_shapes  # noqa: E402
+from orchestrator.workers.deepspeed import summed_over_sequence, tag_sliced_parameters, whole_shapes  # noqa: E402
 from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E402
 
 
@@ -45,6 +45,7 @@ class Samples(Dataset[dict[str, torch.Tensor]]):
         found = {"input_ids": sample["tokens"], "labels": labels}
         if self.shifted:  # each is the next token's already: a model would shift them once more
             found["shift_labels"] = labels
+            found["position_ids"] = sample["positions"]
         if "decoder_tokens" in sample:
             found["decoder_input_ids"] = sample["decoder_tokens"]
         return found
@@ -61,6 +62,8 @@ class PlannedTrainer(Trainer):
         # Every micro-batch has as many labels as the others. A model that takes **kwargs is taken for one that divides its loss by those of
         # the global batch (trainer.py, __init__); BERT does not, and its gradients would be too large by ranks and micro-batches.
         self.model_accepts_loss_kwargs = False
+        self.balance: Any = 0.0
+        """The loss of balance of the micro-batch before, times what it counts."""
 
     optimizer: Any
 
@@ -92,6 +95,39 @@ class PlannedTrainer(Trainer):
         elif self._steps_when_built():
             self.model_wrapped.optimizer.optimizer.state.clear()
         return prepared
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The ranks of a sequence read the same samples under Ulysses, each its part. DeepSpeed's own adapter would shift labels once more,
+        and lose the last of each sequence (runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter)."""
+        plan, size = self.plan, self.plan.micro_batch_size
+        if plan.cp == 1:
+            return super().get_train_dataloader()
+        self.accelerator.deepspeed_ulysses_dl_adapter = lambda loader, model: loader
+        first, part = self.run.groups.rank("dp") * size, self.run.groups.rank("cp")
+        mine = [at + i for at in range(first, len(self.train_dataset), plan.dp * size) for i in range(size)]
+
+        def cut(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+            return {name: torch.stack([row[name] for row in rows]).chunk(plan.cp, dim=1)[part].contiguous() for name in rows[0]}
+
+        return DataLoader(self.train_dataset, batch_size=size, sampler=mine, collate_fn=cut)
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        """The mean of this rank's part under Ulysses, of which all are as long: transformers' own (integrations/deepspeed.py,
+        deepspeed_sp_compute_loss) has gradients that are too large by the ranks of a sequence, and DeepSpeed adds them up once more."""
+        if self.plan.cp > 1 and model.training:
+            outputs = model(**inputs)
+            loss = outputs.loss
+        else:
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        coefficient = self.run.engine["model"].get("expert_balance", 0.0)
+        self.balance = coefficient * outputs.aux_loss.detach() if coefficient else 0.0
+        loss = loss / summed_over_sequence(self.plan) if model.training else loss - self.balance
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """What is reported is the loss of what is predicted, without that by which experts are balanced, as Megatron's is."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        return loss * summed_over_sequence(self.plan) - self.balance / self.args.gradient_accumulation_steps
 
     def _go_on_as_planned(self) -> None:
         """Rates, decay and betas are the plan's, which train.change= may have changed: a checkpoint brings its own, in the groups of the
@@ -133,6 +169,8 @@ def train(run: hooks.Run) -> None:
     [arguments] = HfArgumentParser(TrainingArguments).parse_yaml_file("trainer.yaml")  # before the model, which ZeRO-3 divides
     run.complete(arguments)
     model = first_model(run.plan, run.engine["model"], run.device)
+    if "expert_balance" in run.engine["model"]:
+        model.config.output_router_logits, model.config.router_aux_loss_coef = True, run.engine["model"]["expert_balance"]
     training, valid = run.samples(Samples)
     trainer = PlannedTrainer(run, model=model, args=arguments, train_dataset=training, eval_dataset=valid, callbacks=[RunCallback(run)])
     run.train(trainer)

@@ -87,9 +87,20 @@ class Run:
         arguments.train_sampling_strategy, arguments.remove_unused_columns = "sequential", False
         arguments.logging_nan_inf_filter, arguments.disable_tqdm = False, True
         arguments.save_total_limit = None  # checkpoint.commit removes what train.keep_last and keep_every don't keep
+        if self.plan.cp > 1:
+            arguments.parallelism_config = self._ulysses()
         if run.eval_every and (run.valid or run.split):
             arguments.eval_strategy, arguments.eval_steps = "steps", run.eval_every
             arguments.per_device_eval_batch_size = self.plan.micro_batch_size
+
+    def _ulysses(self) -> Any:
+        """What makes accelerate put DeepSpeed's exchange of sequence shards for heads around the attention."""
+        from accelerate import ParallelismConfig
+        from accelerate.utils import DeepSpeedSequenceParallelConfig
+
+        length, attention = self.plan.training.seq_length, self.engine["model"]["attn_implementation"]
+        handler = DeepSpeedSequenceParallelConfig(sp_seq_length=length, sp_seq_length_is_variable=False, sp_attn_implementation=attention)
+        return ParallelismConfig(sp_size=self.plan.cp, dp_shard_size=self.plan.dp, sp_handler=handler)
 
     def samples(self, kind: Any) -> tuple[Any, Any]:
         """Data sets of this kind to train on, and to evaluate on or None."""

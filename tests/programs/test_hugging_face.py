@@ -23,6 +23,7 @@ import orchestrator
 from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.own import LOOP, own_job, why_not
 from orchestrator.model.lora import Lora
+from orchestrator.model.parts.experts import Experts
 from orchestrator.plan import Plan, RunSettings, to_json
 from orchestrator.programs import hugging_face_hooks
 from orchestrator.workers.schedule import learning_rate
@@ -30,6 +31,7 @@ from orchestrator.workers.schedule import learning_rate
 pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("own_hugging_face")]
 
 STEPS = 4
+BALANCED = replace(MIXTRAL, name="balanced_test", feed_forward=Experts(num_experts=4, topk=2, ffn_hidden_size=40, aux_loss_coeff=0.05))
 HF_T5 = replace(T5, activation="relu", normalization="RMSNorm", position_embedding="relative", add_bias_linear=False)
 Row = dict[str, Any]
 
@@ -52,6 +54,9 @@ CASES: dict[str, Plan] = {
     "t5 zero1": plan_of(HF_T5, zero_stage=1),
     "t5 tp2": plan_of(HF_T5, tp=2, dp=1, zero_stage=1),
     "mixtral zero2": plan_of(MIXTRAL, zero_stage=2),
+    "mixtral balanced zero2": plan_of(BALANCED, zero_stage=2),
+    "llama cp2 zero2": plan_of(cp=2, dp=1, zero_stage=2, clip=0.5),
+    "llama cp2 zero3": plan_of(cp=2, dp=1, zero_stage=3, clip=0.5),
     "llama lora zero3": plan_of(zero_stage=3, lora=Lora(rank=4)),
     "llama zero0 bf16": plan_of(precision="bf16", grad_accum_dtype="bf16", grad_reduce_dtype="bf16"),
 }

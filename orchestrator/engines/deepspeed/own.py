@@ -8,6 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from orchestrator.engines.deepspeed import trainer_files
+from orchestrator.engines.deepspeed.translate import own_settings
 from orchestrator.engines.engine import OwnLoop
 from orchestrator.job import Job
 from orchestrator.plan import Plan
@@ -21,15 +22,18 @@ def why_not(plan: Plan) -> str | None:
         "chats (task=sft)": plan.training.task == "sft",
         "LoRA under AutoTP": plan.training.lora is not None and plan.tp > 1,
         "models described by their own code": plan.model.traced is not None,
-        "the loss that balances experts": any(part.aux_loss_coeff for part in plan.model.experts),
         "checkpoints written beside the training (train.async_save)": plan.run.async_save,
     }
     found = next((what for what, is_asked in lacking.items() if is_asked), None)
-    return f"orchestrator/programs/hugging_face.py has no {found}" if found else trainer_files.why_not(plan)
+    return f"orchestrator/programs/hugging_face.py has no {found}" if found else trainer_files.why_not(replace(plan, cp=1))
 
 
 def own_job(plan: Plan, job: Job, exit_minutes: int | None = None, trial_steps: int | None = None) -> Job:
-    """The job with the Trainer in the place of our worker."""
+    """The job with the Trainer in the place of our worker. Under Ulysses its files are the program's, which corrects what they lack."""
+    if plan.cp > 1:
+        files = trainer_files.files_of(plan, own_settings(plan), checkpointing=plan.strategy.recompute == "full")
+        notes = tuple(note for note in job.notes if not note.startswith(trainer_files.NONE))
+        job = replace(job, files=(*job.files, *files), notes=notes)
     return replace(job, module=PROGRAM)
 
 
@@ -47,7 +51,7 @@ def pins(plan: Plan, names: Sequence[str]) -> list[str]:
     return [f"gpus={plan.world_size}" if name == "dp" else f"pin.{name}={getattr(plan, name)}" for name in names]
 
 
-LAYOUT: Final = ("tp", "dp", "zero_stage")
+LAYOUT: Final = ("tp", "cp", "dp", "zero_stage")
 LOOP: Final = OwnLoop(
     name="transformers' Trainer",
     why_not=why_not,

@@ -34,6 +34,7 @@ def for_trainer(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]
     deepspeed_optim_sched). Theirs has the plan's two groups."""
     config = ds_config(plan, more)
     del config["optimizer"]
+    config.pop("sequence_parallel_size", None)  # the Trainer's ParallelismConfig has it
     config |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
     if plan.tp > 1:
         # The Trainer would fill it with micro * accumulation * world: tp times the samples that are there.
@@ -136,7 +137,16 @@ def trainer_files(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -
     """The files, and what a user should know of them. `checkpointing`: whether layers are recomputed; `more`: as `ds_config`."""
     reason = why_not(plan)
     if reason is not None:
-        return [], [f"{TRAINER}, {ACCELERATE} and {DS_CONFIG}: none, as Trainer and accelerate can't be told this plan: {reason}."]
+        return [], [f"{NONE}, as Trainer and accelerate can't be told this plan: {reason}."]
+    return files_of(plan, more, checkpointing=checkpointing), notes(plan)
+
+
+NONE: Final = f"{TRAINER}, {ACCELERATE} and {DS_CONFIG}: none"
+"""How the note begins that gives the reason."""
+
+
+def files_of(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -> list[File]:
+    """The files of a plan, whether they alone train it or not."""
     accelerate = accelerate_config(plan)
     nodes = ", on every node with --machine_rank and --main_process_ip" if accelerate["num_machines"] > 1 else ""
     heads = {
@@ -145,7 +155,11 @@ def trainer_files(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -
     }
     said = {TRAINER: trainer_arguments(plan, checkpointing=checkpointing), ACCELERATE: accelerate}
     files = [File(path=DS_CONFIG, content=dumps(for_trainer(plan, more)))]
-    files += [File(path=path, content=heads[path] + yaml.safe_dump(content, sort_keys=False)) for path, content in said.items()]
+    return files + [File(path=path, content=heads[path] + yaml.safe_dump(content, sort_keys=False)) for path, content in said.items()]
+
+
+def notes(plan: Plan) -> list[str]:
+    """What a script has to add to the files."""
     notes = []
     if plan.zero_stage == 0 and plan.training.precision != "fp32":
         notes.append(f"{TRAINER}: {STEPS_WHEN_BUILT}.")
@@ -156,4 +170,4 @@ def trainer_files(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -
         notes.append(f"{TRAINER}: the loss that balances experts is the model's to add: output_router_logits=true in its configuration.")
     if plan.training.lora is not None:
         notes.append(f"{TRAINER}: the adapters are the script's to put in (peft's get_peft_model).")
-    return files, notes
+    return notes
