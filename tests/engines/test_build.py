@@ -36,7 +36,7 @@ def bare(plan: Plan) -> Plan:
     alone has, FP8 and the precision-aware optimizer (test_new_gpu_choices.py)."""
     plain = {"precision_aware_optimizer": False, "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "fp8_recipe": None}
     training = replace(plan.training, **plain, precision="bf16" if plan.training.precision == "fp8" else plan.training.precision)
-    return replace(plan, cluster=replace(plan.cluster, gpu=CPU, software=BARE), training=training)
+    return replace(plan, cluster=replace(plan.cluster, gpu=CPU, software=BARE), training=training, fp8_param_gather=False)
 
 
 def as_case(plan: Plan) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_a_users_deepspeed_script_trains_under_the_planned_config_and_is_measure
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert all(row["step_time_s"] > 0 and row["tokens_per_s"] == pytest.approx(16 * 128 / row["step_time_s"]) for row in rows)
-    assert rows[1]["lr"] > rows[-1]["lr"] > 0, "DeepSpeed's own schedule"
+    assert {row["lr"] for row in rows} == {1e-3}, "the schedule is the script's own to give, and this one gives none"
     assert json.loads((out / "status.json").read_text())["measured_step_time_s"] > 0
     assert "measured / predicted" in done.stdout
     for rank in range(2):
