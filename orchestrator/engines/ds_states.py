@@ -1,10 +1,11 @@
-"""DeepSpeed's bytes per parameter before sharding, whatever the model is made of."""
+"""How DeepSpeed keeps and moves states, whatever the model is made of: bytes per parameter before sharding, buckets, what overlaps."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.strategy.capabilities import StateBytes
+from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS
+from orchestrator.strategy.capabilities import StateBytes, Traits
 
 STATES: Final = {
     "mixed/0": StateBytes(weight=2, gradient=2, master=4, moments=8, step=4),
@@ -17,3 +18,18 @@ STATES: Final = {
     "fp32/3": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
 }
 """DeepSpeed's bytes per parameter by precision class and stage, whatever the model is made of; `traits` says where they come from."""
+DEEPSPEED: Final = Traits(
+    engine="",
+    states=STATES,
+    gradient_bytes_on_wire="grad_reduce_dtype",
+    gradient_buffer="grad_accum_dtype",
+    reduce_scatter_from_stage=2,
+    bucket_elements=BUCKET_ELEMENTS,
+    bucket_copies=2,
+    live_parameter_elements=PREFETCH_ELEMENTS,
+    # Stages 0 and 1 reduce at the boundary, after the last backward pass (engine.py:3088); stages 1 and 2 gather inside step().
+    overlaps_grad_reduce=False,
+    overlaps_param_gather=False,
+    fp32_gradient_fusion=False,
+)
+"""What pricing must know of DeepSpeed under any layers; each engine that has it gives its name and what its layers do."""

@@ -3,7 +3,7 @@ models have none there. For engines that train transformers' models, and for wei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from orchestrator.engines.transformer_config import ACTIVATION, TORCH_DTYPE
@@ -335,18 +335,22 @@ def _t5(a: Architecture) -> dict[str, Any]:
     }
 
 
+Keywords = Callable[[Architecture], dict[str, Any]]
+Lacks = Callable[[Architecture, str], Iterator[str]]
+
+
 class HfClass(NamedTuple):
     """A model class of transformers, named with its configuration's; the keywords of that, and what it is made of. `parts`: in the words of
     `Architecture.features`. `lacks`: complaints that no table says."""
 
     config: str
     model: str
-    keywords: Callable[[Architecture], dict[str, Any]]
+    keywords: Keywords
     activations: tuple[str, ...]
     normalization: str
     position_embedding: str
     parts: tuple[str, ...]
-    lacks: Callable[[Architecture, str], Iterator[str]]
+    lacks: Lacks
 
 
 def _no_groups(a: Architecture, name: str) -> Iterator[str]:
@@ -412,7 +416,7 @@ def _one_window(a: Architecture, name: str) -> Iterator[str]:
     yield from _attention_dropout_only(a, name)
 
 
-def _with(*words: str) -> Callable[[Architecture, str], Iterator[str]]:
+def _with(*words: str) -> Lacks:
     """Complaints of a class that has these parts always, no biases, and no dropout but attention's."""
 
     def lacks(a: Architecture, name: str) -> Iterator[str]:
@@ -532,53 +536,37 @@ GROUP_SCORES: Final = 2
 ROTARY: Final = ("attention", "mlp", "llama3_rope")
 ROUTED: Final = ("attention", "experts", "llama3_rope")
 SIGMOID: Final = ("mlp", "shared_experts", "sigmoid_router", "grouped_router", "expert_bias")
-LLAMA4_PARTS: Final = ("scores_on_input", "qk_l2_norm", "chunked_attention", "query_temperature", "no_rope_layers")
+GLU: Final = ("swiglu", "geglu")
+
+
+def _decoder(
+    name: str, keywords: Keywords, parts: Sequence[str], lacks: Lacks, *activations: str, position: str = "rope", config: str = "Config"
+) -> HfClass:
+    """A decoder with RMSNorm, and with SwiGLU where no other activation is said; by its class's name without its ending."""
+    return HfClass(name + config, f"{name}ForCausalLM", keywords, activations or ("swiglu",), "RMSNorm", position, tuple(parts), lacks)
+
+
 GPT2: Final = HfClass(
     *("GPT2Config", "GPT2LMHeadModel", _gpt, ("gelu", "relu"), "LayerNorm", "learned_absolute", ("attention", "mlp"), _biases_everywhere)
 )
-LLAMA: Final = HfClass("LlamaConfig", "LlamaForCausalLM", _llama, ("swiglu", "geglu"), "RMSNorm", "rope", ROTARY, _llama_biases)
-QWEN2: Final = HfClass("Qwen2Config", "Qwen2ForCausalLM", _rotary, ("swiglu", "geglu"), "RMSNorm", "rope", ROTARY, _qkv_bias)
-QWEN3: Final = HfClass(
-    *("Qwen3Config", "Qwen3ForCausalLM", _qwen3, ("swiglu", "geglu"), "RMSNorm", "rope", (*ROTARY, "qk_norm"), _head_norms),
-)
-MIXTRAL: Final = HfClass("MixtralConfig", "MixtralForCausalLM", _mixtral, ("swiglu",), "RMSNorm", "rope", ROUTED, _mixtral_experts)
-QWEN3_MOE: Final = HfClass(
-    *("Qwen3MoeConfig", "Qwen3MoeForCausalLM", _qwen3_moe, ("swiglu",), "RMSNorm", "rope", (*ROUTED, "qk_norm"), _qwen3_experts),
-)
-GLM4_MOE: Final = HfClass(
-    *("Glm4MoeConfig", "Glm4MoeForCausalLM", _glm4_moe, ("swiglu",), "RMSNorm", "rope"),
-    *((*ROUTED, *SIGMOID, "qk_norm", "partial_rotary"), _sigmoid_experts),
-)
-DEEPSEEK_V3: Final = HfClass(
-    *("DeepseekV3Config", "DeepseekV3ForCausalLM", _deepseek_v3, ("swiglu",), "RMSNorm", "rope"),
-    *(("latent_attention", "latent_yarn", "experts", *SIGMOID), _latent_experts),
-)
-MISTRAL: Final = HfClass(
-    *("MistralConfig", "MistralForCausalLM", _mistral, ("swiglu",), "RMSNorm", "rope", (*ROTARY, "window"), _one_window),
-)
-PHI3: Final = HfClass(
-    *("Phi3Config", "Phi3ForCausalLM", _phi3, ("swiglu",), "RMSNorm", "rope"),
-    *(("attention", "mlp", "window", "partial_rotary"), _one_window),
-)
-OLMO2: Final = HfClass(
-    *("Olmo2Config", "Olmo2ForCausalLM", _olmo2, ("swiglu",), "RMSNorm", "rope"),
-    *(("attention", "mlp", "qk_norm_hidden", "post_norm"), _with("qk_norm_hidden", "post_norm")),
-)
-GEMMA3: Final = HfClass(
-    *("Gemma3TextConfig", "Gemma3ForCausalLM", _gemma3, ("geglu",), "RMSNorm", "rope"),
-    *(("attention", "mlp", "window", "qk_norm", "mixed_rope", "linear_rope", "score_width", *GEMMA), _gemma_layers),
-)
-LLAMA4: Final = HfClass(
-    *("Llama4TextConfig", "Llama4ForCausalLM", _llama4, ("swiglu",), "RMSNorm", "rope"),
-    *((*ROUTED, "mlp", "shared_experts", "sigmoid_router", *LLAMA4_PARTS), _llama4_layers),
-)
-MAMBA2: Final = HfClass(
-    *("Mamba2Config", "Mamba2ForCausalLM", _mamba2, ("swiglu",), "RMSNorm", "none", ("mamba2", "single_part_layers"), _only_mamba)
-)
-NEMOTRON_H: Final = HfClass(
-    *("NemotronHConfig", "NemotronHForCausalLM", _nemotron_h, ("relu2",), "RMSNorm", "none"),
-    *(("mamba2", "single_part_layers", "attention", "experts", *SIGMOID), _single_parts),
-)
+LLAMA: Final = _decoder("Llama", _llama, ROTARY, _llama_biases, *GLU)
+QWEN2: Final = _decoder("Qwen2", _rotary, ROTARY, _qkv_bias, *GLU)
+QWEN3: Final = _decoder("Qwen3", _qwen3, (*ROTARY, "qk_norm"), _head_norms, *GLU)
+MIXTRAL: Final = _decoder("Mixtral", _mixtral, ROUTED, _mixtral_experts)
+QWEN3_MOE: Final = _decoder("Qwen3Moe", _qwen3_moe, (*ROUTED, "qk_norm"), _qwen3_experts)
+GLM4_MOE: Final = _decoder("Glm4Moe", _glm4_moe, (*ROUTED, *SIGMOID, "qk_norm", "partial_rotary"), _sigmoid_experts)
+DEEPSEEK_V3: Final = _decoder("DeepseekV3", _deepseek_v3, ("latent_attention", "latent_yarn", "experts", *SIGMOID), _latent_experts)
+MISTRAL: Final = _decoder("Mistral", _mistral, (*ROTARY, "window"), _one_window)
+PHI3: Final = _decoder("Phi3", _phi3, ("attention", "mlp", "window", "partial_rotary"), _one_window)
+OLMO2: Final = _decoder("Olmo2", _olmo2, ("attention", "mlp", "qk_norm_hidden", "post_norm"), _with("qk_norm_hidden", "post_norm"))
+GEMMA3_PARTS: Final = ("attention", "mlp", "window", "qk_norm", "mixed_rope", "linear_rope", "score_width", *GEMMA)
+GEMMA3: Final = _decoder("Gemma3", _gemma3, GEMMA3_PARTS, _gemma_layers, "geglu", config="TextConfig")
+LLAMA4_ROUTER: Final = ("mlp", "shared_experts", "sigmoid_router", "scores_on_input")
+LLAMA4_PARTS: Final = (*ROUTED, *LLAMA4_ROUTER, "qk_l2_norm", "chunked_attention", "query_temperature", "no_rope_layers")
+LLAMA4: Final = _decoder("Llama4", _llama4, LLAMA4_PARTS, _llama4_layers, config="TextConfig")
+MAMBA2: Final = _decoder("Mamba2", _mamba2, ("mamba2", "single_part_layers"), _only_mamba, position="none")
+NEMOTRON_PARTS: Final = ("mamba2", "single_part_layers", "attention", "experts", *SIGMOID)
+NEMOTRON_H: Final = _decoder("NemotronH", _nemotron_h, NEMOTRON_PARTS, _single_parts, "relu2", position="none")
 DENSE: Final = (GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, PHI3, OLMO2, GEMMA3, MAMBA2, NEMOTRON_H)
 OF_FAMILY: Final = {"phi3": PHI3}
 """The class of a family that another class could compute as well, where its checkpoints have other names."""

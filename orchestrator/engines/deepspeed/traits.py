@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from orchestrator.engines.deepspeed.requirements import NAME
-from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS
-from orchestrator.engines.ds_states import STATES
+from orchestrator.engines.ds_states import DEEPSPEED
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Traits
 
@@ -22,19 +23,10 @@ def traits(software: Software) -> Traits:
     all-reduces are waited for (module_inject/layers.py), and so are Ulysses' all-to-alls. Attention is torch's flash kernel or the
     flash-attn package on any GPU, but for t5, whose relative bias no flash kernel takes (integrations/sdpa_attention.py).
     """
-    return Traits(
+    return replace(
+        DEEPSPEED,
         engine=NAME,
-        states=STATES,
-        gradient_bytes_on_wire="grad_reduce_dtype",
-        gradient_buffer="grad_accum_dtype",
-        reduce_scatter_from_stage=2,
-        bucket_elements=BUCKET_ELEMENTS,
-        bucket_copies=2,
-        live_parameter_elements=PREFETCH_ELEMENTS,
-        overlaps_grad_reduce=False,
-        overlaps_param_gather=False,
         tp_overlap=0.0,
-        fp32_gradient_fusion=False,
         logits_bytes=LOGITS_BYTES,
         layers="hugging_face",
         unfused_attention=("encoder_decoder", "attention_bias"),

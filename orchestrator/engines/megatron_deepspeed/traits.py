@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS
-from orchestrator.engines.ds_states import STATES
+from msgspec.structs import replace
+
+from orchestrator.engines.ds_states import DEEPSPEED
 from orchestrator.engines.megatron_deepspeed.requirements import NAME
 from orchestrator.engines.rules.recompute import fused_attention
 from orchestrator.hardware.spec import Software
@@ -18,20 +19,10 @@ def traits(software: Software) -> Traits:
     all-reduce, since it has no reduce_gradients (engine.py:3088). Stages 2 and 3 hold the shard of the sums and one flat fp32 copy of it at
     the step (stage_1_and_2.py independent_gradient_partition_epilogue). In fp32 ZeRO still keeps a master copy of its shard.
     """
-    return Traits(
+    return replace(
+        DEEPSPEED,
         engine=NAME,
-        states=STATES,
-        gradient_bytes_on_wire="grad_reduce_dtype",
-        gradient_buffer="grad_accum_dtype",
-        reduce_scatter_from_stage=2,
-        bucket_elements=BUCKET_ELEMENTS,
-        bucket_copies=2,
-        live_parameter_elements=PREFETCH_ELEMENTS,
-        # Stages 0 and 1 reduce at the boundary, after the last backward pass (engine.py:3088); stages 1 and 2 gather inside step().
-        overlaps_grad_reduce=False,
-        overlaps_param_gather=False,
         flash_attention=fused_attention(software),
         fused_norms=software.transformer_engine,
-        fp32_gradient_fusion=False,
         gathers_few_query_groups=True,
     )
