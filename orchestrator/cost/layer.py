@@ -97,7 +97,9 @@ class LayerPrices:
             self._copies[layer.kind, strategy] = copies
         parameters = dense + experts
         kept = passes.kept()
-        leaving = kept.saved if strategy.offload_activations and recompute == "full" else 0.0
+        # DeepSpeed's is of checkpoints; Transformer Engine's (cpu_offload.py), which Megatron's layers have, of all that is saved.
+        leaves = recompute == "full" or (w.traits.layers != "hugging_face" and layer.recomputable)
+        leaving = kept.saved if strategy.offload_activations and leaves else 0.0
         left = leaving * self._share_beyond(CHECKPOINTS_ON_GPU)
         alone = self.alone_share(strategy, micro_batch_size)
         forward_s, backward_s, causes = self._seconds(layer, recompute, strategy, passes, alone, copies, self._copy_seconds(leaving))

@@ -173,7 +173,9 @@ class Options(Value, frozen=True, kw_only=True):
         bool,
         Choice(
             doc="the experts' exchange of tokens beside the computing of another micro-batch, forward beside backward (megatron)",
-            offered=Offered(values=(True,), asks="needs memory for two micro-batches at once, of which runs took more than predicted"),
+            offered=Offered(
+                values=(True,), asks="needs memory for a layer of a second micro-batch; Megatron-core before 0.16 held most of one"
+            ),
         ),
     ] = False
     delay_wgrad_compute: Annotated[

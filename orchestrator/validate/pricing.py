@@ -43,7 +43,7 @@ class Pricer:
 
     def __init__(self, choose: Choose) -> None:
         self._choose = choose
-        self._models: dict[tuple[int, int, int, str, Calibration], CostModel] = {}
+        self._models: dict[tuple[int, int, int, str, type[CostModel], Calibration], CostModel] = {}
         self._experts: dict[tuple[ExpertsRun, Calibration], Calibration] = {}
         self._kept: list[object] = []  # what the identities in the keys belong to
 
@@ -55,7 +55,7 @@ class Pricer:
             calibration = engine.constants_in(run.candidate, run.cluster, calibration)
         if run.kind == "moe":
             calibration = self._of_experts(run, calibration)
-        key = (id(run.model), id(run.training), id(run.cluster), engine.name, calibration)
+        key = (id(run.model), id(run.training), id(run.cluster), engine.name, engine.cost, calibration)
         if key not in self._models:
             self._kept.append(run)
             self._models[key] = engine.cost(run.workload, engine.traits, calibration)

@@ -101,7 +101,8 @@ SETTINGS: Final = "bridge_perf_settings.csv"
 """The file beside a table that says by run_id what the release's own recipe sets where the table prints nothing."""
 
 
-ACTIVATIONS: Final = "activations"
+ACTIVATIONS, SOME_ACTIVATIONS = "activations", "activations of some layers"
+"""What a row says of its offload: those of all layers but the last, or of as many as a recipe names."""
 
 
 def _with_settings(rows: list[dict[str, str]], file: Path) -> list[dict[str, str]]:
@@ -129,7 +130,7 @@ def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[
         "dispatcher": dispatcher,
         "cuda_graph": graph,
         "routing": "forced balance" if settings.get("forced_balance") == "1" else "",
-        "offload": ACTIVATIONS if settings.get("cpu_offload_layers") else "",
+        "offload": SOME_ACTIVATIONS if settings.get("cpu_offload_layers") else "",
     }
     for name, value in more.items():
         said[name] = row.get(name) or value
@@ -160,6 +161,8 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         raise SkipError(f"{key} has no {precision}")
     if engine.variant is not None:
         engine = ENGINES[engine.variant(row, precision)]
+    if engine.cost_in is not None:
+        engine = replace(engine, cost=engine.cost_in(row))
     architecture = uneven.routed(architecture_of(table, row), row)
     zero_stage = zero_of(engine, row)
     degrees = degrees_of(row, engine, architecture, zero_stage)
@@ -344,6 +347,7 @@ def strategy_of(
         recompute=recompute,
         offload_optimizer="offload" in row.get("engine", "") or any(words in notes for words in OFFLOADED),
         grad_reduce_dtype=reduce_dtype,
+        offload_activations=row.get("offload") == ACTIVATIONS,
         overlap_grad_reduce="every overlap off" not in notes,
         overlap_param_gather="every overlap off" not in notes,
         moe_token_dispatcher_type=dispatcher_of(row, engine),
@@ -396,7 +400,7 @@ def seen_of(
     recipe_unknown = experts and not row.get("recompute") and table.startswith("nvidia")
     kept_unknown = (
         (not row.get("recompute") and not engine.says_recompute)
-        or row.get("offload") == ACTIVATIONS  # in host memory, in a way that its recipe does not say
+        or row.get("offload") in (ACTIVATIONS, SOME_ACTIVATIONS)  # in host memory, and how much of them is not said
         or recipe_unknown
         or (training.lora is not None and training.precision in QUANTISED)  # whether frozen weights are kept in 8 bits alone
     )

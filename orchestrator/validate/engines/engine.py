@@ -63,6 +63,8 @@ class MeasuredEngine(Value, frozen=True, kw_only=True):
     """The program whose names for linears say what its LoRA adapts; None: none of its rows of LoRA are priced."""
     lora_dropout: float = 0.0
     """Dropout of its adapters' inputs, where a row says nothing."""
+    cost_in: Callable[[Mapping[str, str]], type[CostModel]] | None = None
+    """Returns the class that prices a row's run, where that depends on the release; None: `cost` does."""
     cost: type[CostModel] = CostModel
     """The class that prices it: the core's, or one with a peculiarity of this engine."""
 

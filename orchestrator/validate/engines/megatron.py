@@ -3,16 +3,20 @@ functional tests, Megatron-LM of 2021 and 2022."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.price import CostModel
 from orchestrator.cost.stage import StageCost, StageSums
 from orchestrator.hardware.spec import Cluster
+from orchestrator.model.ops import Dispatch
 from orchestrator.model.training import Precision
 from orchestrator.strategy.capabilities import StateBytes, Traits
+from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.spec import Candidate
 from orchestrator.validate.engines.bigscience import PartitionedBoundaries
 from orchestrator.validate.engines.engine import EAGER, FP32_STATES, MEGATRON_STATES, MeasuredEngine, all_stages
@@ -47,6 +51,40 @@ def _of_functional_tests(row: Mapping[str, str], precision: Precision) -> str:
     return FUSED_LOSS if "cross-entropy-loss-fusion=True" in notes else CORE
 
 
+GRADIENTS_OF_A_CHOICE, GRADIENTS_OF_A_TOKEN = 3, 5
+"""Hidden states that `HeldUntilTheChunksEnd` keeps, for each expert of a token and for the token: counted on CPU ranks, 17 with four."""
+
+
+class HeldUntilTheChunksEnd(CostModel):
+    """Megatron-core before 0.16, whose combined 1F1B gives back what a layer's parts hand on (gradients of the tokens sent, received and
+    computed, and of what attention and the residual take) when the backward pass is through the whole chunk, beside the next forward pass
+    that fills memory up again: `TransformerLayerNode._release_state` left the inputs of its base class, and the plan kept all layers
+    (core/models/gpt/fine_grained_callables.py, common/model_chunk_schedule_plan.py). From pull request 2236 of January 2026 on, in 0.16.1
+    and 0.19, each layer is given back when it is passed; memory then stays level on CPU ranks, but for what one layer takes."""
+
+    def sums(self, candidate: Candidate, spans: Iterable[LayerSpan] = ()) -> StageSums:
+        spans = tuple(spans)
+        sums, strategy = super().sums(candidate, spans), candidate.strategy
+        if strategy.overlap_moe_expert_parallel_comm:
+            held = [0.0] * candidate.vpp
+            for span in spans:
+                held[span.chunk] += span.count * self._held(span.kind)
+            shards = strategy.mesh.cp * (strategy.mesh.tp if strategy.sequence_parallel else 1)
+            sums.transient_backward += max(held) * self.itemsize * candidate.micro_batch_size / shards
+        return sums
+
+    def _held(self, kind: str) -> float:
+        """Elements of a sample in a layer of this kind."""
+        dispatches = (op for op in self.kinds[kind].ops if isinstance(op, Dispatch))
+        return sum((GRADIENTS_OF_A_CHOICE * op.topk + GRADIENTS_OF_A_TOKEN) * op.elements for op in dispatches)
+
+
+def _by_release(row: Mapping[str, str]) -> type[CostModel]:
+    """Containers of 2025 have megatron-core 0.14 or 0.15."""
+    said = f"{row.get('software', '')} {row.get('notes', '')}"
+    return HeldUntilTheChunksEnd if re.search(r"\b(NeMo |nemo:|release=)25\.", said) else CostModel
+
+
 NEMO: Final = MeasuredEngine(
     # its recipes pass chunks on beside the products (Transformer Engine's user buffers)
     traits=_traits(
@@ -65,6 +103,7 @@ NEMO: Final = MeasuredEngine(
     reduce_dtype="bf16",
     accumulate_dtype="bf16",
     adapts="megatron-core",
+    cost_in=_by_release,
 )
 NEMO_FSDP: Final = MeasuredEngine(
     traits=_traits("nemo_megatron_fsdp", states=all_stages(NEMO_STATES, FP32_STATES), logits_bytes=IN_PLACE_LOGITS),
