@@ -164,8 +164,6 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     console.print(text.alternatives_table(plan, found.alternatives, settings.take or 1, brief=brief))
     if apart := text.difference_text(plan):
         say(apart)
-    for line in () if brief else text.close_engines(plan, found.alternatives):
-        say(line)
     alone = [(row.engine, row.zero_stage, row.least.predicted if row.least else None, row.why) for row in found.alone]
     if not brief and any(predicted is not None and predicted.peak_memory_bytes > found.limit.usable for _, _, predicted, _ in alone):
         console.print(data_parallel_table(plan, alone, found.limit))

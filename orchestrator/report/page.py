@@ -19,6 +19,7 @@ from orchestrator.report.candidates import Outcome
 from orchestrator.report.kept import Drawn, Point, digest, element
 from orchestrator.report.measured import Row, measured_peak_memory, measured_step_time
 from orchestrator.report.text import (
+    NOISE,
     cause_name,
     choice,
     placement,
@@ -29,7 +30,7 @@ from orchestrator.report.text import (
     stage_layers,
     stage_recompute,
 )
-from orchestrator.report.trace import Bar, bars
+from orchestrator.report.trace import MOST_EVENTS, Bar, bars, folded
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import LEVELS
@@ -53,12 +54,16 @@ KIND_COLOURS: Final = {
     "exchange_next": "#ff9da7", "exchange_previous": "#ff9da7",
 }  # fmt: skip
 KIND_WORDS: Final = {
-    "steady": "passes like those beside them", "reduction": "gradient reduction that nothing hides", "once": "once a step",
+    "send_activation": "activations sent while both sides wait", "receive_activation": "activations sent while both sides wait",
+    "send_gradient": "gradients sent while both sides wait", "receive_gradient": "gradients sent while both sides wait",
+    "exchange_next": "both exchanged", "exchange_previous": "both exchanged", "steady": "folded: passes like those beside them",
+    "reduction": "gradient reduction that nothing hides", "once": "once a step",
 }  # fmt: skip
 CAUSE_COLOURS: Final = {
     "weights": "#4e79a7", "gradients": "#76b7b2", "optimizer": "#b07aa1", "activations": "#59a14f", "transient": "#f28e2b",
     "fragmentation": "#edc948", "buffers": "#9c755f", "context": "#bab0ac",
 }  # fmt: skip
+POINT_COLOURS: Final = {"priced": "#17652b", "slower": "#4e79a7", "lacks memory": "#a3161f"}
 STYLE: Final = """
 :root { color-scheme: light dark; --text: #1a1a1a; --soft: #595959; --line: #c8c8c8; --page: #ffffff; --good: #17652b; --bad: #a3161f; }
 @media (prefers-color-scheme: dark) {
@@ -72,6 +77,14 @@ table { border-collapse: collapse; margin: .5rem 0; font-size: .9rem; } caption 
 th, td { padding: .15rem .7rem .15rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; } .long { max-height: 26rem; overflow: auto; }
+.legend { font-size: .85rem; } .legend span { display: inline-block; margin-right: 1rem; }
+.legend i { display: inline-block; width: .8em; height: .8em; margin-right: .35em; }
+@media (max-width: 40rem) {
+  thead { display: none; } tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); } caption { display: block; }
+  td { display: flex; gap: 1rem; justify-content: space-between; border: 0; padding: 0; overflow-wrap: anywhere; }
+  td::before { content: attr(data-is); color: var(--soft); white-space: nowrap; }
+  table { width: 100%; }
+}
 #why { min-height: 3em; border-left: 4px solid var(--line); padding-left: .8rem; }
 @media print {
   body { max-width: none; font-size: 11px; } .long { max-height: none; overflow: visible; } .picture, table, figure { break-inside: avoid; }
@@ -108,7 +121,8 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]], 
     right = set(numbers)
     mark = [' class="number"' if index in right else "" for index in range(len(heads))]
     head = "".join(f'<th scope="col"{mark[index]}>{escape(name)}</th>' for index, name in enumerate(heads))
-    body = "".join("<tr>" + "".join(f"<td{mark[index]}>{escape(value)}</td>" for index, value in enumerate(row)) + "</tr>" for row in rows)
+    label = [f'{mark[index]} data-is="{escape(name)}"' for index, name in enumerate(heads)]
+    body = "".join("<tr>" + "".join(f"<td{label[index]}>{escape(value)}</td>" for index, value in enumerate(row)) + "</tr>" for row in rows)
     inside = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return f'<div class="wide"><table>{inside}</table></div>'
 
@@ -123,7 +137,6 @@ def report_html(shown: Shown) -> str:
         "ranks": rank_picture(shown.plan),
         "timeline": timeline_picture(step),
         "memory": memory_picture(shown, step),
-        "causes": cause_picture(shown.plan),
     }
     drawn = shown.drawn or drawn_of(shown)
     if drawn.points:
@@ -140,10 +153,10 @@ def report_html(shown: Shown) -> str:
         f"<title>{escape(title)}</title>",
         f"<style>{STYLE}</style>{scripts}{script}</head><body><main>",
         head(shown, title),
-        section("The plan on the cluster", divs["ranks"], rank_words(shown.plan), rank_table(shown)),
-        section("A step, stage by stage", divs["timeline"], TIMELINE_WORDS, timeline_table(shown, step)),
-        section("Memory over the step", divs["memory"], "Of each stage, and of the fullest by cause.", memory_table(shown)),
-        section("Where the step goes", divs["causes"], "Of the busiest stage; it adds up to the step.", cause_table(shown.plan)),
+        section("The plan on the cluster", divs["ranks"], rank_words(shown.plan), rank_table(shown), stage_colours(shown.plan)),
+        section("A step, stage by stage", divs["timeline"], timeline_words(step), timeline_table(shown, step), kind_colours(step)),
+        section("Memory over the step", divs["memory"], MEMORY_WORDS, memory_table(shown), cause_colours(shown.plan)),
+        f"<section><h2>Where the step goes</h2>{cause_table(shown.plan)}</section>",
     ]
     if drawn.points:
         parts.append(candidates_section(drawn, divs["candidates"]) + element(drawn))
@@ -152,14 +165,19 @@ def report_html(shown: Shown) -> str:
     return "\n".join(parts) + "\n"
 
 
-def section(title: str, picture: str, words: str, numbers: str) -> str:
-    """A picture with a table of the same."""
+def section(title: str, picture: str, words: str, numbers: str, legend: Iterable[tuple[str, str]] = ()) -> str:
+    """A picture with a table of the same. `legend`: colours with what they are."""
     label = f"{title}: the table below has the same"
     return (
         f'<section><h2>{escape(title)}</h2><p class="soft">{escape(words)}</p>'
         f'<figure class="picture" role="img" aria-label="{escape(label)}">'
-        f"{picture}</figure>{numbers}</section>"
+        f"{picture}{legend_of(legend)}</figure>{numbers}</section>"
     )
+
+
+def legend_of(entries: Iterable[tuple[str, str]]) -> str:
+    """Colours with their names in as many lines as the page's width needs; a picture's own legend would be cut."""
+    return f'<p class="legend">{"".join(f"<span><i style=background:{colour}></i>{escape(name)}</span>" for colour, name in entries)}</p>'
 
 
 def head(shown: Shown, title: str) -> str:
@@ -223,6 +241,7 @@ def rank_picture(plan: Plan) -> Figure:
                  x_axis_label=f"{rank_name(plan)} of a node", y_axis_label="node", y_range=(rows - 0.4, -0.6))  # fmt: skip
     plot.rect("x", "y", width=0.92, height=0.9, source=source(data), fill_color="colour", fill_alpha="alpha", line_color=None)
     plot.xaxis.ticker = list(range(node)) if node <= 16 else []
+    plot.yaxis[0].ticker.min_interval = 1
     return plot
 
 
@@ -239,26 +258,45 @@ def source(data: Mapping[str, Any]) -> Any:
     return ColumnDataSource(dict(data))
 
 
-TIMELINE_WORDS: Final = (
-    "Forward (blue) and backward (green) passes of each stage; what is empty is the pipeline's bubble; transfers "
-    "for which both sides wait are yellow, orange and pink. The wheel zooms, and trace.json has the same."
-)
+def timeline_words(step: Played) -> str:
+    """What the timeline shows, and what of the step is folded."""
+    pale = " Every other chunk is pale." if any(slot.chunk for slot in step.lanes[0]) else ""
+    fold = folded(step)
+    middle = f" From {format_seconds(fold.begin_s)} to {format_seconds(fold.end_s)} it goes on like that, and is folded." if fold else ""
+    return f"What is empty is the pipeline's bubble.{pale}{middle} The wheel zooms, and trace.json has the whole step."
+
+
+def kind_colours(step: Played) -> list[tuple[str, str]]:
+    """The colours of what is in the timeline, with their names."""
+    kinds = dict.fromkeys([*(bar.kind for bar in bars(step, MOST_BARS)), *(["steady"] if folded(step) else [])])
+    return [*{KIND_COLOURS[kind]: KIND_WORDS.get(kind, kind) for kind in KIND_COLOURS if kind in kinds}.items()]
 
 
 def timeline_picture(step: Played) -> Figure:
-    """A lane a stage, the first above."""
-    stages = len(step.lanes)
-    plot = blank(min(620, 110 + 26 * stages), tools="xpan,xwheel_zoom,xbox_zoom,reset,hover", x_range=(0, step.total_s),
+    """A lane a stage, the first above; the long middle of the step is folded to a tenth of what is shown."""
+    from bokeh.models import FixedTicker
+
+    stages, fold = len(step.lanes), folded(step)
+    at = fold.at if fold else float
+    plot = blank(min(620, 110 + 26 * stages), tools="xpan,xwheel_zoom,xbox_zoom,reset,hover", x_range=(0, at(step.total_s)),
                  y_range=(stages - 0.4, -0.6), x_axis_label="seconds of the step", y_axis_label="stage", active_scroll=None,
                  tooltips=[("", "$name"), ("micro-batch", "@microbatch"), ("chunk", "@chunk"),
-                           ("s", "@left{0.0000} to @right{0.0000}")])  # fmt: skip
+                           ("s", "@begin{0.0000} to @end{0.0000}")])  # fmt: skip
     by_kind: dict[str, list[Bar]] = {}
-    for bar in bars(step, MOST_BARS):
-        by_kind.setdefault(bar.kind, []).append(bar)
+    for bar in bars(step, MOST_EVENTS if fold else MOST_BARS):
+        if fold is None or not (fold.begin_s <= bar.begin_s and bar.end_s <= fold.end_s):
+            by_kind.setdefault(bar.kind, []).append(bar)
+    if fold is not None:
+        by_kind["steady"] = [Bar(stage, "steady", "", fold.begin_s, fold.end_s) for stage in range(stages)]
+        ticks = {0.0: 0.0} | {at(end): end for end in (fold.begin_s, fold.end_s, step.total_s)}
+        plot.xaxis.ticker = FixedTicker(ticks=[*ticks])
+        plot.xaxis.major_label_overrides = {place: f"{end:.3g}" for place, end in ticks.items()}
     for kind, drawn in by_kind.items():
         data = {
-            "left": numbers(bar.begin_s for bar in drawn),
-            "right": numbers(bar.end_s for bar in drawn),
+            "left": numbers(at(bar.begin_s) for bar in drawn),
+            "right": numbers(at(bar.end_s) for bar in drawn),
+            "begin": numbers(bar.begin_s for bar in drawn),
+            "end": numbers(bar.end_s for bar in drawn),
             "y": numbers(bar.stage for bar in drawn),
             "microbatch": numbers(bar.microbatch for bar in drawn),
             "chunk": numbers(bar.chunk for bar in drawn),
@@ -268,6 +306,16 @@ def timeline_picture(step: Played) -> Figure:
                   line_color="white" if len(drawn) <= LINED else None, line_width=0.3, name=KIND_WORDS.get(kind, kind))  # fmt: skip
     plot.yaxis.ticker = list(range(stages)) if stages <= 32 else []
     return plot
+
+
+MEMORY_WORDS: Final = "The fullest stage by cause, the others as lines; dashed: what may be used."
+
+
+def cause_colours(plan: Plan) -> list[tuple[str, str]]:
+    """The colours of the causes that a stage has, with their names."""
+    assert plan.predicted is not None  # shown plans are priced
+    return [(colour, cause_name(cause)) for cause, colour in CAUSE_COLOURS.items()
+            if any(stage.memory_by_cause.get(cause) for stage in plan.predicted.by_stage)]  # fmt: skip
 
 
 def moments(shown: Shown, step: Played, stage: int) -> list[tuple[float, float, dict[str, float]]]:
@@ -299,7 +347,7 @@ def memory_picture(shown: Shown, step: Played) -> Figure:
     for cause in CAUSE_COLOURS:
         top = base + numbers(values.get(cause, 0.0) / GIB for *_, values in rows for _ in (0, 1))
         if (top > base).any():
-            plot.varea(time, base, top, fill_color=CAUSE_COLOURS[cause], fill_alpha=0.75, legend_label=cause_name(cause))
+            plot.varea(time, base, top, fill_color=CAUSE_COLOURS[cause], fill_alpha=0.75, name=cause_name(cause))
         base = top
     plot.line(time, base, line_color="#333333", line_width=1.5, name=f"stage {fullest}, the fullest")
     for stage in range(shown.plan.pp):
@@ -311,22 +359,6 @@ def memory_picture(shown: Shown, step: Played) -> Figure:
                   line_color=STAGE_COLOURS[stage % len(STAGE_COLOURS)], line_width=1, name=f"stage {stage}")  # fmt: skip
     plot.add_layout(Span(location=shown.limit.usable / GIB, dimension="width", line_color="#a3161f", line_dash="dashed"))
     plot.y_range.start = 0
-    if plot.legend:
-        plot.legend.orientation = "horizontal"
-        plot.legend.background_fill_alpha = 0.6
-        plot.add_layout(plot.legend[0], "below")
-    return plot
-
-
-def cause_picture(plan: Plan) -> Figure:
-    """A bar a cause, the longest above."""
-    predicted = plan.predicted
-    assert predicted is not None  # shown plans are priced
-    rows = sorted(((cause_name(name), seconds) for name, seconds in predicted.by_cause.items()), key=lambda row: row[1])
-    names = [name for name, _ in rows]
-    plot = blank(60 + 26 * len(rows), y_range=names, tools="", x_axis_label="seconds", tooltips=[("", "@name"), ("s", "@seconds{0.0000}")])
-    data = {"name": names, "seconds": [seconds for _, seconds in rows]}
-    plot.hbar("name", right="seconds", height=0.7, source=source(data), fill_color="#4e79a7", line_color=None)
     return plot
 
 
@@ -371,24 +403,22 @@ def candidate_picture(points: Sequence[Point], shown: Shown) -> Figure:
     """Time against memory; a click says why it was not taken."""
     from bokeh.models import CustomJS, Span, TapTool
 
-    colours = {"priced": "#17652b", "slower": "#4e79a7", "lacks memory": "#a3161f"}
     plot = blank(420, tools="pan,wheel_zoom,box_zoom,reset,tap", x_axis_label="GiB at the peak (at least, where hollow)", y_axis_type="log",
                  y_axis_label="seconds a step (at least, where hollow)", tooltips=[("", "@name"), ("", "@why")],
                  active_scroll=None)  # fmt: skip
-    for kind, colour in colours.items():
+    for kind, colour in POINT_COLOURS.items():
         rows = [point for point in points if point[3] == kind]
         if not rows:
             continue
         words = {"name": [row[0] for row in rows], "why": [row[4] for row in rows]}
         held = source({"x": numbers(row[2] / GIB for row in rows), "y": numbers(row[1] for row in rows)} | words)
         plot.scatter("x", "y", source=held, size=10 if kind == "priced" else 6, line_color=colour, fill_color=colour,
-                     fill_alpha=0.9 if kind == "priced" else 0.0, legend_label=kind)  # fmt: skip
+                     fill_alpha=0.9 if kind == "priced" else 0.0, name=kind)  # fmt: skip
         code = """const i = held.selected.indices[0];
 if (i !== undefined) document.getElementById("why").textContent = held.data.name[i] + ": " + held.data.why[i];"""
         held.selected.js_on_change("indices", CustomJS(args={"held": held}, code=code))
     plot.add_layout(Span(location=shown.limit.usable / GIB, dimension="height", line_color="#a3161f", line_dash="dashed"))
     plot.select_one(TapTool)
-    plot.legend.background_fill_alpha = 0.6
     return plot
 
 
@@ -408,8 +438,15 @@ def measured_picture(seconds: Sequence[float], plan: Plan) -> Figure:
 
 
 def rank_words(plan: Plan) -> str:
+    shades = " Of two neighbours in tp one is pale." if plan.tp > 1 else ""
     more = f" The first {MOST_RANKS} of {plan.world_size} ranks." if plan.world_size > MOST_RANKS else ""
-    return f"A square is a rank, a colour a pipeline stage. {placement(plan)}.{more}"
+    return f"A square is a rank, a colour a pipeline stage.{shades} {placement(plan)}.{more}"
+
+
+def stage_colours(plan: Plan) -> list[tuple[str, str]]:
+    """Colours of the stages that have them; from the eleventh stage on they come again."""
+    stages = [range(first, plan.pp, len(STAGE_COLOURS)) for first in range(min(plan.pp, len(STAGE_COLOURS)))]
+    return [(STAGE_COLOURS[alike[0]], f"stage {', '.join(map(str, alike))}") for alike in stages]
 
 
 def rank_table(shown: Shown) -> str:
@@ -425,8 +462,7 @@ def timeline_table(shown: Shown, step: Played) -> str:
         busy = sum(slot.end_s - slot.begin_s for slot in lane)
         flight = shown.costs.stage_memory(shown.plan.candidate, index).flight
         waits = step.total_s - busy - step.exposed_s[index] - step.optimizer_s - step.once_s
-        share = f"{100 * waits / step.total_s:.1f}%"
-        bubble = f"{format_seconds(max(0.0, waits))} ({share})"
+        bubble = f"{format_seconds(waits)} ({100 * waits / step.total_s:.1f}%)" if waits > NOISE * step.total_s else "none"
         rows.append((index, format_seconds(busy), bubble, format_seconds(step.exposed_s[index]), flight))
     passes, update = format_seconds(step.optimizer_begin_s), format_seconds(step.optimizer_s)
     words = f"Passes end at {passes}, the optimizer takes {update}, in all {step.total_s:.6g} s"
@@ -452,7 +488,12 @@ def cause_table(plan: Plan) -> str:
     total = predicted.step_time_s
     rows = [(cause_name(name), format_seconds(seconds), f"{100 * seconds / total:.1f}%") for name, seconds in
             sorted(predicted.by_cause.items(), key=lambda item: -item[1])]  # fmt: skip
-    return table("Seconds of the step", ("cause", "time", "share"), [*rows, ("total", format_seconds(total), "100.0%")], (1, 2))
+    return table(
+        "Of the busiest stage; it adds up to the step",
+        ("cause", "time", "share"),
+        [*rows, ("total", format_seconds(total), "100.0%")],
+        (1, 2),
+    )
 
 
 def candidates_section(drawn: Drawn, picture: str) -> str:
@@ -466,7 +507,8 @@ def candidates_section(drawn: Drawn, picture: str) -> str:
     return (
         f'<section><h2>All candidates</h2><p class="soft">{escape(words)}</p>'
         '<figure class="picture" role="img" aria-label="Time against memory">'
-        f'{picture}</figure><p id="why" class="screen" aria-live="polite">A click on a point says why that choice was not taken.</p>'
+        f"{picture}{legend_of((colour, kind) for kind, colour in POINT_COLOURS.items())}</figure>"
+        '<p id="why" class="screen" aria-live="polite">A click on a point says why that choice was not taken.</p>'
         f'<div class="long">{numbers}{rules}</div></section>'
     )
 

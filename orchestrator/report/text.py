@@ -348,8 +348,6 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None, *, brief: bool = F
     lines.add_row(Text("predicted", style="bold"), speed_text(plan, brief=brief))
     if brief:
         lines.add_row(Text("time", style="bold"), _share_words(predicted.by_cause, predicted.step_time_s))
-    elif predicted.interval and (shape := lopsided(*predicted.interval, predicted.step_time_s)):
-        lines.add_row(Text("interval", style="bold"), shape)
     time = _causes("step time", predicted.by_cause, "s", predicted.step_time_s)
     if not predicted.by_stage:
         return lines if brief else Group(lines, time)
@@ -376,21 +374,6 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None, *, brief: bool = F
     side_by_side = Table.grid(padding=(0, 6))
     side_by_side.add_row(time, _causes(f"memory of stage {worst}", stage.memory_by_cause, "bytes", stage.peak_memory_bytes))
     return Group(lines, side_by_side)
-
-
-def lopsided(low: float, high: float, predicted: float) -> str:
-    """Why one side of the interval is over twice as long as the other; empty where it is not.
-
-    >>> lopsided(8, 16, 10)
-    '90% of measured runs like this one took 0.80 to 1.60 times their prediction: far off means slower'
-    >>> lopsided(8, 13, 10)
-    ''
-    """
-    slower, faster = high - predicted, predicted - low
-    if max(slower, faster) <= 2 * min(slower, faster):
-        return ""
-    taken = f"{low / predicted:.2f} to {high / predicted:.2f} times their prediction"
-    return f"90% of measured runs like this one took {taken}: far off means {'slower' if slower > faster else 'faster'}"
 
 
 def difference(best: Prediction, other: Prediction, most: int = CAUSES_IN_A_DIFFERENCE) -> str:
@@ -447,20 +430,6 @@ def difference_text(plan: Plan) -> str:
     if plan.predicted is None or plan.predicted.interval is None or BEYOND["engine"] in plan.predicted.beyond:
         return ""
     return f"Half of the differences predicted between published runs are off by more than {_percent(pairs_of(plan.model).half)}"
-
-
-def close_engines(plan: Plan, others: Sequence[Plan]) -> list[str]:
-    """A line for each other engine whose best plan is inside the prediction's interval: engines' prices rest on different runs."""
-    best = plan.predicted
-    if best is None or best.interval is None:
-        return []
-    seen, found = {plan.engine}, []
-    for other in others:
-        if other.predicted is not None and other.engine not in seen and other.predicted.step_time_s <= best.interval[1]:
-            seen.add(other.engine)
-            step = format_seconds(other.predicted.step_time_s)
-            found.append(f"engine={other.engine} at {step} is inside this prediction's interval: only a run of both tells which is faster")
-    return found
 
 
 def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities], *, brief: bool = False) -> str:

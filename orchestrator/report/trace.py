@@ -15,6 +15,14 @@ MOST_EVENTS: Final = 60_000
 for."""
 
 
+LEAST_FOLDED: Final = 8
+"""Backward passes of a stage below which the whole step is drawn."""
+FOLDED_SHARE: Final = 0.25
+"""Of the step, which a fold takes out at least: a smaller one is not worth its axis."""
+FOLD_WIDTH: Final = 0.12
+"""Width of the fold over that of what is drawn in full: room for the two moments beside it."""
+
+
 class Bar(NamedTuple):
     """A pass on a stage, or several in a row (`kind` "steady")."""
 
@@ -48,6 +56,39 @@ def bars(step: Played, most: int) -> Iterator[Bar]:
         yield Bar(stage, "optimizer", "optimizer", step.optimizer_begin_s, done)
         if step.once_s > 0:
             yield Bar(stage, "once", "once a step: overhead, tied embeddings", done, step.total_s)
+
+
+class Fold(NamedTuple):
+    """The middle of a step, where it repeats itself, drawn `width_s` seconds wide."""
+
+    begin_s: float
+    end_s: float
+    width_s: float
+
+    def at(self, seconds: float) -> float:
+        """Where this moment of the step is drawn, in seconds from the left.
+
+        >>> fold = Fold(2.0, 10.0, 1.0)
+        >>> fold.at(1.0), fold.at(6.0), fold.at(12.0)
+        (1.0, 2.5, 5.0)
+        """
+        inside = min(max(seconds - self.begin_s, 0.0), self.end_s - self.begin_s)
+        return seconds - inside + inside / (self.end_s - self.begin_s) * self.width_s
+
+
+def folded(step: Played) -> Fold | None:
+    """What is left between the first passes with one period, and the last period with the end; None: too little for a fold. A period is a
+    forward and a backward pass of the first stage or, of an interleaved pipeline, those of all its chunks for a micro-batch a stage."""
+    lane = step.lanes[0]
+    backward = [slot.begin_s for slot in lane if slot.action == "backward"]
+    if len(backward) < LEAST_FOLDED:
+        return None
+    chunks = 1 + max(slot.chunk for slot in lane)
+    period = (backward[-1] - backward[0]) / (len(backward) - 1) * (chunks * len(step.lanes) if chunks > 1 else 1)
+    begin, end = backward[0] + period, max(slot.end_s for slot in lane if slot.action == "forward") - period
+    if end - begin < FOLDED_SHARE * step.total_s:
+        return None
+    return Fold(begin, end, (step.total_s - end + begin) * FOLD_WIDTH)
 
 
 def trace_json(plan: Plan, step: Played) -> str:

@@ -14,6 +14,7 @@ from orchestrator.cost.step import Played
 from orchestrator.report import page
 from orchestrator.report.after import After
 from orchestrator.report.kept import Drawn, digest
+from orchestrator.report.trace import folded
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import GIB
 
@@ -112,9 +113,76 @@ def test_what_is_known_by_a_bound_alone_is_hollow_and_small() -> None:
 
 def test_pictures_have_no_ground_of_their_own() -> None:
     """The page is dark where its reader's system is."""
-    plot = page.cause_picture(PLAN)
+    plot = page.timeline_picture(step(4, 3))
     assert plot.background_fill_alpha == plot.border_fill_alpha == 0
     assert 0 < plot.grid[0].grid_line_alpha < 1
-    assert plot.height > page.cause_picture(replace(PLAN, predicted=replace(PLAN.predicted, by_cause={"compute": 12.0}))).height  # type: ignore[type-var]
-    assert plot.renderers[0].glyph.height < 1
     assert page.measured_picture([1.0], SLOWER).height > 100
+
+
+def pipeline(microbatches: int, stages: int = 2) -> Played:
+    """1F1B with passes of 1 s: `stages - stage` forward passes first, then a forward and a backward one in turn."""
+    lanes = []
+    for stage in range(stages):
+        actions = ["forward"] * (stages - stage)
+        actions += ["backward", "forward"] * (microbatches - stages + stage) + ["backward"] * (stages - stage)
+        lanes.append([Slot(action, 0, 0, float(stage + n), stage + n + 1.0) for n, action in enumerate(actions)])
+    end = 2.0 * microbatches + stages - 1
+    return Played(lanes, (0.0,) * stages, end, 1.0, 0.0)
+
+
+def test_the_middle_of_a_long_step_is_folded_between_its_first_passes_and_its_end() -> None:
+    """Of 256 micro-batches stripes were left."""
+    long = pipeline(256)
+    fold = folded(long)
+    assert fold is not None
+    assert (fold.begin_s, fold.end_s) == pytest.approx((4.0, 508.0), abs=0.01), (
+        "two forward passes, a backward one, a period of 2 s; and so to the end"
+    )
+    plot = page.timeline_picture(long)
+    drawn = {one.name: one.data_source.data for one in plot.renderers}
+    steady = drawn[page.KIND_WORDS["steady"]]
+    assert [float(end) for end in steady["end"]] == pytest.approx([fold.end_s, fold.end_s])
+    shown_s = plot.x_range.end
+    assert shown_s == pytest.approx((long.total_s - fold.end_s + fold.begin_s) * 1.12), "the fold takes a tenth of the picture"
+    assert all(
+        0 <= left <= right <= shown_s + 1e-4 for data in drawn.values() for left, right in zip(data["left"], data["right"], strict=True)
+    )
+    assert len(drawn["forward"]["left"]) < 20
+    assert [*plot.xaxis[0].major_label_overrides.values()] == ["0", "4", "508", "514"]
+    assert "From 4 s to 508 s it goes on like that, and is folded" in page.timeline_words(long)
+    assert (page.KIND_COLOURS["steady"], page.KIND_WORDS["steady"]) in page.kind_colours(long)
+    short = pipeline(4)
+    assert folded(short) is None
+    assert "folded" not in page.timeline_words(short)
+    assert page.timeline_picture(short).x_range.end == short.total_s
+
+
+def test_the_axis_of_one_node_counts_nodes_alone() -> None:
+    """Tenths of a node were printed over each other."""
+    assert page.rank_picture(replace(PLAN, world_size=8, dp=1, tp=2)).yaxis[0].ticker.min_interval == 1
+
+
+def test_each_colour_and_shade_is_named_below_its_picture_where_lines_can_break() -> None:
+    assert page.stage_colours(replace(PLAN, pp=12))[:3] == [
+        (page.STAGE_COLOURS[0], "stage 0, 10"), (page.STAGE_COLOURS[1], "stage 1, 11"), (page.STAGE_COLOURS[2], "stage 2"),
+    ]  # fmt: skip
+    assert "Of two neighbours in tp one is pale" in page.rank_words(PLAN)
+    assert "pale" not in page.rank_words(replace(PLAN, tp=1))
+    assert "Every other chunk is pale" in page.timeline_words(step(4, 3, chunks=2))
+    assert [name for _, name in page.cause_colours(PLAN)] == ["weights", "gradients", "optimizer", "activations", "buffers"]
+    text = page.section("t", "", "", "", page.stage_colours(PLAN))
+    assert all(f"<span><i style=background:{colour}></i>{name}</span>" in text for colour, name in page.stage_colours(PLAN))
+    for plot in (page.candidate_picture(POINTS, shown()), page.timeline_picture(step(4, 3))):
+        assert not plot.legend, "a picture's own legend is cut on a narrow page"
+
+
+def test_a_narrow_page_turns_rows_into_lists() -> None:
+    assert "@media (max-width: 40rem)" in page.STYLE
+    assert "td::before { content: attr(data-is)" in page.STYLE
+
+
+def test_days_and_money_stand_first() -> None:
+    first, second, *_ = page.head(replace(shown(), price_per_gpu_hour=2.0), "t").split("<p>")[1:]
+    assert "minutes" in first
+    assert "cost" in first
+    assert "a step" in second

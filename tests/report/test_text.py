@@ -20,7 +20,6 @@ from orchestrator.report.text import (
     WIDTH,
     alternatives_table,
     as_text,
-    close_engines,
     difference,
     placement,
     plan_table,
@@ -137,16 +136,6 @@ def test_a_plan_without_prediction_has_no_price() -> None:
 def test_the_interval_is_shown_once_there_is_one() -> None:
     assert "no interval: no run like" in as_text(price_table(PLAN))
     assert "12 s a step (90%: 11.2 to 13)" in as_text(price_table(replace(PLAN, predicted=replace(PREDICTED, interval=(11.2, 13.0)))))
-
-
-def test_another_engine_inside_the_interval_is_named_once() -> None:
-    assert SLOWER.predicted is not None
-    other = replace(SLOWER, engine="megatron_deepspeed")
-    sure = replace(PLAN, predicted=replace(PREDICTED, interval=(11.0, 12.5)))
-    unsure = replace(PLAN, predicted=replace(PREDICTED, interval=(11.0, SLOWER.predicted.step_time_s)))
-    assert close_engines(PLAN, [other]) == close_engines(sure, [other]) == close_engines(unsure, [SLOWER]) == []
-    (line,) = close_engines(unsure, [SLOWER, other, other])
-    assert line.startswith("engine=megatron_deepspeed at 13.4 s is inside this")
 
 
 def test_the_difference_names_what_it_comes_from() -> None:
