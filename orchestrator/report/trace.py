@@ -18,7 +18,7 @@ for."""
 LEAST_FOLDED: Final = 8
 """Backward passes of a stage below which the whole step is drawn."""
 FOLDED_SHARE: Final = 0.25
-"""Of the step, which a fold takes out at least: a smaller one is not worth its axis."""
+"""The least share of a step that is worth a fold."""
 FOLD_WIDTH: Final = 0.12
 """Width of the fold over that of what is drawn in full: room for the two moments beside it."""
 
