@@ -176,6 +176,50 @@ def parity(plan_json: str, cache: str, with_weights: bool = False, masked: bool 
     return found
 
 
+def live_behind_layers(plan_json: str, cache: str) -> list[int]:
+    """Bytes of all tensors made in a step and alive behind each pair of a layer's forward and another one's backward pass, of Megatron's
+    combined schedule."""
+    from megatron.core.models.common.model_chunk_schedule_plan import TransformerLayerSchedulePlan as LayerPlan
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    made: dict[int, Any] = {}
+
+    class Recorded(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, torch.Tensor):
+                    storage = tensor.untyped_storage()
+                    made[storage._cdata] = StorageWeakRef(storage)
+            return result
+
+    def live() -> int:
+        gc.collect()
+        there = [torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in made.values() if not ref.expired()]
+        return sum(storage.nbytes() for storage in there if storage is not None)
+
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    batches = [loop.to_device(arrays, trainer.device) for arrays in make_batches(trainer, cache).microbatches(0)]
+    found, run = [], LayerPlan.run
+
+    def counted(forward: Any, backward: Any, **given: Any) -> Any:
+        result = run(forward, backward, **given)
+        if forward is not None and backward is not None:
+            found.append(live())
+        return result
+
+    LayerPlan.run = staticmethod(counted)
+    try:
+        with Recorded():
+            trainer.forward_backward(batches)
+    finally:
+        LayerPlan.run = staticmethod(run)
+    return found
+
+
 def groups(plan_json: str) -> dict[str, list[int]]:
     """The ranks of this rank's groups by kind, as the worker has megatron-core make them. They are those that torch makes of the plan."""
     plan = from_json(plan_json)
