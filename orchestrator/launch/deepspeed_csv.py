@@ -1,7 +1,7 @@
 """Steps of a user's DeepSpeed script, from the CSV files of DeepSpeed's own monitor, which entry= turns on in ds_config.json.
 
 Each file has two columns, samples so far and a value (deepspeed/monitor/csv_monitor.py); DeepSpeed 0.19.8 writes the next step's learning
-rate (its scheduler has stepped by then: _take_model_step), with
+rate (its scheduler, where the script gives one, has stepped by then: _take_model_step), so that the first step's is unknown; with
 wall_clock_breakdown the milliseconds of forward, backward and optimizer step (runtime/engine.py, _write_monitor), and no loss except in its
 PipelineEngine. A process that starts again appends another header.
 """
@@ -37,9 +37,9 @@ def column(path: Path) -> dict[int, float]:
 class Monitored:
     """Follows the files of a run folder."""
 
-    def __init__(self, out: Path, tokens_per_sequence: int, global_batch_size: int, first_rate: float | None) -> None:
+    def __init__(self, out: Path, tokens_per_sequence: int, global_batch_size: int) -> None:
         self.folder = out / FOLDER
-        self.tokens, self.batch, self.first_rate = tokens_per_sequence, global_batch_size, first_rate
+        self.tokens, self.batch = tokens_per_sequence, global_batch_size
         self.size = 0
         self.timed = True
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -56,9 +56,8 @@ class Monitored:
         rates, losses = column(path), column(self.folder / "Train_Samples_train_loss.csv")
         times = [column(self.folder / f"Train_Samples_{name}.csv") for name in TIMES]
         done = times[-1] if self.timed else rates
-        printed: dict[int, float | None] = {0: self.first_rate, **rates}
         return [
-            self._row(samples, printed.get(samples - self.batch), losses.get(samples), [time.get(samples) for time in times])
+            self._row(samples, rates.get(samples - self.batch), losses.get(samples), [time.get(samples) for time in times])
             for samples in done
         ]
 

@@ -22,7 +22,7 @@ class Planned(Value, frozen=True, kw_only=True):
     tokens_per_sequence: int = 0
     global_batch_size: int = 0
     first_rate: float | None = None
-    """The learning rate of the first step: a warm-up begins at 0."""
+    """The learning rate of Megatron's first step: its warm-up begins at 0."""
     eval_every: int = 0
 
     @classmethod
@@ -59,7 +59,7 @@ class Follower:
         self.last_step = 0
         plan = Planned.read(out)
         self.printed = megatron_log.Printed(out, plan.tokens_per_sequence, plan.first_rate, plan.eval_every)
-        self.monitored = deepspeed_csv.Monitored(out, plan.tokens_per_sequence, plan.global_batch_size, plan.first_rate)
+        self.monitored = deepspeed_csv.Monitored(out, plan.tokens_per_sequence, plan.global_batch_size)
 
     def poll(self, *, ended: bool = False) -> None:
         """Read what is new; once the run has `ended`, with the step whose evaluation never came. Another process may follow too (the job at

@@ -63,7 +63,7 @@ def test_a_users_deepspeed_script_trains_under_the_planned_config_and_is_measure
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert all(row["step_time_s"] > 0 and row["tokens_per_s"] == pytest.approx(16 * 128 / row["step_time_s"]) for row in rows)
-    assert {row["lr"] for row in rows} == {1e-3}, "the schedule is the script's own to give, and this one gives none"
+    assert [row["lr"] for row in rows] == [None, *[1e-3] * 4], "the schedule is the script's own to give, and this one gives none"
     assert json.loads((out / "status.json").read_text())["measured_step_time_s"] > 0
     assert "measured / predicted" in done.stdout
     for rank in range(2):
@@ -127,14 +127,14 @@ def test_a_step_of_deepspeed_is_told_once_when_its_last_time_is_written(tmp_path
     follower.poll()
     follower.poll()
     program_metrics.Follower(tmp_path).poll()  # of the job's end, beside the one of who waits
-    first = {"step": 1, "loss": None, "grad_norm": None, "lr": 0.0, "step_time_s": 0.4, "tokens_per_s": 2000.0, "peak_memory_bytes": None}
+    first = {"step": 1, "loss": None, "grad_norm": None, "lr": None, "step_time_s": 0.4, "tokens_per_s": 2000.0, "peak_memory_bytes": None}
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [first]
     program_metrics.Follower(tmp_path).poll()
     monitored(tmp_path, "elapsed_time_ms_step", "16,50.0", "step,elapsed_time_ms_step")
     follower.poll()
     rows = rows_of(tmp_path)
     assert [row["step_time_s"] for row in rows] == [0.4, 0.75]
-    assert [row["lr"] for row in rows] == [0.0, 0.1], "DeepSpeed writes the next step's"
+    assert [row["lr"] for row in rows] == [None, 0.1], "DeepSpeed writes the next step's"
 
 
 def test_the_log_of_a_resumed_run_counts_each_step_once(tmp_path: Path) -> None:
