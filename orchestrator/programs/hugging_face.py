@@ -23,7 +23,7 @@ from transformers.integrations.deepspeed import deepspeed_config  # noqa: E402
 
 from orchestrator.plan import Plan  # noqa: E402
 from orchestrator.programs.hugging_face_callback import RunCallback  # noqa: E402
-from orchestrator.workers import data, hf_checkpoint, hugging_face, lora  # noqa: E402
+from orchestrator.workers import hf_checkpoint, hugging_face, lora  # noqa: E402
 from orchestrator.workers.deepspeed import summed_over_sequence, tag_sliced_parameters, whole_shapes  # noqa: E402
 from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E402
 
@@ -31,8 +31,8 @@ from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E40
 class Samples(Dataset[dict[str, torch.Tensor]]):
     """The plan's samples, by their number in the run, in the words of transformers' models."""
 
-    def __init__(self, plan: Plan, parts: Any, specials: data.Specials, count: int) -> None:
-        self.batches, self.count, self.shifted = data.Batches(plan, parts, specials, 0), count, plan.model.stack == "decoder"
+    def __init__(self, plan: Plan, batches: Any, count: int) -> None:
+        self.batches, self.count, self.shifted = batches, count, plan.model.stack == "decoder"
 
     def __len__(self) -> int:
         return self.count
@@ -59,9 +59,10 @@ class PlannedTrainer(Trainer):
         super().__init__(**more)
         if not self.is_deepspeed_enabled:  # accelerate/state.py, PartialState: nothing else tells
             raise RuntimeError("accelerate leaves DeepSpeed out: is ACCELERATE_USE_CPU set?")
-        # Every micro-batch has as many labels as the others. A model that takes **kwargs is taken for one that divides its loss by those of
-        # the global batch (trainer.py, __init__); BERT does not, and its gradients would be too large by ranks and micro-batches.
-        self.model_accepts_loss_kwargs = False
+        # A model that takes **kwargs is taken for one that divides its loss by all labels of the global batch (trainer.py, __init__). BERT
+        # does not, and its gradients would be too large by ranks and micro-batches: where each of these has as many labels as the others,
+        # as all have but chats, their own means do.
+        self.model_accepts_loss_kwargs = self.plan.training.task == "sft"
         self.balance: Any = 0.0
         """The loss of balance of the micro-batch before, times what it counts."""
 

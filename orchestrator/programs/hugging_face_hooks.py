@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import checkpoint, data, distributed, groups, loop, saving, unpickling
+from orchestrator.workers import checkpoint, data, distributed, groups, loop, saving, sft, unpickling
 from orchestrator.workers.deepspeed_trainer import import_deepspeed, plain_records, set_log_level
 from orchestrator.workers.watchdog import Watchdog
 
@@ -104,13 +104,21 @@ class Run:
 
     def samples(self, kind: Any) -> tuple[Any, Any]:
         """Data sets of this kind to train on, and to evaluate on or None."""
-        plan = self.plan
-        corpus = data.open_corpus(plan, OUT / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
-        training = kind(plan, corpus.train, corpus.specials, plan.training.steps * plan.global_batch_size)
-        if not corpus.valid or not plan.run.eval_every:
+        plan, first = self.plan, distributed.local_rank_is_first()
+        train: Any
+        valid: Any
+        if plan.training.task == "sft":
+            train, valid = sft.open_batches(plan, OUT / "data", 0, build=first, wait=dist.barrier)
+            if dist.get_rank() == 0:
+                print(train.said(), flush=True)
+        else:
+            corpus = data.open_corpus(plan, OUT / "data", build=first, wait=dist.barrier)
+            train, valid = (data.Batches(plan, part, corpus.specials, 0) if part else None for part in (corpus.train, corpus.valid))
+        training = kind(plan, train, plan.training.steps * plan.global_batch_size)
+        if valid is None or not plan.run.eval_every:
             return training, None
-        most = max(1, data.Batches(plan, corpus.valid, corpus.specials, 0).num_samples // plan.global_batch_size)
-        return training, kind(plan, corpus.valid, corpus.specials, min(plan.run.eval_steps, most) * plan.global_batch_size)
+        most = max(1, valid.num_samples // plan.global_batch_size)
+        return training, kind(plan, valid, min(plan.run.eval_steps, most) * plan.global_batch_size)
 
     def train(self, trainer: Trainer) -> None:
         """Trains from the first step or the checkpoint's, and exports. Raises NonFiniteLossError, CheckpointError."""

@@ -209,9 +209,13 @@ class SupervisedBatches:
         found = []
         for m in range(plan.num_microbatches):
             mine = first + m * wide + self.dp_rank * plan.micro_batch_size
-            rows = [self.sequence(self._place(mine + i)) for i in range(plan.micro_batch_size)]
+            rows = [self.sample(mine + i) for i in range(plan.micro_batch_size)]
             found.append({name: np.stack([row[name] for row in rows]) for name in rows[0]} | {"loss_scale": scale})
         return found
+
+    def sample(self, ordinal: int) -> dict[str, np.ndarray]:
+        """Arrays [seq_length] of the run's sequence number `ordinal`, counted over all steps and data-parallel ranks."""
+        return self.sequence(self._place(ordinal))
 
     def _place(self, ordinal: int) -> int:
         """Which sequence is the run's number `ordinal`."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import own_ranks
 import pytest
+from chats import write_chats, write_tokenizer
 from msgspec.structs import replace
 from worker_plans import BERT, GPT, LLAMA, MIXTRAL, QWEN3, T5, make_plan
 
@@ -119,6 +120,17 @@ def test_a_checkpoint_of_another_layout_is_refused_before_a_start() -> None:
     assert said is not None
     assert "was written with dp=2 (now 4), zero_stage=1 (now 2)" in said
     assert said.endswith("gpus=2 pin.zero_stage=1")
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_it_trains_chats_as_our_worker_does(packing: bool, workshop: Workshop) -> None:
+    """Their samples have different numbers of answer tokens: a step's loss is the mean over all of its global batch."""
+    folder = workshop.folder / "chats"
+    folder.mkdir(exist_ok=True)
+    run = {"data": write_chats(folder / "chats.jsonl"), "tokenizer": write_tokenizer(folder)}
+    more: dict[str, Any] = {"task": "sft", "packing": packing, "seq_length": 192, "lora": Lora(rank=4) if packing else None}
+    plan = plan_of(replace(LLAMA, max_position_embeddings=192), zero_stage=2, run=run, **more)
+    assert_same(workshop.trained(plan, f"own chats {packing}"), workshop.trained(plan, f"worker chats {packing}", own=False))
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -19,7 +19,9 @@ PROGRAM: Final = "orchestrator.programs.hugging_face"
 def why_not(plan: Plan) -> str | None:
     """Why the Trainer can't train this plan, with what its run asks for; None: it can."""
     lacking = {
-        "chats (task=sft)": plan.training.task == "sft",
+        "chats (task=sft) under Ulysses, or with a loss that balances experts": (
+            plan.training.task == "sft" and (plan.cp > 1 or any(part.aux_loss_coeff for part in plan.model.experts))
+        ),
         "LoRA under AutoTP": plan.training.lora is not None and plan.tp > 1,
         "models described by their own code": plan.model.traced is not None,
         "checkpoints written beside the training (train.async_save)": plan.run.async_save,
