@@ -13,6 +13,8 @@ from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
 from orchestrator.audit.reading import Reading, Setup, Source, differing, kinds
 from orchestrator.errors import InputError
+from orchestrator.words import deepspeed as ds_words
+from orchestrator.words import trainer as words
 
 MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 KINDS: Final = kinds("trainer", "trainer_older", "around_trainer")
@@ -27,8 +29,6 @@ SCHEDULES: Final = {
     "constant_with_warmup": "constant",
 }
 """Our shapes of transformers' schedules (transformers/optimization.py); one that is not listed is priced as a cosine."""
-LEARNING_RATE: Final = 5e-5
-"""The learning rate that TrainingArguments have by default."""
 
 
 def is_trainer(content: Mapping[str, Any]) -> bool:
@@ -57,17 +57,10 @@ def _reading(content: Content, name: str) -> tuple[Reading, str]:
     assumed: list[str] = []
     named, where, stage = None, "", 0
     ds: Content = {}
-    by_path: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": given.number(MICRO) or 8,
-        "gradient_accumulation_steps": given.number(STEPS) or 1,
-        "gradient_clipping": given.number("max_grad_norm", float) if "max_grad_norm" in flat else 1.0,
-        "bf16.enabled": given.truth("bf16"),
-        "fp16.enabled": given.truth("fp16"),
-        "optimizer.params.lr": given.number("learning_rate", float),
-        "optimizer.params.eps": given.number("adam_epsilon", float) or 1e-8,
-        "optimizer.params.weight_decay": given.number("weight_decay", float) or 0.0,
-        "optimizer.params.betas": [given.number("adam_beta1", float) or 0.9, given.number("adam_beta2", float) or 0.999],
-    }
+    said = given.read(*words.PLAN)
+    said["training.betas"] = [given.read(term)["training.betas"] for term in words.OPTIMIZER if term.ours == "training.betas"]
+    said.setdefault("training.precision", "fp32")
+    by_path = {term.theirs: term.to(said[term.ours]) for term in ds_words.PLAN if term.ours in said}
     if MICRO not in flat:
         assumed.append(f"{MICRO}=8: TrainingArguments' own")
     sharded = given.get("fsdp")
@@ -79,45 +72,43 @@ def _reading(content: Content, name: str) -> tuple[Reading, str]:
         assumed += more
         kind = "arguments of Hugging Face's Trainer, with DeepSpeed"
     elif sharded:
-        words = [str(word) for word in (sharded if isinstance(sharded, list) else str(sharded).split())]
-        strategy = next((word for word in words if word.lower() in SHARDED), "full_shard")
+        parts = [str(word) for word in (sharded if isinstance(sharded, list) else str(sharded).split())]
+        strategy = next((word for word in parts if word.lower() in SHARDED), "full_shard")
         stage, where = SHARDED[strategy.lower()], "fsdp"
-        ds = {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu" if "offload" in words else "none"}}}
+        ds = {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu" if "offload" in parts else "none"}}}
         assumed.append(f"FSDP's {strategy} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks")
         kind = "arguments of Hugging Face's Trainer, with FSDP"
     else:
         ds = {"zero_optimization": {"stage": 0}}
         assumed.append("no deepspeed and no fsdp: priced as data parallelism alone, unless accelerate's own file says more")
         kind = "arguments of Hugging Face's Trainer"
-    by_path = {path: value for path, value in by_path.items() if value is not None}
     reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
     checkpoints = given.truth("gradient_checkpointing")
-    keys = {**reading.keys, **_keys(given)}
+    keys = {**reading.keys, **_keys(given, said)}
     setup = replace(reading.setup, recompute="full" if checkpoints else "none")
     about = [line for line in reading.assumed if not line.startswith("recompute=")]
     reading = replace(reading, keys=keys, setup=setup, assumed=tuple(about))
     return sorted_out(given, KINDS, reading), where
 
 
-def _keys(given: Given) -> dict[str, Any]:
+def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
     """The keys train.* and lora.* of a recipe, and the model where it is here. Raises InputError."""
     keys: dict[str, Any] = {}
     lengths = [name for name in LENGTHS if given.values.get(name) is not None]
     if lengths:
         keys["train.seq_length"] = given.number(lengths[0])
         given.assumed.append(f"every sequence has {lengths[0]} = {keys['train.seq_length']} tokens")
-    steps = given.number("max_steps")
-    if steps is not None and steps > 0:
+    if steps := said.get("training.steps"):
         keys["train.steps"] = steps
         ratio = given.number("warmup_ratio", float) or 0.0
         keys["train.warmup"] = min(steps, int(given.number("warmup_steps", float) or 0) or round(ratio * steps))
     keys["train.schedule"] = SCHEDULES.get(str(given.get("lr_scheduler_type", "linear")), "cosine")
     least = given.number("lr_scheduler_kwargs.min_lr_rate", float)
     if least is not None:
-        keys["train.min_lr"] = least * (given.number("learning_rate", float) or LEARNING_RATE)
+        keys["train.min_lr"] = least * said["training.lr"]
     given.take("warmup_ratio", "warmup_steps", "num_train_epochs")
-    if given.values.get("seed") is not None:
-        keys["seed"] = given.number("seed")
+    if "training.seed" in said:
+        keys["seed"] = said["training.seed"]
     folder = given.get("model_name_or_path")
     if folder is not None and (Path(str(folder)) / "config.json").is_file():
         keys["model.hf_config"] = str(Path(str(folder)) / "config.json")

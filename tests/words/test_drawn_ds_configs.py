@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.audit import deepspeed, formats
 from orchestrator.engines import ENGINES, passthrough
+from orchestrator.engines.deepspeed.trainer_files import ACCELERATE, DS_CONFIG, TRAINER
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.strategy.legality import broken_rule
@@ -78,6 +79,32 @@ def test_what_a_drawn_plan_says_may_be_said_again_and_nothing_else(number: int) 
             passthrough._agree(path, value, (field, there))
             with pytest.raises(InputError, match="contradicts the plan's "):
                 passthrough._agree(path, "another", (field, there))
+
+
+@pytest.mark.parametrize("number", [50, pytest.param(1000, marks=pytest.mark.full)])
+def test_a_drawn_plan_is_read_back_from_the_trainers_and_accelerates_files(number: int, tmp_path: Path) -> None:
+    """With the ds_config that they name, which stands beside them."""
+    found = 0
+    for plan in drawn(number, seed=number + 2):
+        files = {file.path: file.content for file in ENGINES[plan.engine].translate(plan).files}
+        if TRAINER not in files:
+            continue
+        found += 1
+        for path in (TRAINER, DS_CONFIG):
+            (tmp_path / path).write_text(files[path])
+        reading = formats.read(files[TRAINER], str(tmp_path / TRAINER)).reading
+        assert reading.unknown == ()
+        names = [name for name in CHOSEN if plan.tp == 1 or name != "tp"]
+        assert {name: getattr(reading.setup, name) for name in names} == {name: getattr(plan, name) for name in names}
+        assert reading.setup.recompute == plan.strategy.recompute
+        training = plan.training
+        for name in ("precision", "lr", "betas", "eps", "weight_decay", "clip", "steps", "warmup"):
+            assert reading.keys[f"train.{name}"] == plain(getattr(training, name)), (name, files[TRAINER])
+        assert reading.keys["seed"] == training.seed
+        launched = formats.read(files[ACCELERATE], str(tmp_path / ACCELERATE)).reading
+        assert (launched.unknown, launched.keys["gpus"]) == ((), plan.world_size)
+        assert (launched.setup.zero_stage, launched.setup.offload_optimizer) == (plan.zero_stage, plan.offload_optimizer)
+    assert found > number // 5
 
 
 def test_a_change_is_what_the_second_setup_says() -> None:

@@ -12,6 +12,8 @@ from orchestrator.engines.passthrough import with_ds
 from orchestrator.job import File
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import CHOICES, DEEPSPEED_OPTIONS
+from orchestrator.words import trainer as words
+from orchestrator.words.terms import say
 
 DS_CONFIG: Final = "ds_config.auto.json"
 TRAINER: Final = "trainer.yaml"
@@ -85,22 +87,12 @@ def trainer_arguments(plan: Plan, *, checkpointing: bool) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "output_dir": "trainer",
         "deepspeed": DS_CONFIG,
-        "max_steps": training.steps,
-        "per_device_train_batch_size": plan.micro_batch_size,
-        "gradient_accumulation_steps": plan.num_microbatches,
+        **say(words.SIZES, plan),
         "optim": "sgd" if training.optimizer == "sgd" else "adamw_torch" if plan.cluster.is_cpu else "adamw_torch_fused",
-        "learning_rate": training.lr,
+        **say(words.RATE, plan),
         "lr_scheduler_type": named[0],
         "lr_scheduler_kwargs": named[1],
-        "warmup_steps": training.warmup,
-        "weight_decay": training.weight_decay,
-        "adam_beta1": training.betas[0],
-        "adam_beta2": training.betas[1],
-        "adam_epsilon": training.eps,
-        "max_grad_norm": training.clip,
-        "bf16": training.precision == "bf16",
-        "fp16": training.precision == "fp16",
-        "seed": training.seed,
+        **say(words.OPTIMIZER, plan),
         "gradient_checkpointing": checkpointing,
         "logging_steps": 1,
         "save_strategy": "steps" if run.save_every else "no",
