@@ -22,13 +22,6 @@ KINDS: Final = kinds("trainer", "trainer_older", "around_trainer")
 (TRL, alignment-handbook, LLaMA-Factory, transformers' examples), with what each does."""
 LENGTHS: Final = ("max_seq_length", "max_length", "cutoff_len", "block_size", "model_max_length")
 TRAINED: Final = ("lora_r", "lora_rank")
-SCHEDULES: Final = {
-    "cosine_with_min_lr": "cosine",
-    "linear": "linear",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-}
-"""Our shapes of transformers' schedules (transformers/optimization.py); one that is not listed is priced as a cosine."""
 
 
 def is_trainer(content: Mapping[str, Any]) -> bool:
@@ -102,7 +95,11 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
         keys["train.steps"] = steps
         ratio = given.number("warmup_ratio", float) or 0.0
         keys["train.warmup"] = min(steps, int(given.number("warmup_steps", float) or 0) or round(ratio * steps))
-    keys["train.schedule"] = SCHEDULES.get(str(given.get("lr_scheduler_type", "linear")), "cosine")
+    keys["train.schedule"] = words.SCHEDULES.get(str(given.get("lr_scheduler_type", "linear")), "cosine")  # of the others the nearest
+    if keys["train.schedule"] == "wsd":
+        shape, length = given.get("lr_scheduler_kwargs.decay_type", "linear"), given.number("lr_scheduler_kwargs.num_decay_steps")
+        keys["train.decay"] = next((ours for ours, theirs in words.DECAYS.items() if theirs == shape), "linear")
+        keys |= {"train.decay_steps": length} if length else {}
     least = given.number("lr_scheduler_kwargs.min_lr_rate", float)
     if least is not None:
         keys["train.min_lr"] = least * said["training.lr"]

@@ -24,4 +24,11 @@ OPTIMIZER: Final[Table] = (
     Term("seed", "training.seed", back=int),
 )
 """Settings of a training. A warm-up may be a share too, which is the reader's to judge, and two settings make one pair of betas."""
+SCHEDULES: Final = {
+    "cosine_with_min_lr": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant",
+    "inverse_sqrt": "inverse_square_root", "warmup_stable_decay": "wsd",
+}  # fmt: skip
+"""Schedules of plans by lr_scheduler_type (transformers/optimization.py)."""
+DECAYS: Final = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "1-sqrt"}
+"""The Trainer's names of how a rate falls after it was stable (transformers/optimization.py, get_wsd_schedule)."""
 PLAN: Final[Table] = (*SIZES, *RATE, *OPTIMIZER)

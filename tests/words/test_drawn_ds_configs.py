@@ -36,7 +36,8 @@ def drawn(number: int, seed: int) -> list[Plan]:
         gpu = one(["H100-SXM-80GB", "A100-SXM-80GB", "V100-SXM2-32GB", "cpu"])
         training = training_for(
             model, precision="fp32" if gpu == "cpu" else one(["bf16", "bf16", "fp16", "fp32"]), optimizer=one(["adamw", "adamw", "sgd"]),
-            lr=one([1e-3, 3e-4]), min_lr=one([0.0, 1e-5]), schedule=one(["cosine", "linear", "constant"]), warmup=one([0, 1, 5]),
+            lr=one([1e-3, 3e-4]), min_lr=one([0.0, 1e-5]), schedule=one(["cosine", "linear", "constant", "wsd", "inverse_square_root"]),
+            decay=one(["linear", "minus_sqrt"]), decay_steps=one([None, 3]), warmup=one([0, 1, 5]),
             steps=one([10, 50]), clip=one([0.0, 1.0]), weight_decay=one([0.0, 0.1]), betas=one([(0.9, 0.95), (0.8, 0.9)]),
             eps=one([1e-8, 1e-5]), grad_reduce_dtype=one(["fp32", "bf16"]), grad_accum_dtype=one(["fp32", "bf16"]),
         )  # fmt: skip
@@ -101,6 +102,12 @@ def test_a_drawn_plan_is_read_back_from_the_trainers_and_accelerates_files(numbe
         for name in ("precision", "lr", "betas", "eps", "weight_decay", "clip", "steps", "warmup"):
             assert reading.keys[f"train.{name}"] == plain(getattr(training, name)), (name, files[TRAINER])
         assert reading.keys["seed"] == training.seed
+        ends = training.schedule == "linear" and training.min_lr == training.lr
+        assert reading.keys["train.schedule"] == ("constant" if ends else training.schedule)
+        if training.schedule == "wsd":
+            assert (reading.keys["train.decay"], reading.keys["train.decay_steps"]) == (training.decay, training.decay_length)
+        if training.schedule == "cosine":
+            assert reading.keys["train.min_lr"] == pytest.approx(training.min_lr)
         launched = formats.read(files[ACCELERATE], str(tmp_path / ACCELERATE)).reading
         assert (launched.unknown, launched.keys["gpus"]) == ((), plan.world_size)
         assert (launched.setup.zero_stage, launched.setup.offload_optimizer) == (plan.zero_stage, plan.offload_optimizer)

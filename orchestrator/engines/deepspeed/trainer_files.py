@@ -54,15 +54,11 @@ def schedule(plan: Plan) -> tuple[str, dict[str, float | str]] | None:
         return "cosine_with_min_lr", {"min_lr_rate": training.min_lr / training.lr}
     if training.schedule == "constant" or training.min_lr == training.lr:
         return ("constant_with_warmup" if training.warmup else "constant"), {}
-    if training.min_lr or (training.schedule == "wsd" and training.decay not in DECAYS):
+    if training.min_lr or (training.schedule == "wsd" and training.decay not in words.DECAYS):
         return None
     if training.schedule == "wsd":
-        return "warmup_stable_decay", {"num_decay_steps": training.decay_length, "decay_type": DECAYS[training.decay]}
+        return "warmup_stable_decay", {"num_decay_steps": training.decay_length, "decay_type": words.DECAYS[training.decay]}
     return ("inverse_sqrt" if training.schedule == "inverse_square_root" else "linear"), {}
-
-
-DECAYS: Final = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "1-sqrt"}
-"""transformers' names of how a rate falls after it was stable (transformers/optimization.py, get_wsd_schedule)."""
 
 
 def why_not(plan: Plan) -> str | None:
