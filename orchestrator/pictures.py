@@ -71,6 +71,7 @@ def report_files(
             rows=rows,
             after=after,
             price_per_gpu_hour=settings.price_per_gpu_hour,
+            chance=None if plan.cluster.is_cpu else Planner(settings).chance_of_not_fitting(plan),
         )
     )
     return [File(path=PAGE, content=page), File(path=TRACE, content=trace_json(plan, costs.played(plan.candidate, plan.stages)))]

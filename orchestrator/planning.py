@@ -57,6 +57,8 @@ class Elsewhere(Value, frozen=True, kw_only=True):
     plan: Plan | None = None
     why: str = ""
     refused: str | None = None
+    chance: float | None = None
+    """The chance that the plan runs out of memory there, 0 to 1; None: there is no plan, or no GPU."""
 
 
 class Found(Value, frozen=True, kw_only=True):
@@ -361,7 +363,10 @@ class Planner:
         )
         if found is None:
             return Elsewhere(gpus=cluster.num_gpus, why=why)
-        return Elsewhere(gpus=cluster.num_gpus, plan=found.plan, why=why, refused=ENGINES[plan.engine].why_no_resume(plan, found.plan))
+        there = Planner(msgspec.structs.replace(others, cluster=recipe.resized(cluster, found.plan.world_size)))
+        chance = None if cluster.is_cpu else there.chance_of_not_fitting(found.plan)
+        refused = ENGINES[plan.engine].why_no_resume(plan, found.plan)
+        return Elsewhere(gpus=cluster.num_gpus, plan=found.plan, why=why, refused=refused, chance=chance)
 
     def for_program(self, best: Found) -> Plan | None:
         """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none, or there

@@ -136,7 +136,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         say(f"failures: {failures_text(plan, nbytes, stated)}")
     if found.elsewhere is not None:
         other = found.elsewhere
-        say(elsewhere_text(plan, other.gpus, other.plan, other.why, other.refused))
+        say(elsewhere_text(plan, other.gpus, other.plan, other.why, other.refused, other.chance))
     if not found.complete:
         say(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     if found.uneven is not None:

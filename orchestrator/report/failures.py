@@ -7,7 +7,7 @@ from orchestrator.plan import Plan
 from orchestrator.report.budget import budget, format_time
 from orchestrator.report.text import choice, difference
 from orchestrator.strategy.capabilities import StateBytes
-from orchestrator.units import format_bytes, format_seconds
+from orchestrator.units import format_amount, format_bytes, format_seconds
 from orchestrator.values import Value
 
 HOUR_S = 3600.0
@@ -68,7 +68,7 @@ def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:
     return "; ".join(parts)
 
 
-def elsewhere_text(plan: Plan, gpus: int, other: Plan | None, why: str, refused: str | None) -> str:
+def elsewhere_text(plan: Plan, gpus: int, other: Plan | None, why: str, refused: str | None, chance: float | None = None) -> str:
     """What the same training would be on so many GPUs, by its best plan there."""
     if other is None:
         return f"With gpus={gpus} there is no plan: {why}"
@@ -80,4 +80,5 @@ def elsewhere_text(plan: Plan, gpus: int, other: Plan | None, why: str, refused:
     took, takes = (budget(one).said("seconds", format_time) for one in (plan, other))
     route = "checkpoints of this plan go there whole" if refused is None else f"no checkpoint of this plan goes there: it {refused}"
     costs = f"{seconds} a step, {difference(plan.predicted, other.predicted)} ({alone:+.1f}% by the number of GPUs alone)"
+    costs += "" if chance is None else f", {format_amount(100 * chance, 2)}% chance of running out of memory"
     return f"With gpus={gpus}{idle}: {other.engine} {choice(other)}, {costs}; the training takes {takes}, here {took}; {route}"

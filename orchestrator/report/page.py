@@ -10,6 +10,7 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.cost.memory_policy import LIKELY
 from orchestrator.cost.price import CostModel, Played
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
@@ -34,7 +35,7 @@ from orchestrator.report.trace import MOST_EVENTS, Bar, bars, folded
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import LEVELS
-from orchestrator.units import GIB, format_bytes, format_seconds
+from orchestrator.units import GIB, format_amount, format_bytes, format_seconds
 from orchestrator.values import Value
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class Shown(Value, frozen=True, kw_only=True):
     after: After | None = None
     """Where the run's steps went; None: nothing was measured."""
     price_per_gpu_hour: float | None = None
+    chance: float | None = None
+    """The chance that the plan runs out of memory, 0 to 1; None: it is not known."""
 
 
 def escape(text: object) -> str:
@@ -187,8 +190,11 @@ def head(shown: Shown, title: str) -> str:
     fits = predicted.peak_memory_bytes <= usable
     room = f"{100 * (1 - predicted.peak_memory_bytes / usable):.1f}% of it free" if fits else (
         f"lacks {format_bytes(predicted.peak_memory_bytes - usable)}")  # fmt: skip
-    verdict = '<strong class="good">fits</strong>' if fits else '<strong class="bad">does not fit</strong>'
+    verdict = '<strong class="bad">does not fit</strong>'
+    if fits or (shown.chance or 1.0) < LIKELY:
+        verdict = '<strong class="good">fits</strong>' if fits else '<strong class="bad">may not fit</strong>'
     need = f"{format_bytes(predicted.peak_memory_bytes)} of {format_bytes(usable)} usable"
+    room += "" if shown.chance is None else f", {format_amount(100 * shown.chance, 2)}% chance of running out"
     return (
         f"<h1>{escape(title)}</h1><p><strong>{escape(budget_text(budget(plan, shown.price_per_gpu_hour), rank_name(plan)))}</strong></p>"
         f"<p>{escape(speed_text(plan))}; {verdict}: {need}, {room}</p>"

@@ -67,6 +67,7 @@ def test_what_losing_a_node_costs_is_the_best_plan_without_it() -> None:
     assert other.plan is not None
     assert other.plan.predicted == lost.predicted
     assert other.refused is None
+    assert other.chance == pytest.approx(lost.chance_of_not_fitting)
     line = next(line for line in str(answer).splitlines() if line.startswith("With gpus=16: megatron"))
     assert "(+100.0% by the number of GPUs alone)" in line
     assert "checkpoints of this plan go there whole" in line

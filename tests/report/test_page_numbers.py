@@ -85,6 +85,11 @@ def test_the_head_says_how_much_is_free_or_lacking() -> None:
     )
     lacking = page.head(shown(limit=MemoryLimit(limit=66 * GIB, reserve=2 * GIB)), "t")
     assert ">does not fit</strong>: 70.0 GiB of 64.0 GiB usable, lacks 6.0 GiB" in lacking
+    crowded = MemoryLimit(limit=66 * GIB, reserve=2 * GIB)
+    assert ">may not fit</strong>: 70.0 GiB of 64.0 GiB usable, lacks 6.0 GiB, 23% chance of running out" in page.head(
+        shown(limit=crowded, chance=0.234), "t"
+    )
+    assert ">does not fit</strong>" in page.head(shown(limit=crowded, chance=0.7), "t")
     assert "no interval: no run like this was measured" in text
     assert "a step (90%: 11 to 13)" in page.head(shown(replace(PLAN, predicted=replace(PREDICTED, interval=(11.0, 13.0)))), "t").replace(
         "</strong>", ""

@@ -213,6 +213,7 @@ def test_another_number_of_gpus_is_compared_by_all_that_the_training_takes() -> 
     steps = PLAN.training.steps
     assert f"the training takes {format_time(20.0 * steps)}, here {format_time(12.0 * steps)}" in said
     assert said.endswith("checkpoints of this plan go there whole")
+    assert ", 23% chance of running out of memory; the training" in elsewhere_text(PLAN, 32, other, "", None, 0.23)
     assert elsewhere_text(PLAN, 40, other, "", "loads nothing").startswith("With gpus=40 32 of them are best used: ")
     assert elsewhere_text(PLAN, 40, other, "", "loads nothing").endswith("no checkpoint of this plan goes there: it loads nothing")
     assert elsewhere_text(PLAN, 7, None, "no whole node", None) == "With gpus=7 there is no plan: no whole node"
