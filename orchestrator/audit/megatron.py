@@ -5,10 +5,10 @@ another setup is chosen. `stack` is the kind of model: "bert", "t5", or "" for a
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from orchestrator.audit.reading import Setup, recipe_keys
+from orchestrator.audit.reading import Reading, Setup, recipe_keys
 from orchestrator.engines.passthrough import FLAG_OF, flags
 from orchestrator.errors import InputError
 from orchestrator.model.shared import SENTINELS
@@ -117,8 +117,7 @@ class Fields:
 
 
 def model_keys(f: Fields, stack: str) -> dict[str, Any]:
-    """The keys model.* of a recipe; "model._windows" is no key of one, and for `with_windows`. Raises InputError for what is missing, and
-    for models that can't be described."""
+    """The keys model.* of a recipe. Raises InputError for what is missing, and for models that can't be described."""
     for name, what in NOT_A_MODEL.items():
         if f.given.get(name):
             raise InputError(name, f.given[name], f"a model with {what} can't be described here")
@@ -165,7 +164,7 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
         keys["mtp_num_layers"] = int(f.get("mtp_num_layers"))
         f.get("mtp_loss_scaling_factor")
     keys["family"] = _family(stack, keys)
-    return {f"model.{name}": value for name, value in keys.items()}
+    return with_windows({f"model.{name}": value for name, value in keys.items()})
 
 
 def _family(stack: str, keys: Mapping[str, Any]) -> str:
@@ -343,6 +342,23 @@ def with_windows(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------------------ training
+
+
+def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: Mapping[str, str], **lists: Sequence[str]) -> Reading:
+    """All that a file of this kind says. `said`: its settings by name, in its own words, of which those that nothing has read are listed by
+    what they do; `lists`: more for the lists of a Reading."""
+    left = {name: text for name, text in said.items() if name not in f.used}
+    return Reading(
+        format=kind,
+        keys=keys,
+        setup=setup,
+        weak=frozenset(f.weak),
+        broken=tuple(f.broken),
+        assumed=(*lists.get("assumed", ()), *f.assumed),
+        unknown=tuple(lists.get("unknown", ())),
+        unpriced=(*(text for name, text in left.items() if words.kind(name) == "cost"), *lists.get("unpriced", ())),
+        beside=(*(text for name, text in left.items() if words.kind(name) != "cost"), *lists.get("beside", ())),
+    )
 
 
 def training_keys(f: Fields, stack: str) -> dict[str, Any]:

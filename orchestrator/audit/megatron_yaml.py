@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
-from msgspec.structs import replace
-
 from orchestrator.audit import megatron
 from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, resolved
 from orchestrator.audit.megatron import ALIASES
@@ -364,7 +362,7 @@ def _reading(seen: Seen, lists: dict[str, list[str]], notes: list[str], schema: 
         raise InputError("model.mm_cfg", None, "a model of several modalities can't be described here")
     sequence = "seq_length" in fields or "max_position_embeddings" in fields
     if whole:
-        keys = megatron.with_windows(megatron.model_keys(f, stack))
+        keys = megatron.model_keys(f, stack)
     else:
         keys = {f"model.{name}": f.get(name) for name in SIMPLE if name in fields}
         f.assumed.append("the model that you give: the file does not say its layers, width and heads")
@@ -384,23 +382,10 @@ def _reading(seen: Seen, lists: dict[str, list[str]], notes: list[str], schema: 
     gpus = gpus_of(content)
     if gpus is not None:
         keys["gpus"] = gpus
-    silent = {name for name in seen if name in f.used or name == "fp32"}
-    left = {name: f"{path}={value}" for name, (path, value) in seen.items() if name not in silent and path}
-    unpriced = [said for name, said in left.items() if words.kind(name) == "cost"]
-    reading = Reading(
-        format=schema.kind,
-        keys=keys,
-        weak=frozenset(f.weak),
-        setup=setup,
-        broken=tuple(f.broken),
-        unknown=tuple(lists["unknown"]),
-        unpriced=(*unpriced, *lists["unpriced"]),
-        beside=(*(said for said in left.values() if said not in unpriced), *lists["beside"]),
-        assumed=(*notes, *f.assumed),
-    )
+    said = {name: f"{path}={value}" for name, (path, value) in seen.items() if path and name != "fp32"}
     if content.get("peft"):
-        return replace(reading, unpriced=(*reading.unpriced, f"peft={_one_line(content['peft'])}: all weights are priced as trained"))
-    return reading
+        lists["unpriced"].append(f"peft={_one_line(content['peft'])}: all weights are priced as trained")
+    return megatron.reading_of(f, schema.kind, keys, setup, said, assumed=notes, **lists)
 
 
 def _one_line(value: Any) -> str:

@@ -39,7 +39,7 @@ def read(text: str, content: Content) -> Source:
         setup = replace(setup, stage_recompute=tuple(stages))
     stack = "t5" if given.get("decoder_num_layers") or given.get("encoder_num_layers") else ""
     f.given.setdefault("seq_length", given.get("max_position_embeddings"))
-    keys = megatron.with_windows(megatron.model_keys(f, stack))
+    keys = megatron.model_keys(f, stack)
     unknown: tuple[str, ...] = ()
     unpriced: tuple[str, ...] = ()
     ds = content.get("ds_config")

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from orchestrator.audit import megatron, shell
 from orchestrator.audit.document import Given, content_of
@@ -15,7 +17,6 @@ from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags
 from orchestrator.errors import InputError
 from orchestrator.key import MAX_DIGITS
-from orchestrator.words import megatron as words
 from orchestrator.words.terms import MOST
 
 OLD_FLAGS: Final = {
@@ -234,27 +235,15 @@ def reading_of(line: Line, script: Script) -> Reading:
         raise InputError("audit", line.program, "trains a model that can't be described here")
     if not stack and "encoder_num_layers" in fields and "decoder_num_layers" in fields:
         stack = "t5"
-    engine, more = _deepspeed(given, script)
-    keys = megatron.with_windows(megatron.model_keys(fields, stack))
-    keys |= megatron.training_keys(fields, stack)
+    engine = "megatron" if not given.get("deepspeed") and given.get("zero_stage") is None else "megatron_deepspeed"
+    keys = megatron.model_keys(fields, stack) | megatron.training_keys(fields, stack)
     setup = megatron.setup_of(fields, engine)
-    setup = more(setup, fields)
-    gpus = gpus_of(line, script)
-    if gpus is not None:
+    if engine != "megatron":
+        setup = _with_deepspeed(setup, fields, given, script)
+    if (gpus := gpus_of(line, script)) is not None:
         keys["gpus"] = gpus
-    left = [said[name] for name in said if name not in fields.used]
-    unpriced = [shown for name, shown in said.items() if name not in fields.used and words.kind(name) == "cost"]
-    return Reading(
-        format="Megatron-DeepSpeed command line" if engine != "megatron" else "Megatron-LM command line",
-        keys=keys,
-        weak=frozenset(fields.weak),
-        setup=setup,
-        broken=tuple(fields.broken),
-        unknown=tuple(unknown),
-        unpriced=tuple(unpriced),
-        beside=tuple(shown for shown in left if shown not in unpriced),
-        assumed=(*assumed, *fields.assumed),
-    )
+    kind = "Megatron-DeepSpeed command line" if engine != "megatron" else "Megatron-LM command line"
+    return megatron.reading_of(fields, kind, keys, setup, said, unknown=unknown, assumed=assumed)
 
 
 ENTERING: Final = frozenset(
@@ -265,34 +254,26 @@ ENTERING: Final = frozenset(
 """Settings that decide the plan: it is said where a variable hides them."""
 
 
-def _deepspeed(given: Mapping[str, Any], script: Script) -> tuple[str, Callable[[Setup, megatron.Fields], Setup]]:
-    """The engine, and what DeepSpeed's own configuration adds to the setup."""
-    if not given.get("deepspeed") and given.get("zero_stage") is None:
-        return "megatron", lambda setup, fields: setup
+def _with_deepspeed(setup: Setup, fields: megatron.Fields, given: Mapping[str, Any], script: Script) -> Setup:
+    """The setup with what DeepSpeed's own configuration adds to it."""
     path = given.get("deepspeed_config")
     content: dict[str, Any] = {}
     if path and str(path) in script.files:
         with contextlib.suppress(InputError):  # a variable in it that nobody set: as if it were another file
             content = content_of(script.files[str(path)], f"{path}.json")
     ds = Given(content)
-
-    def more(setup: Setup, fields: megatron.Fields) -> Setup:
-        from msgspec.structs import replace
-
-        fields.used |= {"deepspeed", "deepspeed_config", "zero_stage", "no_pipeline_parallel", "pp_partition_method"}
-        if path and not content:
-            fields.assumed.append(f"--deepspeed_config {path} is another file: audit that one for what it says")
-        said = ds.number("zero_optimization.stage")
-        stage = int(given.get("zero_stage") or 0) if said is None else said
-        offload = ds.get("zero_optimization.offload_optimizer.device", "none") != "none"
-        pipeline = setup.pp > 1 and not given.get("no_pipeline_parallel")
-        if pipeline and stage == 0 and (given.get("bf16") or ds.get("bf16.enabled")):
-            stage = 1
-            fields.assumed.append("ZeRO stage 0 in bf16 is priced as 1: DeepSpeed's BF16_Optimizer shares the optimizer's states too")
-        return replace(setup, zero_stage=stage, offload_optimizer=offload, by_deepspeed_pipeline=pipeline, overlap_grad_reduce=True,
-                       overlap_param_gather=True, vpp=1)  # fmt: skip
-
-    return "megatron_deepspeed", more
+    fields.used |= {"deepspeed", "deepspeed_config", "zero_stage", "no_pipeline_parallel", "pp_partition_method"}
+    if path and not content:
+        fields.assumed.append(f"--deepspeed_config {path} is another file: audit that one for what it says")
+    said = ds.number("zero_optimization.stage")
+    stage = int(given.get("zero_stage") or 0) if said is None else said
+    offload = ds.get("zero_optimization.offload_optimizer.device", "none") != "none"
+    pipeline = setup.pp > 1 and not given.get("no_pipeline_parallel")
+    if pipeline and stage == 0 and (given.get("bf16") or ds.get("bf16.enabled")):
+        stage = 1
+        fields.assumed.append("ZeRO stage 0 in bf16 is priced as 1: DeepSpeed's BF16_Optimizer shares the optimizer's states too")
+    return replace(setup, zero_stage=stage, offload_optimizer=offload, by_deepspeed_pipeline=pipeline, overlap_grad_reduce=True,
+                   overlap_param_gather=True, vpp=1)  # fmt: skip
 
 
 def gpus_of(line: Line, script: Script) -> int | None:
