@@ -45,7 +45,6 @@ def show(console: Console, audit: Audit) -> None:
     say(f"legal      {'yes' if audit.legal else f'NO: {audit.problem}'}")
     if judged is not None:
         say(f"memory     {fits_text(audit, judged)}")
-        say(f"time       {text.speed_text(judged.plan)}")
         brief = not audit.settings.verbose
         console.print(text.plan_table(judged.plan, audit.judge.model, judged.limit, brief=brief))
         console.print(text.price_table(judged.plan, judged.limit, brief=brief))

@@ -29,7 +29,7 @@ def layerwise_table(plan: LayerwisePlan, engine_plan: Plan | None, at_least_s: f
         f"pp {plan.pp}, {plan.world_size // plan.pp} ranks a stage, {plan.num_microbatches} micro-batches of "
         f"{plan.global_batch_size // plan.num_microbatches} samples",
         f"layer-wise: {format_seconds(plan.step_time_s)} a step, {plan.global_batch_size / plan.step_time_s:,.2f} samples/s, "
-        f"{format_bytes(plan.peak_memory_bytes)} at the peak",
+        f"{format_bytes(plan.peak_memory_bytes)} at the peak; no interval: no run of such a plan was measured",
     ]
     if at_least_s is not None:
         gap = 1 - at_least_s / plan.step_time_s

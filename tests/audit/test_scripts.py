@@ -255,7 +255,7 @@ def test_the_fullest_stages_ranks_are_those_that_are_there(tmp_path: Path) -> No
         said = re.search(r"ranks of stage \d \((.*)\)", found)
         assert said is not None
         assert said.group(1) in ranks
-        assert re.search(r"^time +.* tokens/s/rank.*; no interval", found, re.MULTILINE)
+        assert re.search(r"^predicted +.* tokens/s/rank.*; no interval", found, re.MULTILINE)
 
 
 def test_pins_stand_over_the_file(tmp_path: Path) -> None:
