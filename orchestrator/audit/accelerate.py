@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from orchestrator.audit import megatron
 from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
+from orchestrator.audit.megatron_yaml import typed
 from orchestrator.audit.reading import Reading, Setup, Source, differing, kinds
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.errors import InputError
@@ -147,16 +148,11 @@ def _megatron(given: Given, precision: str) -> Reading:
         if value is None and ours in PLUGIN_DEFAULTS:
             value = PLUGIN_DEFAULTS[ours]
             assumed.append(f"{ours}={value}: the plugin's own where the file does not say (accelerate 1.15)")
-        if value is None:
-            continue
-        said = str(value).lower()
-        fields[theirs] = said in ("true", "yes") if said in ("true", "false", "yes", "no") else value
+        if value is not None:
+            fields[theirs] = typed(prefix + ours, theirs, value)
     steps = given.number(prefix + "num_micro_batches")
     if steps is not None:
         assumed.append(f"num_micro_batches={steps} follows from train.global_batch_size= and pin.micro_batch_size=")
-    for name, value in fields.items():
-        if name.endswith("_size") or name.endswith("_layers"):
-            fields[name] = _whole(name, value)
     f = megatron.Fields(fields)
     setup = replace(megatron.setup_of(f, MEGATRON), micro_batch_size=1)
     kind = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}.get(precision, "fp32")
@@ -167,13 +163,6 @@ def _megatron(given: Given, precision: str) -> Reading:
             keys[theirs] = value
     return Reading(format="accelerate's configuration, MEGATRON_LM", keys=keys, setup=setup, broken=tuple(f.broken),
                    assumed=(*assumed, *f.assumed))  # fmt: skip
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise InputError(name, value, "is no whole number") from None
 
 
 def _changes(before: Setup, after: Setup, kind: str, content: Content) -> dict[str, Any] | None:
