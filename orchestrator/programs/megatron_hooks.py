@@ -9,6 +9,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.workers import checkpoint, distributed, loop, saving
+from orchestrator.workers.parts import Place
 from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import Watchdog
 
@@ -70,12 +72,12 @@ def run(train: Callable[[], None]) -> NoReturn:
 
     def program() -> None:
         plan = read_plan()
-        engine = loop.read_engine(OUT)
+        engine = loop.read_engine(OUT) if (OUT / "engine.json").exists() else {}  # our worker has none for what it can't train
 
         def body(job: distributed.Job, watchdog: Watchdog) -> None:
             watchdog.phase("building the model", loop.BUILD_S if plan.run.step_timeout_s else 0.0)
             sys.argv = [word for word in sys.argv if word != CONTINUE] + resumed(plan)
-            hooks = Hooks(plan, job.device, watchdog)
+            hooks = Hooks(plan, engine, job.device, watchdog)
             hooks.install()
             try:
                 checkout = os.environ.get(CHECKOUT)
@@ -110,8 +112,8 @@ class Hooks:
     """The hooks of one rank. Megatron has hooks for the model alone (training/models/base.py, pre_wrap_hooks), from 0.19 on; its loop's
     functions are looked up in its module, and wrapped there."""
 
-    def __init__(self, plan: Plan, device: torch.device, watchdog: Watchdog) -> None:
-        self.plan, self.device, self.watchdog = plan, device, watchdog
+    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
+        self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
         self._aside_s = saving.limit_s(plan) + plan.run.step_timeout_s * (plan.run.eval_steps if plan.run.eval_every else 0)
         """Seconds that evaluation and a checkpoint behind a step may last; 0: for ever."""
         self.metrics: loop.Metrics | None = None
@@ -119,6 +121,11 @@ class Hooks:
         self.row: dict[str, Any] = {}
         """The row of metrics of the step before, while its evaluation is awaited."""
         self.saved = _iteration()
+        self.done = 0
+        self.chunks: list[Any] = []
+        """The chunks of the model that this rank trains, as Megatron has wrapped them."""
+        self.places: list[Place] = []
+        """The weights of this rank by their places in the whole model; none where nothing is exported."""
 
     def install(self) -> None:
         from megatron.training import argument_utils, training
@@ -153,11 +160,13 @@ class Hooks:
         return done
 
     def first_weights(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
-        """Fills the chunks with weights that depend on the seed alone, in any layout: runs can be compared."""
-        from orchestrator.workers import weights
+        """Fills the chunks with the weights of model.init_from, or those that depend on the seed alone, in any layout: runs can be
+        compared."""
+        from orchestrator.workers import hf_weights, weights
 
+        self.places += weights.places(chunks) if self.plan.run.export_to else []
         for chunk in chunks:
-            weights.initialise([chunk], chunk.config, self.plan.training.seed)
+            hf_weights.first_weights([chunk], chunk.config, self.plan)
             if self.plan.cluster.is_cpu:
                 chunk.config.deallocate_pipeline_outputs = False  # gloo still reads what was sent
         return chunks
@@ -205,6 +214,7 @@ class Hooks:
             self.timers.phase("update")
             return losses
 
+        self.chunks = model
         losses, *rest = answer = step(forward, data, model, optimizer, scheduler, config, timed, *args, **kwargs)
         loop.synchronise(self.device)
         self.timers.phase("agree")
@@ -217,6 +227,7 @@ class Hooks:
             raise loop.NonFiniteLossError(
                 f"step {done + 1}: loss {loss:g}, gradient norm {norm}, lr {lr:g}; nothing was saved in this step"
             )
+        self.done = done + 1
         training = self.plan.training
         tokens = self.plan.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
         self.row = {"step": done + 1, "loss": loss, "grad_norm": norm, "lr": lr, "step_time_s": seconds, "tokens_per_s": tokens / seconds,
@@ -275,6 +286,19 @@ class Hooks:
         self.write()
         if self.metrics is not None:
             self.metrics.close()
+        if self.plan.run.export_to and self.done == self.plan.training.steps:
+            self.export(Path(self.plan.run.export_to))
+
+    def export(self, folder: Path) -> None:
+        """Writes a Hugging Face checkpoint of the weights as they are. All ranks call this."""
+        from megatron.training.training import unwrap_model
+
+        from orchestrator.workers import hf_weights, megatron_checkpoints, weights
+
+        self.watchdog.phase("export", self._aside_s)
+        megatron_checkpoints.gather_weights(self.chunks)
+        found = [*self.places, *weights.balances(unwrap_model(self.chunks))]
+        hf_weights.export(found, self.plan, folder, self.engine, lambda parameter: nullcontext())
 
 
 def _iteration() -> int | None:

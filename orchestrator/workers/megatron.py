@@ -185,7 +185,7 @@ class MegatronTrainer:
         forks, which NCCL's and gloo's threads don't survive, and wait for ever for one that is killed (an out-of-memory killer takes them
         first); the result goes through a server process of its own (dist_checkpointing/strategies/filesystem_async.py:51), which nobody
         needs here."""
-        self._gather_weights()
+        megatron_checkpoints.gather_weights(self.chunks)
         megatron_checkpoints.keep_results_here()
         state = self._state(is_loading=False) | {"step": step, "generators": self._generators()}
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
@@ -216,15 +216,9 @@ class MegatronTrainer:
 
     def export(self, folder: Path) -> None:
         """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
-        self._gather_weights()
+        megatron_checkpoints.gather_weights(self.chunks)
         found = [*self.places, *weights.balances([_bare(chunk) for chunk in self.chunks])]
         hf_weights.export(found, self.plan, folder, self.engine_fields, lambda parameter: nullcontext())
-
-    def _gather_weights(self) -> None:
-        """Gathers the last update's weights at once, where they would be gathered in the next forward pass."""
-        for chunk in self.chunks:
-            if chunk.ddp_config.overlap_param_gather:
-                chunk.start_param_sync(force_sync=True)
 
     def _load_other(self, saved: Saved) -> None:
         """A checkpoint that another engine wrote: weights and the optimizer's states."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,13 @@ def _adams(optimizer: Any) -> list[DistributedOptimizer]:
         for wrapped in optimizer.chained_optimizers
         if isinstance(wrapped, DistributedOptimizer) and isinstance(wrapped.optimizer, torch.optim.AdamW)
     ]
+
+
+def gather_weights(chunks: Sequence[Any]) -> None:
+    """Gathers the last update's weights of a rank's wrapped chunks at once, where they would be gathered in the next forward pass."""
+    for chunk in chunks:
+        if chunk.ddp_config.overlap_param_gather:
+            chunk.start_param_sync(force_sync=True)
 
 
 def prepare(optimizer: Any) -> None:

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from covering_plans import make_plan
+from covering_plans import BERT, make_plan
 from msgspec.structs import replace
 
 from orchestrator.engines.engine import Entry
@@ -103,10 +103,10 @@ def test_deepspeeds_launcher_is_not_for_it() -> None:
 
 REFUSED: dict[str, tuple[Plan, str]] = {
     "text": (make_plan(run=RunSettings(data="/data/corpus.txt")), "text that it would have to encode"),
-    "weights": (make_plan(run=RunSettings(init_from="/hf")), "model.init_from"),
-    "export": (make_plan(run=RunSettings(export_to="/hf")), "model.export_to"),
+    "weights with either GELU": (make_plan(run=RunSettings(init_from="/hf")), "model.init_from"),
     "routing": (make_plan(run=RunSettings(trace_routing=True)), "train.trace_routing"),
     "chats": (replace(PLAN, training=replace(PLAN.training, task="sft")), "chats"),
+    "a vocabulary": (make_plan(model=BERT), "vocabulary file of BERT's"),
     "recompute by stage": (make_plan(pp=2, recompute=[("full", 4), ("none", 0)]), "one recompute setting for all stages"),
 }
 
@@ -119,8 +119,10 @@ def test_what_megatrons_own_loop_can_not_train_is_said(name: str) -> None:
 
 
 def test_megatrons_own_loop_gets_the_arguments_of_the_file_and_looks_at_the_loss_itself() -> None:
-    job = Job(name="x", module="ours", arguments=(), files=(), environment={}, num_nodes=1, ranks_per_node=2, backend="gloo")
+    job = Job(name="x", module="ours", arguments=(), files=(), environment={}, num_nodes=1, ranks_per_node=2, backend="gloo",
+              without_worker="it has no such layers")  # fmt: skip
     own = own_job(PLAN, job)
+    assert not own.without_worker, "what our worker can't train Megatron's loop may"
     assert own.module == "orchestrator.programs.megatron"
     assert own.program is None
     of_file = [word for flag in megatron_flags(PLAN) for word in flag]

@@ -21,7 +21,9 @@ from typing import Any
 import corpora
 import own_ranks
 import pytest
+import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file
 from worker_plans import GPT, LLAMA, QWEN3, QWEN3_MOE, make_plan
 
 import orchestrator
@@ -148,6 +150,29 @@ def test_it_evaluates_what_our_worker_evaluates(workshop: Workshop) -> None:
     assert_same(theirs, ours)
     assert [row["step"] for row in theirs if "valid_loss" in row] == [row["step"] for row in ours if "valid_loss" in row] == [2, 4, 5]
     assert theirs[EVERY - 1]["valid_loss"] == pytest.approx(ours[EVERY - 1]["valid_loss"], abs=1e-5)
+
+
+def test_it_begins_with_weights_of_hugging_face_and_writes_such(workshop: Workshop) -> None:
+    """From a checkpoint that our worker wrote, both train to the same losses and write the same weights."""
+    model, folder = MODELS["qwen3_moe_test"], workshop.folder
+    first = workshop.plan(model, own=False, dp=2, steps=2, lr=0.1, warmup=0, run={"export_to": str(folder / "hf")})
+    workshop.trained(first, "hf first", own=False)
+    (theirs, of_theirs), (ours, of_ours) = (
+        (
+            workshop.trained(
+                workshop.plan(model, own=own, **layout, run={"init_from": str(folder / "hf"), "export_to": str(folder / f"hf-{own}")}),
+                f"hf {own}",
+                own=own,
+            ),
+            load_file(folder / f"hf-{own}" / "model.safetensors"),
+        )
+        for own, layout in ((True, {"dp": 2, "ep": 2, "pp": 2, "zero_stage": 1}), (False, {"dp": 2}))
+    )
+    assert_same(theirs, ours)
+    assert abs(theirs[0]["loss"] - workshop.expected(model.name)[0]["loss"]) > 1e-3, "it is the checkpoint that it began with"
+    assert of_theirs.keys() == of_ours.keys()
+    for name, tensor in of_theirs.items():
+        torch.testing.assert_close(tensor, of_ours[name], atol=1e-5, rtol=1e-4)
 
 
 CONTINUED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

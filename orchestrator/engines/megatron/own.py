@@ -29,12 +29,13 @@ def why_not_own(plan: Plan) -> str | None:
     lacking = {
         "LoRA": plan.training.lora is not None,
         "chats (task=sft) as packed here": plan.training.task == "sft",
-        "model.init_from and model.export_to": run.init_from is not None or run.export_to is not None,
+        "choice between a checkpoint's forms of GELU (model.init_from)": run.init_from is not None and plan.model.activation == "gelu",
         "train.trace_routing": run.trace_routing,
         "text that it would have to encode: python -m orchestrator.data writes the .bin and .idx that it reads": (
             (run.data is not None or bool(run.blend)) and not reads_indexed_data(plan)
         ),
         "relu": plan.model.activation == "relu",
+        "vocabulary file of BERT's and T5's programs, which entry= can be given: entry.args=--vocab-file": plan.model.stack != "decoder",
         "saving beside the training on CPU ranks": run.async_save and plan.cluster.is_cpu,
     }
     found = next((what for what, is_asked in lacking.items() if is_asked), None)
@@ -52,4 +53,4 @@ def why_no_resume(before: Plan, now: Plan) -> str | None:
 def own_job(plan: Plan, job: Job, exit_minutes: int | None = None, trial_steps: int | None = None) -> Job:
     """The job with Megatron's loop in the place of our worker. `exit_minutes`, `trial_steps`: as of `Entry`. Raises InputError."""
     words = arguments(plan, Entry(program=program_of(plan) or PROGRAM, exit_minutes=exit_minutes, trial_steps=trial_steps))
-    return replace(job, module=PROGRAM, arguments=(*words, LOSS_IS_LOOKED_AT))
+    return replace(job, module=PROGRAM, arguments=(*words, LOSS_IS_LOOKED_AT), without_worker="")
