@@ -106,11 +106,14 @@ class _Asked:
                 continue
             engine = self.by_name[plan.engine]
             costs, other = engine.costs(self.workload), replace(plan, **{choice.name: value})
+            legal = self.legal(other, self.workload)
+            if not legal and choice.unit:  # there is no price of pieces that don't divide a sequence
+                continue
             other = replace(other, predicted=costs.price(other.candidate, other.stages))
             hoped = min(hoped, seconds_of(other) / seconds_of(plan))
             if not fits(other, self.settings.limits_for(engine, self.workload)[0]):
                 continue
-            if self.legal(other, self.workload):
+            if legal:
                 known.append(other)
             else:
                 newer = (item for item in engine.capabilities.later_releases if self.legal(other, _with_release(self.workload, item)))

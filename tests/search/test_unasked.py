@@ -74,6 +74,7 @@ COVERING = (
     ("recipe=llama3_8b_128k", "gpus=64"),  # Megatron's FSDP; user buffers where the plan has no tp
     ("recipe=bert_large", "gpus=512"),  # CUDA graphs
     ("recipe=qwen3_8b_sft", "gpus=8", "cluster=dgx_a100_40gb"),  # logits in pieces, in place of an optimizer in host memory
+    ("recipe=bert_tiny", "gpus=64"),  # sequences shorter than the pieces that are offered
     ("recipe=llama3_70b_lora", "gpus=8"),  # checkpoints in host memory, in place of smaller micro-batches
 )
 
