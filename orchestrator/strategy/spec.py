@@ -126,7 +126,11 @@ class Options(Value, frozen=True, kw_only=True):
     ] = True
     reduce_scatter_with_fp32_accumulation: Annotated[
         bool,
-        Choice(doc="gradients exchanged and summed in fp32, in place of a reduce-scatter (megatron, ZeRO-1)", in_layer_price=False),
+        Choice(
+            doc="gradients exchanged and summed in fp32, in place of a reduce-scatter (megatron, ZeRO-1)",
+            in_layer_price=False,
+            offered=Offered(values=(True,), asks="needs room for a second copy of a bucket's gradients"),
+        ),
     ] = False
     fp8_param_gather: Annotated[
         bool,
