@@ -81,8 +81,8 @@ def replan(folder: Path, nodes: int, least: int, ranks_per_node: int) -> int:
 
 def _settings(folder: Path, former: Plan, gpus: int) -> Settings:
     """The run's own, on so many GPUs, with the engine that wrote its checkpoints."""
-    words = [f"recipe={folder / 'config.yaml'}", "plan=null", "take=null", f"engine={former.engine}", f"gpus={gpus}"]
-    return recipe.load(words, detect.machine(), list(ENGINES))
+    words = [f"recipe={folder / 'config.yaml'}", "plan=null", f"engine={former.engine}", f"gpus={gpus}"]
+    return replace(recipe.load(words, detect.machine(), list(ENGINES)), take=None)
 
 
 def _step_time(plan: Plan) -> float:

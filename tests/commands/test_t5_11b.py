@@ -24,7 +24,7 @@ def test_the_plan_shows_why_the_model_is_divided(
     monkeypatch.chdir(tmp_path)
     stage = min(too_large)[-1]
     question = ("explain.tp=1", f"explain.zero_stage={stage}", *(() if engine == "megatron" else ("explain.offload=false",)))
-    assert run.main(("recipe=t5_11b", "gpus=16", "launch=none", "out=a", f"engine={engine}", *question)) == 0
+    assert run.main(("recipe=t5_11b", "gpus=16", "launch=none", "verbose=true", "out=a", f"engine={engine}", *question)) == 0
     plan = from_json(Path("a/plan.json").read_bytes())
     assert plan.tp > 1 or plan.zero_stage >= 2
     assert plan.predicted is not None

@@ -54,6 +54,13 @@ def test_the_folder_gets_a_plan_for_the_nodes_that_are_left_and_keeps_the_former
     assert from_json((out / "plan.json").read_bytes()) == from_json(before)
 
 
+def test_the_number_of_a_row_is_of_that_table_alone(out: Path) -> None:
+    """Other nodes have another table: the fastest of it is taken."""
+    config = out / "config.yaml"
+    config.write_text(f"{config.read_text()}take: 60\n")
+    assert replan.replan(out, 1, 1, 2) == 1
+
+
 def test_where_no_number_of_nodes_has_a_plan_nothing_is_written(out: Path) -> None:
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(NoPlanError, match="no plan for 1 to 1 nodes of 7 ranks"):

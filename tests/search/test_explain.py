@@ -133,7 +133,7 @@ def test_the_proof_says_what_is_proven() -> None:
     assert result.at_least_s == seconds(result.plan)
     said = proof(result.plan, result.at_least_s, [engine])
     assert said.startswith(f"Proven the fastest of the plans of {engine.engine} that were searched and fit")
-    assert said.endswith("; only with a pin: cp of several samples at a time or into parts of less than 2,048 tokens")
+    assert said.endswith("; not searched, only pinned: cp of several samples at a time or into parts of less than 2,048 tokens")
     assert "up to 10.0% faster" in proof(result.plan, 0.9 * seconds(result.plan), [engine])
     assert proof(result.plan, None, [engine]).startswith("Not proven")
 

@@ -3,6 +3,7 @@ sentence leaves to a pin."""
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -56,8 +57,11 @@ def test_no_pinned_choice_is_faster_than_the_fastest_of_all(name: str, gpus: int
     said = proof(plan, found.at_least_s, found.searched)
     if not said.startswith("Proven"):
         pytest.skip(said)
-    _, _, aside = said.partition("; only with a pin: ")
-    left_out = {words.split(" ")[0] for words in aside.split(", ")}
+    kept, searched_by_pin = (
+        re.search(rf"; {words}: ([^;]*)", said) for words in ("left as they are unless pinned", "not searched, only pinned")
+    )
+    left_out = {words.split("=")[0] for words in (kept[1].split(", ") if kept else ())}
+    left_out |= {words.split(" ")[0] for words in (searched_by_pin[1].split(", ") if searched_by_pin else ())}
     tried = 0
     for choice in CHOICES:
         for value in values(choice, plan):
