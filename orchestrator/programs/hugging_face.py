@@ -23,7 +23,7 @@ from transformers.integrations.deepspeed import deepspeed_config  # noqa: E402
 
 from orchestrator.plan import Plan  # noqa: E402
 from orchestrator.programs.hugging_face_callback import RunCallback  # noqa: E402
-from orchestrator.workers import hf_checkpoint, hugging_face, lora  # noqa: E402
+from orchestrator.workers import hf_checkpoint, hugging_face, lora, saving  # noqa: E402
 from orchestrator.workers.deepspeed import summed_over_sequence, tag_sliced_parameters, whole_shapes  # noqa: E402
 from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E402
 
@@ -83,19 +83,26 @@ class PlannedTrainer(Trainer):
         """Whether DeepSpeed takes a step as it is built (stage 0 in 16 bits, fp16/fused_optimizer.py:125): at rate 0, and forgotten."""
         return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
 
-    def _prepare_for_training(self, *arguments: Any) -> Any:
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         """What AutoTP cuts counts on every rank in the gradient norm, also what it does not tag (T5's relative bias); rotary frequencies
-        stay in fp32, though DeepSpeed casts all buffers (runtime/engine.py, _configure_distributed_model)."""
+        stay in fp32, though DeepSpeed casts all buffers (runtime/engine.py, _configure_distributed_model). A checkpoint is read into any
+        layout and ZeRO stage, where DeepSpeed's own is of one (integrations/deepspeed.py, deepspeed_load_checkpoint)."""
         whole = whole_shapes(self.model)
-        prepared = super()._prepare_for_training(*arguments)
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         if self.plan.tp > 1:
             tag_sliced_parameters(self.model, whole)
         hugging_face.restore_rotary_frequencies(self.model)
-        if self.run.saved is not None:
-            self._go_on_as_planned()
-        elif self._steps_when_built():
+        if self._steps_when_built():
             self.model_wrapped.optimizer.optimizer.state.clear()
+        self.states = hooks.States(self.run, self.model, self.model_wrapped)
+        if self.run.saved is not None:
+            self.states.load(self.run.saved)
+            self._go_on_as_planned(self.run.saved.step)
         return prepared
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Writes a checkpoint as our worker does: weights and moments by their places in the whole model."""
+        saving.save(self.states, hooks.OUT, self.state.global_step)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The ranks of a sequence read the same samples under Ulysses, each its part. DeepSpeed's own adapter would shift labels once more,
@@ -130,12 +137,12 @@ class PlannedTrainer(Trainer):
         loss = super().training_step(model, inputs, num_items_in_batch)
         return loss * summed_over_sequence(self.plan) - self.balance / self.args.gradient_accumulation_steps
 
-    def _go_on_as_planned(self) -> None:
-        """Rates, decay and betas are the plan's, which train.change= may have changed: a checkpoint brings its own, in the groups of the
-        optimizer (torch/optim/optimizer.py, load_state_dict) and in the schedule, for one step or for ever."""
+    def _go_on_as_planned(self, step: int) -> None:
+        """Rates, decay and betas are the plan's, which train.change= may have changed: DeepSpeed's own checkpoint brings those that it was
+        written with, in the groups of the optimizer (torch/optim/optimizer.py, load_state_dict)."""
         said, schedule = self.args, self.lr_scheduler
-        schedule.base_lrs = [said.learning_rate for _ in schedule.base_lrs]
-        rates = [said.learning_rate * share(schedule.last_epoch) for share in schedule.lr_lambdas]
+        schedule.last_epoch = step
+        rates = [said.learning_rate * share(step) for share in schedule.lr_lambdas]
         schedule._last_lr = rates
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             decay = 0.0 if group["name"] == "free" else said.weight_decay
@@ -143,8 +150,8 @@ class PlannedTrainer(Trainer):
             group |= {"lr": rate, "initial_lr": said.learning_rate, "weight_decay": decay} | {k: v for k, v in own.items() if k in group}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the whole model, also of AutoTP's parts, where Trainer's writes none; checkpoints have DeepSpeed's files alone."""
-        if not _internal_call and output_dir is not None:
+        """Writes the whole model, also of AutoTP's parts, of which Trainer.save_model writes none."""
+        if output_dir is not None:
             hf_checkpoint.export(self.model, self.plan, self.run.groups, Path(output_dir), self.run.engine["model"])
 
 

@@ -42,6 +42,7 @@ class RunCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The micro-batches are read already (trainer.py, get_batch_samples)."""
         self.write()
+        self.run.trainer.states.set_generators()
         self.run.watchdog.phase(f"step {state.global_step + 1}")
         self.timers.begin(state.global_step)
         self.timers.phase("passes")

@@ -4,6 +4,7 @@ exit statuses of known failures; metrics, timers and the stop before the time li
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -11,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 import torch.distributed as dist
 
-from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import checkpoint, data, distributed, groups, loop, saving, sft, unpickling
-from orchestrator.workers.deepspeed_trainer import import_deepspeed, plain_records, set_log_level
+from orchestrator.workers import checkpoint, data, distributed, groups, hf_checkpoint, loop, saving, sft, unpickling
+from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer, import_deepspeed, set_log_level
 from orchestrator.workers.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 OUT: Final = Path()
 """Ranks run in the run's folder."""
-PREFIX: Final = "checkpoint-"
-"""How the names of the Trainer's checkpoints begin (transformers/trainer_utils.py, PREFIX_CHECKPOINT_DIR)."""
 
 
 def prepare() -> None:
@@ -53,6 +51,27 @@ def run(train: Callable[[Run], None]) -> NoReturn:
     loop.recorded(program)
 
 
+class States(DeepSpeedTrainer):
+    """The model and its optimizer's states, which are saved and read as by our worker: each goes on from the other's checkpoints."""
+
+    names = "transformers"
+
+    def __init__(self, run: Run, model: torch.nn.Module, engine: Any) -> None:
+        self.plan, self.device, self.groups, self.model, self.engine = run.plan, run.device, run.groups, model, engine
+        self.places = hf_checkpoint.places(model, run.groups, run.engine["model"])
+        self.generators: dict[str, Any] | None = None
+        """The generators' states to go on with, once the first samples are read, which draws from them."""
+
+    def _set_generator_states(self, states: dict[str, Any]) -> None:
+        self.generators = states
+
+    def set_generators(self) -> None:
+        """Lets dropout go on from the checkpoint's generators, if it has some for this layout; the second time does nothing."""
+        if self.generators is not None:
+            distributed.set_generator_states(self.generators, self.device)
+        self.generators = None
+
+
 class Run:
     """One rank of the run: what its plan says beside the Trainer's own arguments."""
 
@@ -70,13 +89,6 @@ class Run:
         if not resume:
             return None
         saved = checkpoint.find(resume)
-        if not saved.folder.name.startswith(PREFIX):
-            raise InputError("train.resume", saved.folder, "was not written by transformers' Trainer: program=instrument continues it")
-        mine = checkpoint.layout(self.plan)
-        if saved.layout != mine:
-            keys = [key for key in mine if saved.layout.get(key) != mine[key]]
-            different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine[key]})" for key in keys)
-            raise InputError("train.resume", saved.folder, f"was written with {different}; the Trainer goes on in the same layout alone")
         checkpoint.require_as_written(saved)
         return saved
 
@@ -86,7 +98,6 @@ class Run:
         arguments.output_dir = str(OUT / checkpoint.FOLDER)
         arguments.train_sampling_strategy, arguments.remove_unused_columns = "sequential", False
         arguments.logging_nan_inf_filter, arguments.disable_tqdm = False, True
-        arguments.save_total_limit = None  # checkpoint.commit removes what train.keep_last and keep_every don't keep
         if self.plan.cp > 1:
             arguments.parallelism_config = self._ulysses()
         if run.eval_every and (run.valid or run.split):
@@ -122,25 +133,18 @@ class Run:
 
     def train(self, trainer: Trainer) -> None:
         """Trains from the first step or the checkpoint's, and exports. Raises NonFiniteLossError, CheckpointError."""
-        save = trainer._save_checkpoint
+        from transformers.trainer import TRAINER_STATE_NAME
+        from transformers.trainer_callback import TrainerState
 
-        def said(*arguments: Any) -> None:
-            step = trainer.state.global_step
-            try:
-                save(*arguments)
-                folder = OUT / checkpoint.FOLDER / f"{PREFIX}{step}"
-                checkpoint.write_digests(folder)
-                checkpoint.commit(folder, step, self.plan)
-            except Exception as error:
-                raise saving.failed(step, OUT, error) from error
-
-        trainer._save_checkpoint = said
         self.trainer = trainer
         if self.saved is None:
             trainer.train()
         else:
-            with unpickling.refused(self.saved.folder), torch.serialization.safe_globals(plain_records()):
-                trainer.train(resume_from_checkpoint=str(self.saved.folder))
+            with unpickling.refused(self.saved.folder), tempfile.TemporaryDirectory() as folder:
+                state = TrainerState(global_step=self.saved.step, train_batch_size=self.plan.micro_batch_size)
+                state.compute_steps(trainer.args, self.plan.training.steps)
+                state.save_to_json(str(Path(folder, TRAINER_STATE_NAME)))
+                trainer.train(resume_from_checkpoint=folder)
         if self.plan.run.export_to and not self.stopped:
             self.watchdog.phase("export", saving.limit_s(self.plan))
             trainer.save_model(self.plan.run.export_to)

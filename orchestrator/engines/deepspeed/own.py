@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from orchestrator.engines.deepspeed import trainer_files
 from orchestrator.engines.deepspeed.translate import own_settings
+from orchestrator.engines.ds_checkpoints import why_no_resume
 from orchestrator.engines.engine import OwnLoop
 from orchestrator.job import Job
 from orchestrator.plan import Plan
@@ -39,27 +39,12 @@ def own_job(plan: Plan, job: Job, exit_minutes: int | None = None, trial_steps: 
     return replace(job, module=PROGRAM)
 
 
-def why_no_resume(before: Plan, now: Plan) -> str | None:
-    """Why the Trainer can't read a checkpoint of the first plan under the second, whose layout DeepSpeed's own files have; None: it can."""
-    differ = [name for name in LAYOUT if getattr(before, name) != getattr(now, name)]
-    if not differ:
-        return None
-    said = ", ".join(f"{name}={getattr(before, name)} (now {getattr(now, name)})" for name in differ)
-    return f"was written with {said}, and transformers' Trainer goes on in the same layout alone: {' '.join(pins(before, differ))}"
-
-
-def pins(plan: Plan, names: Sequence[str]) -> list[str]:
-    """What is typed to have the plan's choices of these names."""
-    return [f"gpus={plan.world_size}" if name == "dp" else f"pin.{name}={getattr(plan, name)}" for name in names]
-
-
-LAYOUT: Final = ("tp", "cp", "dp", "zero_stage")
 LOOP: Final = OwnLoop(
     name="transformers' Trainer",
     why_not=why_not,
     job=own_job,
     modules=("accelerate",),
     install="pip install -e '.[engines]'",
-    checkpoints="checkpoint-",
     why_no_resume=why_no_resume,
+    reshardable=True,
 )
