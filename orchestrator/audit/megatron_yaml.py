@@ -15,6 +15,7 @@ from orchestrator.audit.reading import Reading, Setup, Source, costs, kinds
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
+from orchestrator.model.shared import GATED
 from orchestrator.words import megatron as words
 from orchestrator.words.terms import NOTHING, Kind, Table, Term
 
@@ -80,8 +81,9 @@ def activation_of(func: Any, gated: bool) -> str | None:
     >>> activation_of("torch.nn.functional.silu", True), activation_of("squared_relu", False), activation_of("relu", False)
     ('swiglu', 'relu2', 'relu')
     """
-    word = str(func).rpartition(".")[2].removeprefix("fast-").replace("-", "_")
-    word = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "quick_gelu": "quick_geglu"}.get(word, word) if gated else word
+    word = str(func).rpartition(".")[2].removeprefix("fast-").replace("-", "_").replace("swish", "silu")
+    if gated and word in words.FUNCTION.values():
+        return next((ours for ours, name in words.FUNCTION.items() if name == word and ours in GATED), None)
     return words.activation({word: True})
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from orchestrator.engines.transformer_config import ACTIVATION, TORCH_DTYPE
+from orchestrator.engines.transformer_config import TORCH_DTYPE
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.architecture import Layer
 from orchestrator.model.families.decoder import LLAMA3_ROPE
@@ -19,6 +19,7 @@ from orchestrator.model.parts.nothing import Nothing
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
+from orchestrator.words.megatron import FUNCTION
 
 DEEPSEEK_YARN: Final = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
 """DeepSeek's constants of YaRN, for which `LatentAttention.yarn_mscale` is made."""
@@ -59,7 +60,7 @@ def _gpt(a: Architecture) -> dict[str, Any]:
         "num_key_value_heads": a.num_attention_heads,
         "n_inner": a.ffn_hidden_size,
         "n_positions": a.max_position_embeddings,
-        "activation_function": ACTIVATION[a.activation],
+        "activation_function": FUNCTION[a.activation],
         "layer_norm_epsilon": a.norm_epsilon,
         "resid_pdrop": a.hidden_dropout,
         "embd_pdrop": a.hidden_dropout,
@@ -91,7 +92,7 @@ def _sizes(a: Architecture) -> dict[str, Any]:
 def _rotary(a: Architecture) -> dict[str, Any]:
     return _sizes(a) | {
         "num_hidden_layers": a.num_layers,
-        "hidden_act": ACTIVATION[a.activation],
+        "hidden_act": FUNCTION[a.activation],
         "rms_norm_eps": a.norm_epsilon,
         "rope_parameters": _rope(a),
     }
@@ -311,7 +312,7 @@ def _bert(a: Architecture) -> dict[str, Any]:
         "intermediate_size": a.ffn_hidden_size,
         "max_position_embeddings": a.max_position_embeddings,
         "type_vocab_size": max(1, a.num_token_types),
-        "hidden_act": ACTIVATION[a.activation],
+        "hidden_act": FUNCTION[a.activation],
         "layer_norm_eps": a.norm_epsilon,
         "hidden_dropout_prob": a.hidden_dropout,
         "attention_probs_dropout_prob": a.attention_dropout,

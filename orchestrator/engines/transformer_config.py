@@ -30,10 +30,6 @@ ENDS: Final = ("embedding", "head")
 TORCH_DTYPE: Final = LONG_TYPES | {"fp8": "bfloat16"}
 """Parameters' data type by training precision; fp8 keeps bf16 parameters."""
 
-ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu"} | {
-    "relu2": "squared_relu",
-    "clamped_swiglu": "quick_gelu",
-}
 FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
 """Activations that bias_activation_fusion takes: F.gelu, F.silu and quick_gelu only (transformer_config.py:1486), the last as
 `fuses_activation` says."""
@@ -406,7 +402,7 @@ FIELDS: Final[Table] = (
     Term("num_layers", "model.num_layers", of=lambda plan: plan.model.decoder_num_layers if _is_t5(plan) else plan.model.num_layers),
     Term("num_query_groups", "model.num_query_groups", of=_query_groups),
     Term("gated_linear_unit", "model.activation", of=lambda plan: plan.model.gated),
-    Term("activation_func", "", of=lambda plan: ACTIVATION[plan.model.activation]),
+    Term("activation_func", "", of=lambda plan: words.FUNCTION[plan.model.activation]),
     Term("params_dtype", "training.precision", to=TORCH_DTYPE.get),
     Term("pipeline_dtype", "training.precision", to=TORCH_DTYPE.get),
     Term("expert_model_parallel_size", "ep"),

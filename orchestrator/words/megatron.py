@@ -16,6 +16,10 @@ ACTIVATION: Final[Table] = (
     switch("quick_geglu", "model.activation", "clamped_swiglu"),
 )
 """Switches for a model's activation. Without any of them it is gelu."""
+FUNCTION: Final = {
+    "gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu", "relu2": "squared_relu", "clamped_swiglu": "quick_gelu",
+}  # fmt: skip
+"""What TransformerConfig has as activation_func for a model's activation, beside gated_linear_unit: names of torch, or Megatron's own."""
 WITHOUT_SWITCH: Final = ("gelu", "relu")
 """What is trained where none stands, and what is trained as that: there is no switch for relu."""
 OTHER_ACTIVATION: Final[Table] = (
