@@ -129,7 +129,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan))}")
     say(f"data: {data_text(settings, Planner(settings).trained_by(found.plan)[0])}")
     nbytes = saved_bytes(plan)
-    if not brief and (checkpoints := checkpoint_text(plan, nbytes, ENGINES[plan.engine].reshardable(plan))):
+    reshardable = ENGINES[plan.engine].reshardable(plan)
+    if not (brief and reshardable) and (checkpoints := checkpoint_text(plan, nbytes, reshardable)):
         say(f"checkpoints: {checkpoints}")
     if settings.mtbf_hours is not None and settings.storage_bandwidth is not None:
         stated = Failures(mtbf_hours=settings.mtbf_hours, storage_bandwidth=settings.storage_bandwidth, restart_s=settings.restart_s)

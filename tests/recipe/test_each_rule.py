@@ -794,7 +794,7 @@ MAY_BE_NOTHING = """
 
 def test_a_number_is_at_least_one_unless_nothing_of_it_makes_sense() -> None:
     """tune.steps alone must be two: one to warm up. What is above nothing has no least; shares are below one; the rest ends at a round
-    number that nobody reaches, or at 64 rounds of tuning."""
+    number that nobody reaches, or at 64 rounds of tuning, or rows of a table."""
     bounded = [key for name, key in keys.KEYS.items() if not name.startswith(("pin.", "explain.")) and key.low is not None]
     assert {key.name for key in bounded if key.low == 0} == set(MAY_BE_NOTHING.split())
     assert {key.name for key in bounded if key.low not in (0, 1)} == {"tune.steps"}
@@ -804,7 +804,7 @@ def test_a_number_is_at_least_one_unless_nothing_of_it_makes_sense() -> None:
     assert {key.below for key in everything} == {None, 1}
     assert {key.high for key in everything} == {None, 64, 65535, 2**31 - 1, 10**3, 10**6, 10**9, 10**12, 10**18}
     assert [key.name for key in everything if key.high == 65535] == ["slurm.warning_s"]  # sbatch's own, --signal
-    assert {key.name for key in everything if key.high == 64} == {"tune", "tune.rounds"}
+    assert {key.name for key in everything if key.high == 64} == {"take", "tune", "tune.rounds"}
     assert {key.high for key in everything if key.name.startswith(("gpus", "pin.", "lora.rank", "tune.steps"))} == {None, keys.MAX_GPUS}
     assert {keys.KEYS[name].high for name in ("model.num_layers", "model.decoder_num_layers", "model.mtp_num_layers")} == {10**3}
     assert {keys.KEYS[name].high for name in ("train.steps", "train.warmup", "train.eval_every", "train.save_every")} == {10**12}

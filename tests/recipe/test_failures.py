@@ -44,7 +44,9 @@ def test_dalys_interval_is_the_best_and_youngs_is_near(save_s: float, mtbf_s: fl
 
 
 def test_the_plan_says_what_its_checkpoints_allow_and_what_failures_cost() -> None:
-    answer = so.plan(**LLAMA, engine="megatron", train={"save_every": 100}, **{"cluster.mtbf": 6334, "cluster.storage": "20 GB/s"})
+    answer = so.plan(
+        **LLAMA, verbose=True, engine="megatron", train={"save_every": 100}, **{"cluster.mtbf": 6334, "cluster.storage": "20 GB/s"}
+    )
     lines = {line.partition(":")[0]: line for line in str(answer).splitlines()}
     checkpoints = lines["checkpoints"]
     assert "one every 100 steps, of up to 104.7 GiB" in checkpoints, "8.03e9 parameters of 14 bytes"
