@@ -179,12 +179,13 @@ class Hooks:
         model.pre_wrap_hooks.append(self.first_weights)
         return model
 
-    def _loaded(self, load: Any, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Transformer Engine's Adam is given states as they are, torch's not."""
+    def _loaded(self, load: Any, model: Any, optimizer: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Loads a checkpoint under the plan's settings. Transformer Engine's Adam is given states as they are, torch's not."""
         from orchestrator.workers import megatron_checkpoints
 
         megatron_checkpoints.prepare(optimizer)
-        done = load(model, optimizer, *args, **kwargs)
+        with megatron_checkpoints.with_settings_kept(optimizer, scheduler):
+            done = load(model, optimizer, scheduler, *args, **kwargs)
         megatron_checkpoints.count_steps_apart(optimizer)
         return done
 

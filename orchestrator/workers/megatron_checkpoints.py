@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.optimizer import distrib_optimizer
+from megatron.core.optimizer import optimizer as core_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 
@@ -28,6 +31,29 @@ def _adams(optimizer: Any) -> list[DistributedOptimizer]:
         for wrapped in optimizer.chained_optimizers
         if isinstance(wrapped, DistributedOptimizer) and isinstance(wrapped.optimizer, torch.optim.AdamW)
     ]
+
+
+RATES: Final = ("max_lr", "min_lr", "start_wd", "end_wd")
+SETTINGS: Final = (*RATES, "betas", "eps")
+
+
+@contextmanager
+def with_settings_kept(optimizer: Any, scheduler: Any) -> Iterator[None]:
+    """Loads a checkpoint inside, after which groups of parameters have the settings that they had before, as the plan says, not those that
+    were saved: Megatron takes the saved ones for the rate (core/optimizer_param_scheduler.py, get_lr) and, from 0.19 on, finds no group
+    whose rates differ (core/optimizer/optimizer.py:139)."""
+    before = [{name: group[name] for name in SETTINGS if name in group} for group in optimizer.param_groups]
+    keys = {module: module.param_group_identifier_keys for module in (core_optimizer, distrib_optimizer)}
+    for module, names in keys.items():
+        module.param_group_identifier_keys = tuple(name for name in names if name not in RATES)
+    try:
+        yield
+    finally:
+        for module, names in keys.items():
+            module.param_group_identifier_keys = names
+    for group, settings in zip(optimizer.param_groups, before, strict=True):
+        group.update(settings)
+    scheduler.step(increment=0)
 
 
 def gather_weights(chunks: Sequence[Any]) -> None:

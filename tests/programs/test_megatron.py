@@ -33,7 +33,8 @@ from orchestrator.errors import NO_ROOM
 from orchestrator.job import Job
 from orchestrator.launch import local, render
 from orchestrator.model.spec import Architecture
-from orchestrator.plan import Plan, RunSettings, to_json
+from orchestrator.plan import Plan, RunSettings, from_json, to_json
+from orchestrator.workers.schedule import learning_rate
 
 HAS_TRAINING = find_spec("megatron.training") is not None
 pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("own_megatron")]
@@ -328,6 +329,12 @@ def test_the_command_starts_it_says_so_and_resumes_it(workshop: Workshop, tmp_pa
     assert rest.returncode == 0
     assert "From the checkpoint to this plan: tp 2 -> 1, pp 1 -> 2: weights and the optimizer's states" in rest.stdout
     assert_same(rows_of(tmp_path / "rest"), rows[2:])
+    changed = command(f"resume={half}", "train.lr=0.002", "train.steps=6", "train.change=lr,steps", f"out={tmp_path / 'changed'}")
+    assert changed.returncode == 0
+    plan = from_json((tmp_path / "changed" / "plan.json").read_bytes(), "plan.json")
+    assert [row["lr"] for row in rows_of(tmp_path / "changed")] == pytest.approx(
+        [learning_rate(plan.training, step) for step in range(2, 6)]
+    )
     for more, said in {
         "program=instrument": "was written by Megatron's own training loop, which alone reads it: program=own",
         "pin.zero_stage=1": "Megatron's own training loop reads it into plans of zero_stage=0, not of 1; pin.zero_stage=0",
