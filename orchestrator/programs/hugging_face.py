@@ -23,7 +23,7 @@ from transformers.integrations.deepspeed import deepspeed_config  # noqa: E402
 
 from orchestrator.plan import Plan  # noqa: E402
 from orchestrator.programs.hugging_face_callback import RunCallback  # noqa: E402
-from orchestrator.workers import hf_checkpoint, hugging_face, lora, saving  # noqa: E402
+from orchestrator.workers import hf_checkpoint, hugging_face, lora  # noqa: E402
 from orchestrator.workers.deepspeed import summed_over_sequence, tag_sliced_parameters, whole_shapes  # noqa: E402
 from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E402
 
@@ -102,7 +102,7 @@ class PlannedTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Writes a checkpoint as our worker does: weights and moments by their places in the whole model."""
-        saving.save(self.states, hooks.OUT, self.state.global_step)
+        self.run.save(self.states, self.state.global_step)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The ranks of a sequence read the same samples under Ulysses, each its part. DeepSpeed's own adapter would shift labels once more,

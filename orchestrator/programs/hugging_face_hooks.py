@@ -79,6 +79,7 @@ class Run:
         self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
         self.groups = groups.of_plan(plan)
         self.saved = self._checkpoint()
+        self.beside: saving.SaveBeside | None = None
         self.stopped = False
         """Whether the run was asked to end before its last step."""
 
@@ -91,6 +92,25 @@ class Run:
         saved = checkpoint.find(resume)
         checkpoint.require_as_written(saved)
         return saved
+
+    def save(self, states: States, step: int) -> None:
+        """Writes a checkpoint of the state after `step` steps, beside the training with train.async_save. Raises CheckpointError."""
+        self.wait()
+        if self.plan.run.async_save:
+            self.beside = saving.SaveBeside(states, OUT, step)
+        else:
+            saving.save(states, OUT, step)
+
+    def poll(self) -> None:
+        """Ends a checkpoint that has been written beside the training. All ranks call this after every step. Raises CheckpointError."""
+        if self.beside is not None and self.beside.poll():
+            self.beside = None
+
+    def wait(self) -> None:
+        """Waits for a checkpoint that is being written beside the training. Raises CheckpointError."""
+        if self.beside is not None:
+            self.beside.wait()
+        self.beside = None
 
     def complete(self, arguments: TrainingArguments) -> None:
         """Sets what belongs to the run's folder, whatever trainer.yaml says for use by hand: samples come in the plan's order."""
@@ -145,6 +165,7 @@ class Run:
                 state.compute_steps(trainer.args, self.plan.training.steps)
                 state.save_to_json(str(Path(folder, TRAINER_STATE_NAME)))
                 trainer.train(resume_from_checkpoint=folder)
+        self.wait()
         if self.plan.run.export_to and not self.stopped:
             self.watchdog.phase("export", saving.limit_s(self.plan))
             trainer.save_model(self.plan.run.export_to)

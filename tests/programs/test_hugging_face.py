@@ -126,7 +126,8 @@ def test_it_trains_chats_as_our_worker_does(packing: bool, workshop: Workshop) -
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_run_goes_on_from_its_checkpoint_and_keeps_the_newest(stage: int, workshop: Workshop) -> None:
-    plan = plan_of(zero_stage=stage, run={"save_every": 1, "keep_last": 2})
+    """Those of stage 3 are written beside the training."""
+    plan = plan_of(zero_stage=stage, run={"save_every": 1, "keep_last": 2, "async_save": stage == 3})
     name = f"saved {stage}"
     rows = workshop.trained(plan, name)
     saved = workshop.folder / f"saved-{stage}" / "checkpoints"

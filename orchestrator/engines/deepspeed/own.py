@@ -24,7 +24,6 @@ def why_not(plan: Plan) -> str | None:
         ),
         "LoRA under AutoTP": plan.training.lora is not None and plan.tp > 1,
         "models described by their own code": plan.model.traced is not None,
-        "checkpoints written beside the training (train.async_save)": plan.run.async_save,
     }
     found = next((what for what, is_asked in lacking.items() if is_asked), None)
     return f"orchestrator/programs/hugging_face.py has no {found}" if found else trainer_files.why_not(replace(plan, cp=1))
