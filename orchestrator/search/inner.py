@@ -345,9 +345,16 @@ class Inner:
         for p in range(self.pp):
             least_behind, most_behind = least_behind - fewest[p], most_behind - most[p]
             here: dict[int, list[tuple[int, list[Way]]]] = {}
+            of_size: dict[int, list[Way]] = {}  # with one kind of layer the ways depend on their number alone
             for start in reached:
                 ends = range(max(start + fewest[p], self.layers - most_behind), min(start + most[p], self.layers - least_behind) + 1)
-                here[start] = [(end, self.ways(p, start, spread(end - start, self.vpp, p, self.pp))) for end in ends]
+                if not self._one_kind:
+                    here[start] = [(end, self.ways(p, start, spread(end - start, self.vpp, p, self.pp))) for end in ends]
+                    continue
+                for size in range(ends.start - start, ends.stop - start):
+                    if size not in of_size:
+                        of_size[size] = self.ways(p, start, spread(size, self.vpp, p, self.pp))
+                here[start] = [(end, of_size[end - start]) for end in ends]
             steps.append(here)
             reached = {end for onwards in here.values() for end, ways in onwards if ways}
         return through(steps, self.layers)
@@ -424,9 +431,9 @@ class Inner:
         if not self._one_count:
             walk = Partitions(self.pipeline, steps, end)
             return self._walk(walk, best, upper, effort, near), walk.bound
-        left, bound, n = INFINITE, INFINITE, self._least_count(steps, end)
-        most = max(max(way.made.sizes) for row in steps for onwards in row.values() for _, ways in onwards for way in ways)
-        while True:
+        left, bound, first = INFINITE, INFINITE, self._least_count(steps, end)
+        needed = {way.made.recompute[1] for row in steps for onwards in row.values() for _, ways in onwards for way in ways}
+        for n in sorted(count for count in needed if count >= first):  # with any other a partition only recomputes more than it needs
             at_least = [
                 {state: [(after, [self._with(p, way, n) for way in ways]) for after, ways in onwards] for state, onwards in row.items()}
                 for p, row in enumerate(steps)
@@ -444,9 +451,6 @@ class Inner:
             if fitting is not None:
                 best = self._walk(Partitions(self.pipeline, fitting, end), best, upper, effort, near)
                 left = min(left, self.left)
-            if n >= most:
-                break
-            n += 1
         self.left = left
         return best, bound
 

@@ -139,18 +139,44 @@ class Partitions:
         updates: list[dict[int, float]] = [{} for _ in range(self.pp)] + [{self.end: 0.0}]
         togo: list[dict[int, float]] = [{} for _ in range(self.pp)] + [{self.end: 0.0}]
         for p in range(self.pp - 1, -1, -1):
-            turns, hop = (self.m - 1) // (self.pp - p) + 1, self.hops[p]
+            turns, hop, both, flat = (self.m - 1) // (self.pp - p) + 1, self.hops[p], self._waits_twice(p), self.flat
+            known = {
+                end: (f, b, togo[p + 1][end] + 2 * hop, updates[p + 1][end], self._turn(p, (f, b))) for end, (f, b) in behind[p + 1].items()
+            }
+            terms: dict[int, list[tuple[float, ...]]] = {}  # what of a way is the same wherever it leads to, by the id of a list of ways
             for state, steps in self.steps[p].items():
                 forward = backward = update = least = INFINITE
                 for end, ways in steps:
-                    f, b = behind[p + 1][end]
-                    rest = togo[p + 1][end] + 2 * hop
-                    for way in ways:
-                        forward, backward = min(forward, f + way.forward_s[-1]), min(backward, b + way.backward_s[-1])
-                        update = min(update, max(way.optimizer_s, updates[p + 1][end]))
-                        lead = way.forward_s[0] + way.backward_s[0]
-                        least = min(least, max(self._work(p, way, (f, b)), lead + rest))
-                if self.flat:
+                    f, b, rest, after, turn = known[end]
+                    here = terms.get(id(ways))
+                    if here is None:
+                        here = terms[id(ways)] = [
+                            (
+                                way.forward_s[-1],
+                                way.backward_s[-1],
+                                way.optimizer_s,
+                                way.forward_s[0] + way.backward_s[0],
+                                *self._own(p, way),
+                            )
+                            for way in ways
+                        ]
+                    for last_forward, last_backward, optimizer, lead, work, first, last in here:  # min and max would take twice as long
+                        if f + last_forward < forward:  # noqa: PLR1730
+                            forward = f + last_forward
+                        if b + last_backward < backward:  # noqa: PLR1730
+                            backward = b + last_backward
+                        later = optimizer if optimizer > after else after
+                        if later < update:  # noqa: PLR1730
+                            update = later
+                        if flat:
+                            first = turn - first if turn > first else 0.0
+                            last = turn - last if turn > last else 0.0
+                            work += first + last if both or not first or not last else max(first, last)
+                        if lead + rest > work:  # noqa: PLR1730
+                            work = lead + rest
+                        if work < least:  # noqa: PLR1730
+                            least = work
+                if flat:
                     forward, backward = forward + hop, backward + hop
                     least = max(least, turns * (forward + backward))
                 behind[p][state], updates[p][state], togo[p][state] = (forward, backward), update, least
@@ -164,20 +190,33 @@ class Partitions:
         the last micro-batch's turn, not just after those that its warm-up was ahead. Where transfers block, the stage spends all those over
         its borders: beside each pass of its warm-up `beside` of them, and `more` before the turn is over.
         """
-        m = self.m
-        work = m * way.work_s
+        work, first, last = self._own(p, way)
         if not self.flat:
             return work
+        turn = self._turn(p, behind)
+        first, last = max(0.0, turn - first), max(0.0, turn - last)
+        return work + (first + last if self._waits_twice(p) else max(first, last))
+
+    def _own(self, p: int, way: Way) -> tuple[float, float, float]:
+        """Seconds that depend on this way alone, for `_work`: of its work with its transfers, and those that it is ahead of the turn of
+        the first and of the last micro-batch."""
+        work = self.m * way.work_s
+        if not self.flat:
+            return work, 0.0, 0.0
         before, behind_it = self.hops[p - 1] if p else 0.0, self.hops[p]
         up, down = self.transfers[p]
+        ahead, beside = min(self.m - 1, self.pp - 1 - p), before + behind_it
         work += max(0, up - 2) * before + down * behind_it
-        turn = sum(behind) + 2 * behind_it
-        ahead = min(m - 1, self.pp - 1 - p)
-        beside = before + behind_it
-        more = (2 if self.half_duplex or m <= self.pp - 1 - p else 1) * behind_it
-        first = turn - more - ahead * (way.forward_s[0] + beside)
-        last = turn - more - ahead * (way.backward_s[0] + beside)
-        return work + (max(0.0, first) + max(0.0, last) if m - 1 > self.pp - 1 - p else max(0.0, first, last))
+        return work, ahead * (way.forward_s[0] + beside), ahead * (way.backward_s[0] + beside)
+
+    def _turn(self, p: int, behind: tuple[float, float]) -> float:
+        """Seconds of a micro-batch's turn through the stages behind p, for `_work`, less transfers that its warm-up has had before."""
+        behind_it = self.hops[p]
+        return sum(behind) + 2 * behind_it - (2 if self.half_duplex or self.m <= self.pp - 1 - p else 1) * behind_it
+
+    def _waits_twice(self, p: int) -> bool:
+        """Whether there are more micro-batches than stage p's warm-up has: it waits for the first one's turn and for the last one's."""
+        return self.m - 1 > self.pp - 1 - p
 
     # ---- branch and bound
 
@@ -336,6 +375,11 @@ class Partitions:
                 break
             add(path)
         return met
+
+
+def _lead(way: Way) -> float:
+    """Seconds of a micro-batch in the stage's first chunk, there and back."""
+    return way.forward_s[0] + way.backward_s[0]
 
 
 def through(steps: Steps, end: int) -> Steps | None:

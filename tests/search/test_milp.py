@@ -138,11 +138,12 @@ def test_medium_instances_are_worth_their_name() -> None:
 
 
 def test_a_planted_pruning_bug_is_caught_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Partitions._work
+    honest = Partitions._own
 
-    def unsound(self: Partitions, p: int, way: Way, behind: tuple[float, float]) -> float:
-        return 1.3 * honest(self, p, way, behind)
+    def unsound(self: Partitions, p: int, way: Way) -> tuple[float, float, float]:
+        work, first, last = honest(self, p, way)
+        return 1.3 * work, first, last
 
     instance = medium(UNEVEN)
-    monkeypatch.setattr(Partitions, "_work", unsound)
+    monkeypatch.setattr(Partitions, "_own", unsound)
     assert not agrees(instance)
