@@ -88,7 +88,9 @@ class PlannedTrainer(Trainer):
         stay in fp32, though DeepSpeed casts all buffers (runtime/engine.py, _configure_distributed_model). A checkpoint is read into any
         layout and ZeRO stage, where DeepSpeed's own is of one (integrations/deepspeed.py, deepspeed_load_checkpoint)."""
         whole = whole_shapes(self.model)
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+        adapted = self.plan.tp > 1 and self.plan.training.lora is not None
+        with lora.seen_into() if adapted else contextlib.nullcontext():
+            prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         if self.plan.tp > 1:
             tag_sliced_parameters(self.model, whole)
         hugging_face.restore_rotary_frequencies(self.model)

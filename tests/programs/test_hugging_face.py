@@ -58,6 +58,7 @@ CASES: dict[str, Plan] = {
     "mixtral balanced zero2": plan_of(BALANCED, zero_stage=2),
     "llama cp2 zero2": plan_of(cp=2, dp=1, zero_stage=2, clip=0.5),
     "llama cp2 zero3": plan_of(cp=2, dp=1, zero_stage=3, clip=0.5),
+    "llama lora tp2": plan_of(tp=2, dp=1, zero_stage=1, lora=Lora(rank=4)),
     "llama lora zero3": plan_of(zero_stage=3, lora=Lora(rank=4)),
     "llama zero0 bf16": plan_of(precision="bf16", grad_accum_dtype="bf16", grad_reduce_dtype="bf16"),
 }

@@ -22,7 +22,6 @@ def why_not(plan: Plan) -> str | None:
         "chats (task=sft) under Ulysses, or with a loss that balances experts": (
             plan.training.task == "sft" and (plan.cp > 1 or any(part.aux_loss_coeff for part in plan.model.experts))
         ),
-        "LoRA under AutoTP": plan.training.lora is not None and plan.tp > 1,
         "models described by their own code": plan.model.traced is not None,
     }
     found = next((what for what, is_asked in lacking.items() if is_asked), None)
