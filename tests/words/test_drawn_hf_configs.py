@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from orchestrator.engines.hf_config import config_keywords, inexpressible
+from orchestrator.engines.hf_config import class_of, config_keywords, inexpressible
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import from_hf_config
@@ -35,15 +35,16 @@ def varied(config: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 
 def drawn(name: str, number: int) -> list[tuple[str, Architecture]]:
-    """Model types and models that transformers' class has."""
+    """Model types and models that transformers' class for the configuration has, and is written for."""
     draw, (model_type, config) = random.Random(name), CONFIGS[name]
     found: list[tuple[str, Architecture]] = []
+    written_for = class_of(from_hf_config(config | {"model_type": model_type}, "x"))
     for _ in range(100 * number):
         try:
             read = from_hf_config(varied(config, draw) | {"model_type": model_type}, "x")
         except InputError:
             continue
-        if inexpressible(read) is None:
+        if inexpressible(read) is None and class_of(read) is written_for:
             found.append((model_type, read))
         if len(found) == number:
             break
