@@ -92,10 +92,10 @@ def test_a_calibration_that_does_not_fit_is_refused_with_the_choices(folder: Pat
 def test_what_is_kept_free_follows_from_measured_peaks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """79.6 of 80 GB are the GPU's own figure in the catalog; a quarter of it stays free by this calibration, the user's GiB by memory."""
     path = mine(folder / "mine.json", memory_margin=0.25)
-    planned(*WORDS, f"calibration={path}", "out=a")
+    planned(*WORDS, "verbose=true", f"calibration={path}", "out=a")
     said = " ".join(capsys.readouterr().out.split())
     assert "GiB reserve: 95% of measured peaks are at most 25.0% above their prediction)" in said
-    planned(*WORDS, f"calibration={path}", "memory.reserve_gib=3", "out=b")
+    planned(*WORDS, "verbose=true", f"calibration={path}", "memory.reserve_gib=3", "out=b")
     said = " ".join(capsys.readouterr().out.split())
     assert "less 3.0 GiB reserve)" in said
     plan = from_json(Path("a", "plan.json").read_bytes())
@@ -107,12 +107,12 @@ def test_the_users_own_peaks_count_in_place_of_published_ones(folder: Path, caps
     """A margin that own runs measured is what is kept free, less or more than published runs ask for; one that a file without own runs
     carries along (from timers of a run, say) is not theirs."""
     path = mine(folder / "mine.json", memory_margin=0.01)
-    planned(*WORDS, f"calibration={path}", "out=a")
+    planned(*WORDS, "verbose=true", f"calibration={path}", "out=a")
     said = " ".join(capsys.readouterr().out.split())
     assert " reserve: 95% of measured peaks are at most 1.0% above their prediction)" in said
     assert "(the reserve goes by those of your own runs)" in said
     without = msgspec.structs.replace(msgspec.json.decode(path.read_bytes(), type=CalibrationFile), interval=None)
     path.write_bytes(msgspec.json.encode(without))
-    planned(*WORDS, f"calibration={path}", "out=b")
+    planned(*WORDS, "verbose=true", f"calibration={path}", "out=b")
     said = " ".join(capsys.readouterr().out.split())
     assert "GiB reserve: at most 5% chance of running out (memory.risk))" in said
