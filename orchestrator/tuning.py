@@ -33,7 +33,6 @@ from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.folder import HELD, new_folder, write_folder
 from orchestrator.job import File
 from orchestrator.launch import local, program_metrics, render, slurm
-from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings, from_json, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
@@ -242,17 +241,12 @@ class ReportedSteps:
         return outcome
 
 
-def shortened(training: Training, steps: int) -> Training:
-    """The training in so many steps, which no schedule refuses: Megatron's own loop ends the warm-up before the last step."""
-    return replace(training, steps=steps, warmup=min(training.warmup, steps - 1), decay_steps=None)
-
-
 def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -> Trial:
     """The plan's steps in a folder of its own. Raises KeyboardInterrupt where they were ended from outside, LaunchError for a program that
     tells of no step times."""
     own = settings.entry is None
     quiet = replace(plan.run, **{name: getattr(RunSettings(), name) for name in NOT_WHILE_TUNING})
-    training = shortened(plan.training, settings.tune_steps) if own else plan.training
+    training = replace(plan.training, steps=settings.tune_steps) if own else plan.training
     short = replace(plan, training=training, run=quiet)
     shutil.rmtree(folder, ignore_errors=True)  # a trial that was cut off
     job = Planner(settings).job(short, trial_steps=None if own else settings.tune_steps)

@@ -83,11 +83,16 @@ class _Asked:
         known, later, hoped = self.as_they_are(choice, value, {engine.name for engine in engines})
         best, asks = min(known, key=seconds_of, default=None), choice.offered.asks
         if best is None or seconds_of(best) >= self.worth_s:
-            if choice.offered.saves_memory:  # choices that did not fit may, of which a search keeps no bound
+            beside = any(plan.engine == engine.name for plan in self.plans for engine in engines)
+            other_mesh = choice.searched and not choice.unit  # a kind whose best meshes the search of the other kinds leaves out
+            if choice.offered.saves_memory or other_mesh or not beside:  # also where what did not fit may, or no engine of the plans has it
                 pinned = replace(self.settings, pins=replace(self.settings.pins, **{choice.pin: value}), top_k=1)
                 best = (faster(self.workload, engines, pinned, self.worth_s) if engines else None) or best
-            elif hoped < 1 - HOPEFUL_S:
-                best = self.near_by(choice, value, engines, max(1 - OTHERS_GAIN * (1 - hoped), hoped * (1 - FURTHER_S))) or best
+            else:
+                least = max(1 - OTHERS_GAIN * (1 - hoped), hoped * (1 - FURTHER_S)) if hoped < 1 - HOPEFUL_S else 1.0
+                if choice.searched or not known:  # the plans have what is the best without it
+                    least = min(least, 1 - OTHERS_GAIN * FURTHER_S)
+                best = (self.near_by(choice, value, engines, least) if least < 1 else None) or best
         if (best is None or seconds_of(best) >= self.worth_s) and later:
             release, best = min(later, key=lambda item: seconds_of(item[1]))
             asks = f"{asks}; needs Megatron-core {release} (cluster.software.megatron_core={release})"
@@ -124,11 +129,11 @@ class _Asked:
         """The fastest plan with this value, of choices that might be worth it if it takes `least` times as long with it."""
         best = None
         for engine in engines:
-            near = {
-                replace(candidate, strategy=replace(candidate.strategy, **{choice.name: value})): bound * least
-                for candidate, bound in self.bounds.items()
-                if candidate.engine == engine.name and bound * least < self.worth_s
-            }
+            near: dict[Candidate, float] = {}
+            for candidate, bound in self.bounds.items():
+                if candidate.engine == engine.name and bound * least < self.worth_s:
+                    other = replace(candidate, strategy=replace(candidate.strategy, **{choice.name: value}))
+                    near[other] = min(bound * least, near.get(other, bound))  # of two that differ in this choice alone
             below_s = self.worth_s if best is None else seconds_of(best)
             rules = [rule for rule in self.rules[engine.name] if {choice.name, "recompute"} & set(rule.needs)]  # it keeps the others
             best = fastest_of(near, self.workload, engine, self.settings, below_s, rules) or best

@@ -18,7 +18,6 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.job import Job
 from orchestrator.plan import Plan, RunSettings
-from orchestrator.tuning import shortened
 
 PLAN = make_plan(run=RunSettings(save_every=10))
 
@@ -129,11 +128,3 @@ def test_megatrons_own_loop_gets_the_arguments_of_the_file_and_looks_at_the_loss
     of_file = [word for flag in megatron_flags(PLAN) for word in flag]
     assert list(own.arguments[: len(of_file)]) == of_file
     assert own.arguments[-1] == "--no-check-for-nan-in-loss-and-grad"
-
-
-def test_a_few_steps_of_a_training_are_none_that_it_refuses() -> None:
-    """As tune= lets plans take."""
-    long = replace(PLAN.training, warmup=10, schedule="wsd", decay_steps=30, steps=100)
-    assert why_not_own(replace(PLAN, training=replace(long, steps=4))) is not None
-    assert why_not_own(replace(PLAN, training=shortened(long, 4))) is None
-    assert shortened(long, 4).decay_length == 1

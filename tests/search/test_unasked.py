@@ -74,6 +74,8 @@ COVERING = (
     ("recipe=llama3_8b_128k", "gpus=64"),  # Megatron's FSDP; user buffers where the plan has no tp
     ("recipe=bert_large", "gpus=512"),  # CUDA graphs
     ("recipe=qwen3_8b_sft", "gpus=8", "cluster=dgx_a100_40gb"),  # logits in pieces, in place of an optimizer in host memory
+    ("recipe=t5_11b", "gpus=8"),  # user buffers, of an engine that none of the best plans has
+    ("recipe=qwen3_30b_a3b", "gpus=64"),  # flex, where all gathered is better than all to all
     ("recipe=bert_tiny", "gpus=64"),  # sequences shorter than the pieces that are offered
     ("recipe=llama3_70b_lora", "gpus=8"),  # checkpoints in host memory, in place of smaller micro-batches
 )
@@ -86,8 +88,9 @@ def test_no_option_that_would_gain_is_missing(words: tuple[str, ...]) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("gpus", [8, 64, 512, 2048])
-@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml") if "_tiny" not in path.stem))
 def test_no_option_that_would_gain_is_missing_from_any_shipped_recipe(name: str, gpus: int) -> None:
+    """All but the tiny ones, which are for a machine without GPUs."""
     assert missing(f"recipe={name}", f"gpus={gpus}") == []
 
 
