@@ -344,10 +344,15 @@ def with_windows(keys: dict[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------------ training
 
 
+AS_PRICED: Final = {"moe_grouped_gemm": True, "moe_permute_fusion": True}
+"""Settings that every price takes for granted with this value: experts' products, and their tokens' permutations, are one kernel each. With
+another value they cost what the prediction does not know."""
+
+
 def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: Mapping[str, str], **lists: Sequence[str]) -> Reading:
     """All that a file of this kind says. `said`: its settings by name, in its own words, of which those that nothing has read are listed by
     what they do; `lists`: more for the lists of a Reading."""
-    left = {name: text for name, text in said.items() if name not in f.used}
+    left = {name: text for name, text in said.items() if name not in f.used and f.given.get(name) != AS_PRICED.get(name, NOTHING)}
     return Reading(
         format=kind,
         keys=keys,

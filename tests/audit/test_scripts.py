@@ -383,3 +383,9 @@ def test_mlp_and_moe_of_megatron_are_told_apart(modules: str, given: dict[str, o
 def test_a_change_to_mlp_is_written_in_megatrons_modules(experts: bool, paired: bool, words: list[str]) -> None:
     before = Setup(engine="megatron", experts=experts, overlap_moe_expert_parallel_comm=paired)
     assert megatron.flags_changed(before, replace(before, recompute="mlp"))["--recompute-modules"] == words
+
+
+def test_what_every_price_takes_for_granted_is_not_called_unpriced(tmp_path: Path) -> None:
+    words = f"{LLAMA3_8B} --num-experts 8 --moe-router-topk 2 --bf16 --moe-grouped-gemm --moe-permute-fusion"
+    found = audited(tmp_path, words, gpus=8)
+    assert not [said for said in (*found.reading.unpriced, *found.reading.beside) if "--moe-" in said]
