@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json, to_json
-from orchestrator.workers import checkpoint, distributed, loop, saving
+from orchestrator.workers import checkpoint, distributed, loop, saving, unpickling
 from orchestrator.workers.parts import Place
 from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import Watchdog
@@ -184,7 +184,11 @@ class Hooks:
         from orchestrator.workers import megatron_checkpoints
 
         megatron_checkpoints.prepare(optimizer)
-        with megatron_checkpoints.with_settings_kept(optimizer, scheduler):
+        step = _iteration()
+        resumed_from = checkpoint.find(self.plan.run.resume).folder if step is None and self.plan.run.resume else None
+        folder = resumed_from or OUT / checkpoint.FOLDER / f"{ITERATION}{step or 0:07d}"
+        # What Megatron itself lets torch read beside tensors is in core/safe_globals.py.
+        with unpickling.refused(folder), megatron_checkpoints.with_settings_kept(optimizer, scheduler):
             done = load(model, optimizer, scheduler, *args, **kwargs)
         megatron_checkpoints.count_steps_apart(optimizer)
         return done

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -194,6 +195,25 @@ def test_it_goes_on_from_its_checkpoint_in_another_layout(name: str, workshop: W
     assert sorted(path.name for path in saved.glob("iter_*")) == ["iter_0000004", "iter_0000005"]
     rows = workshop.trained(workshop.plan(model, run={"resume": str(saved / "iter_0000004")}, **after), f"{name} after")
     assert_same(rows, workshop.expected(model.name)[4:])
+
+
+class Harmful:
+    """Makes a folder where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("was-here",)
+
+
+def test_nothing_of_a_checkpoint_is_unpickled(workshop: Workshop) -> None:
+    model = MODELS["llama_test"]
+    workshop.trained(workshop.plan(model, tp=2, run={"save_every": STEPS}), "harmed")
+    saved = workshop.folder / "harmed" / "checkpoints" / f"iter_{STEPS:07d}"
+    (saved / ".metadata").write_bytes(pickle.dumps(Harmful()))
+    out, job = workshop.job(workshop.plan(model, tp=2, run={"resume": str(saved)}), "not harmed")
+    codes = own_ranks.run(workshop.context, job.module, [*job.arguments], out, 2, lambda process: None)
+    assert 0 not in codes
+    assert "has a file that is no checkpoint's, and was not read: it would call" in (out / "logs" / "rank-0.log").read_text()
+    assert not (out / "was-here").exists()
 
 
 def wait_for(ready: Callable[[], bool]) -> None:
