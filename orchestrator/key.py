@@ -15,6 +15,7 @@ import shlex
 import types
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import Any, Final, Literal, Union
@@ -133,7 +134,10 @@ def parse(key: Key, text: Any) -> Any:
         except InputError as error:
             if not key.unit or kind not in (int, float) or not isinstance(text, str) or not _LETTERED.match(text):
                 raise
-            raise InputError(key.name, shown(text), f"{error.why}: {key.unit} are counted, without letters behind the digits") from None
+            why = f"{error.why}: {key.unit} are counted, without letters behind the digits"
+            with suppress(InputError):
+                why += f"; {text} tokens are {count(key.name, text)} / train.seq_length of them" if key.unit == "sequences" else ""
+            raise InputError(key.name, shown(text), why) from None
     check_range(key, text, value if isinstance(value, tuple) else (value,))
     return value
 

@@ -495,7 +495,7 @@ def test_a_defect_of_ours_is_told_in_a_line_with_the_way_to_the_traceback(
     [
         (["--gpus", "16"], "--gpus: is not key=value; did you mean gpus=..., one word?"),
         (["train.seq_length=4k"], "train.seq_length=4k: is not a whole number: tokens are counted, without letters"),
-        (["train.global_batch_size=4M"], "train.global_batch_size=4M: is not a whole number: sequences are counted, without letters"),
+        (["train.global_batch_size=4M"], "behind the digits; 4M tokens are 4000000 / train.seq_length of them"),
         (["slurm.image=a.sqsh"], "slurm.image=a.sqsh: is no key; did you mean container.image?"),
         (["pin.mbs=2", "pin.micro_batch_size=2"], "pin.micro_batch_size=2: is given twice, first as pin.micro_batch_size=2"),
     ],
