@@ -34,8 +34,9 @@ done
 mount -t proc proc "$root/proc"
 for name in dev sys; do mount --rbind "/$name" "$root/$name"; done
 cp /etc/resolv.conf /etc/hosts "$root/etc/"
+chroot=$(command -v chroot)
 export PATH=/usr/local/bin:/usr/bin:/bin
-exec chroot "$root" bash -c 'cd "$1" && shift && exec "$@"' enter "$place" "$@"
+exec "$chroot" "$root" bash -c 'cd "$1" && shift && exec "$@"' enter "$place" "$@"
 """
 """Enters an image's files, in a mount namespace of its own: their folder, where to stand, how many mounts, these, the command."""
 APPTAINER = f"""#!/bin/bash
@@ -108,7 +109,7 @@ def test_two_nodes_of_slurm_train_in_an_image(images: dict[str, Path], cluster: 
     (programs / "apptainer").chmod(0o755)
     image.write_text(str(images["deepspeed"]))
     words = ("recipe=gpt_tiny", "gpus=4", "engine=deepspeed", "train.steps=3", "train.warmup=1")
-    where = (f"container.image={image}", f"env.PATH={programs}:{os.environ['PATH']}")
+    where = (f"container.image={image}", f'slurm.setup=export PATH="{programs}:$PATH"')
     code, said = end(begin(out, cluster, *SUBMIT, *where, train=words), 600)
     assert code == 0, said
     assert (status(out)["status"], len(metrics(out))) == ("finished", 3)
