@@ -137,7 +137,7 @@ class Options(Value, frozen=True, kw_only=True):
         Choice(
             doc="the linears' weights in FP8 alone, kept and gathered without bf16 ones (megatron, train.precision=fp8, ZeRO)",
             in_layer_price=False,
-            offered=Offered(values=(True,), asks="checkpoints have weights in FP8 alone"),
+            offered=Offered(values=(True,), asks="keeps no bf16 copy of the weights, only FP8 and the optimizer's own"),
         ),
     ] = False
     tp_comm_overlap: Annotated[
