@@ -26,7 +26,7 @@ from orchestrator.commands import arguments, command, usage
 from orchestrator.cost.calibration import datasheet
 from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
-from orchestrator.engines.rules.mesh import mesh_rules
+from orchestrator.engines.rules.mesh import MESH_RULES
 from orchestrator.errors import NoPlanError
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan
@@ -41,7 +41,7 @@ from orchestrator.strategy.workload import Workload
 RECIPES = ("llama2_7b", "gpt2_xl", "bert_huge_32", "t5_large", "llama3_8b", "llama2_70b")
 CLUSTERS = (("rtx_titan_8", 16), ("dgx_a100_80gb", 16), ("dgx_h100", 32), ("gb200_nvl72", 144))
 STRIDED = ("dp", "cp", "ep", "tp", "pp")
-SHAPES = tuple(rule for rule in mesh_rules() if rule.id in ("heads_tp", "groups_tp", "ffn_tp"))
+SHAPES = tuple(rule for rule in MESH_RULES if rule.id in ("heads_tp", "groups_tp", "ffn_tp"))
 """What a TP degree must divide."""
 
 LAYERWISE = Capabilities(

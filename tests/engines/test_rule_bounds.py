@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,17 +21,17 @@ from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
-from orchestrator.strategy.spec import PP_BEFORE_DP, Candidate
+from orchestrator.strategy.capabilities import Rule
+from orchestrator.strategy.spec import PP_BEFORE_DP
 from orchestrator.strategy.workload import Workload
 
-Check = Callable[[Candidate, Workload], str | None]
 Case = tuple[Any, dict[str, Any], str | None]
 
 
-def held(check: Check, *cases: Case) -> None:
+def held(rule: Rule, *cases: Case) -> None:
     """(a workload or its model, choices, how the reason begins or None where it is legal)."""
     for number, (given, choices, why) in enumerate(cases):
-        found = check(candidate(**({"dp": 8} | choices)), given if isinstance(given, Workload) else workload(given))
+        found = rule.check(candidate(**({"dp": 8} | choices)), given if isinstance(given, Workload) else workload(given))
         assert (found is None) == (why is None), (number, found)
         assert why is None or (found or "").startswith(why), (number, found)
 

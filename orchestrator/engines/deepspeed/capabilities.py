@@ -6,7 +6,7 @@ from typing import Final
 
 from orchestrator.engines import hf_config
 from orchestrator.engines.deepspeed.requirements import NAME
-from orchestrator.engines.deepspeed.rules import deepspeed_rules
+from orchestrator.engines.deepspeed.rules import DEEPSPEED_RULES
 from orchestrator.engines.rules import sources
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities
@@ -53,5 +53,5 @@ def capabilities(software: Software) -> Capabilities:
             "sequence_parallel": "mapping_deepspeed.md: no Megatron-style sequence parallelism; cp is DeepSpeed's Ulysses",
             "recompute": "transformers/modeling_utils.py gradient_checkpointing_enable, for whole layers",
         },
-        rules=deepspeed_rules(),
+        rules=DEEPSPEED_RULES,
     )

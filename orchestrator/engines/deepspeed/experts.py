@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from orchestrator.engines.hf_config import DEEPSEEK_V3, GLM4_MOE, MIXTRAL, QWEN3_MOE, class_of
 from orchestrator.engines.rules.experts import experts, experts_fold
 from orchestrator.engines.rules.rule import rule
 from orchestrator.model.spec import Architecture
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
@@ -29,11 +30,13 @@ def balance(a: Architecture) -> dict[str, float]:
     return {"expert_balance": found} if found else {}
 
 
+@rule("capacity", "transformers/models/*/modeling_*.py: no capacity", "model")
 def capacity(_: Candidate, workload: Workload) -> str | None:
     found = next((part.capacity_factor for part in workload.model.architecture.experts if part.capacity_factor is not None), None)
     return None if found is None else f"experts.capacity_factor={found}: transformers' experts take every token, and AutoEP's do"
 
 
+@rule("expert_balance", "transformers/models/deepseek_v3/modeling_deepseek_v3.py: no router loss", "model")
 def sigmoid_balance(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     for part in a.experts:
@@ -42,6 +45,11 @@ def sigmoid_balance(_: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule(
+    "experts_autotp",
+    "autoep: deepspeed/module_inject/tp_plan_converter.py:45, auto_ep_folding.py:241; zero/stage_1_and_2.py:2682",
+    "tp ep zero_stage",
+)
 def one_tensor_rank(candidate: Candidate, workload: Workload) -> str | None:
     tp, stage = candidate.mesh.tp, candidate.strategy.zero_stage
     if tp == 1 or not workload.model.architecture.experts:
@@ -53,6 +61,7 @@ def one_tensor_rank(candidate: Candidate, workload: Workload) -> str | None:
     return f"tp={tp} with experts: AutoTP refuses transformers' own plan of them, and no plan of the attention alone is written here"
 
 
+@rule("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220", "ep cp zero_stage zero_shard_size offload_optimizer")
 def alone(candidate: Candidate, workload: Workload) -> str | None:
     ep, strategy = candidate.mesh.ep, candidate.strategy
     if ep == 1:
@@ -69,6 +78,7 @@ def alone(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("autoep_fp16", "ours: nobody has tried it", "ep")
 def autoep_training(candidate: Candidate, workload: Workload) -> str | None:
     ep, training = candidate.mesh.ep, workload.training
     if ep > 1 and training.precision == "fp16":
@@ -76,6 +86,7 @@ def autoep_training(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("lora_experts", "peft: target_modules are linears", "model")
 def adapters(_: Candidate, workload: Workload) -> str | None:
     lora = workload.training.lora
     if lora is None or not workload.model.architecture.experts:
@@ -83,6 +94,7 @@ def adapters(_: Candidate, workload: Workload) -> str | None:
     return f"lora.rank={lora.rank}: the weights of transformers' experts are no linears, which peft's adapters are for"
 
 
+@rule("autoep_class", "autoep: deepspeed/module_inject/auto_ep_presets/registry.py", "ep")
 def known_to_autoep(candidate: Candidate, workload: Workload) -> str | None:
     ep, a = candidate.mesh.ep, workload.model.architecture
     if ep == 1 or not a.experts or class_of(a).model in PRESETS:
@@ -90,33 +102,25 @@ def known_to_autoep(candidate: Candidate, workload: Workload) -> str | None:
     return f"ep={ep}: AutoEP is not told here how to divide the experts of transformers' {class_of(a).model}; of {', '.join(PRESETS)} it is"
 
 
+def beyond_host(workload: Workload) -> str:
+    """What the whole model takes of a rank's host memory, where that has less; "" where it fits."""
+    needed = workload.model.parameters * ITEMSIZE["fp32" if workload.training.precision == "fp32" else "bf16"]
+    have = workload.cluster.host_memory
+    return f"{format_bytes(needed)} a rank of {format_bytes(have)} (cluster.host_memory)" if needed > have else ""
+
+
+@rule("autoep_host", "autoep: deepspeed/moe/ep_repack.py repack_expert_weights", "ep zero_stage")
 def built_in_host_memory(candidate: Candidate, workload: Workload) -> str | None:
     """AutoEP cuts a model that each rank has built whole; zero.Init at stage 3 builds partitions at once."""
-    ep, cluster = candidate.mesh.ep, workload.cluster
-    if ep == 1 or candidate.strategy.zero_stage == 3:
+    ep, stage = candidate.mesh.ep, candidate.strategy.zero_stage
+    if ep == 1 or stage == 3 or not (lacking := beyond_host(workload)):
         return None
-    itemsize = ITEMSIZE["fp32" if workload.training.precision == "fp32" else "bf16"]
-    needed = workload.model.parameters * itemsize
-    if needed <= cluster.host_memory:
-        return None
-    given, have = f"ep={ep} zero_stage={candidate.strategy.zero_stage}", f"{format_bytes(cluster.host_memory)} (cluster.host_memory)"
-    return f"{given}: AutoEP builds the whole model in host memory first: {format_bytes(needed)} a rank of {have}; zero_stage=3 does not"
+    return f"ep={ep} zero_stage={stage}: AutoEP builds the whole model in host memory first: {lacking}; zero_stage=3 does not"
 
 
-def expert_rules() -> tuple[Rule, ...]:
-    """The rules for models with experts."""
-    folds = ("tp", "cp", "ep", "etp", "dp")
-    states = ("ep", "cp", "zero_stage", "zero_shard_size", "offload_optimizer")
-    plans = "autoep: deepspeed/module_inject/tp_plan_converter.py:45, auto_ep_folding.py:241; zero/stage_1_and_2.py:2682"
-    return (
-        rule("experts", "autoep: deepspeed/module_inject/auto_ep_config.py validate_autoep_post_detection", experts, "ep"),
-        rule("experts_fold", "autoep: deepspeed/utils/groups.py _create_expert_and_data_parallel", experts_fold, *folds),
-        rule("capacity", "transformers/models/*/modeling_*.py: no capacity", capacity, "model"),
-        rule("expert_balance", "transformers/models/deepseek_v3/modeling_deepseek_v3.py: no router loss", sigmoid_balance, "model"),
-        rule("experts_autotp", plans, one_tensor_rank, "tp", "ep", "zero_stage"),
-        rule("autoep_class", "autoep: deepspeed/module_inject/auto_ep_presets/registry.py", known_to_autoep, "ep"),
-        rule("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220", alone, *states),
-        rule("autoep_fp16", "ours: nobody has tried it", autoep_training, "ep"),
-        rule("lora_experts", "peft: target_modules are linears", adapters, "model"),
-        rule("autoep_host", "autoep: deepspeed/moe/ep_repack.py repack_expert_weights", built_in_host_memory, "ep", "zero_stage"),
-    )
+EXPERT_RULES: Final = (
+    replace(experts, engine_rule="autoep: deepspeed/module_inject/auto_ep_config.py validate_autoep_post_detection"),
+    replace(experts_fold, engine_rule="autoep: deepspeed/utils/groups.py _create_expert_and_data_parallel"),
+    capacity, sigmoid_balance, one_tensor_rank, known_to_autoep, alone, autoep_training, adapters, built_in_host_memory,
+)  # fmt: skip
+"""The rules for models with experts."""

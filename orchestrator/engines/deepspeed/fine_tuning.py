@@ -6,7 +6,6 @@ from typing import Final
 
 from orchestrator.engines.hf_config import takes_flash_attention
 from orchestrator.engines.rules.rule import rule
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
@@ -14,6 +13,7 @@ TASK: Final = "task=sft"
 PACKING: Final = "data.packing=true"
 
 
+@rule("sft_stack", "ours: samples with answers are of decoders", "model")
 def decoder_only(_: Candidate, workload: Workload) -> str | None:
     stack = workload.model.architecture.stack
     if workload.training.task != "sft" or stack == "decoder":
@@ -21,6 +21,7 @@ def decoder_only(_: Candidate, workload: Workload) -> str | None:
     return f"{TASK} is for decoders: this model is an {stack.replace('_', '-')}"
 
 
+@rule("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:546", "cp")
 def packed_ulysses(candidate: Candidate, workload: Workload) -> str | None:
     cp = candidate.mesh.cp
     if cp == 1 or not workload.training.packing:
@@ -28,6 +29,7 @@ def packed_ulysses(candidate: Candidate, workload: Workload) -> str | None:
     return f"cp={cp} with data.packing: Ulysses drops the mask between samples; data.packing=false pads them instead"
 
 
+@rule("packed_flash", "transformers/modeling_flash_attention_utils.py:574", "micro_batch_size")
 def packed_one_by_one(candidate: Candidate, workload: Workload) -> str | None:
     """Flash attention tells samples apart by position ids in a batch of one sequence alone, and without a word not at all in others."""
     size = candidate.micro_batch_size
@@ -36,6 +38,7 @@ def packed_one_by_one(candidate: Candidate, workload: Workload) -> str | None:
     return f"micro_batch_size={size} with data.packing: flash attention would let packed samples see each other; 1 sequence at a time"
 
 
+@rule("packed_states", "transformers/models/mamba2/modeling_mamba2.py: no positions", "model")
 def packed_states(_: Candidate, workload: Workload) -> str | None:
     """Refuses packed samples for layers with states: transformers tells packed samples apart by their positions in attention's masks
     alone."""
@@ -45,6 +48,7 @@ def packed_states(_: Candidate, workload: Workload) -> str | None:
     return "data.packing: a state space would carry one sample's state to the next; data.packing=false pads them instead"
 
 
+@rule("lora_states", "ours: nobody has tried it", "model")
 def adapters_of_states(_: Candidate, workload: Workload) -> str | None:
     lora, a = workload.training.lora, workload.model.architecture
     if lora is None or "mamba2" not in a.features():
@@ -52,6 +56,7 @@ def adapters_of_states(_: Candidate, workload: Workload) -> str | None:
     return f"lora.rank={lora.rank}: adapters beside the linears of Mamba-2 layers were never tried here"
 
 
+@rule("recorded", "ours: linears and heads of a recorded model have no names here", "model")
 def recorded_models(_: Candidate, workload: Workload) -> str | None:
     training, traced = workload.training, workload.model.architecture.traced
     if traced is None:
@@ -65,13 +70,5 @@ def recorded_models(_: Candidate, workload: Workload) -> str | None:
     return f"{PACKING} of {traced.model_class}, whose layers may mix packed samples: data.packing=false" if training.packing else None
 
 
-def fine_tuning_rules() -> tuple[Rule, ...]:
-    """The rules for supervised samples and adapters."""
-    return (
-        rule("sft_stack", "ours: samples with answers are of decoders", decoder_only, "model"),
-        rule("recorded", "ours: linears and heads of a recorded model have no names here", recorded_models, "model"),
-        rule("packed_states", "transformers/models/mamba2/modeling_mamba2.py: no positions", packed_states, "model"),
-        rule("lora_states", "ours: nobody has tried it", adapters_of_states, "model"),
-        rule("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:546", packed_ulysses, "cp"),
-        rule("packed_flash", "transformers/modeling_flash_attention_utils.py:574", packed_one_by_one, "micro_batch_size"),
-    )
+FINE_TUNING_RULES: Final = (decoder_only, recorded_models, packed_states, adapters_of_states, packed_ulysses, packed_one_by_one)
+"""The rules for supervised samples and adapters."""

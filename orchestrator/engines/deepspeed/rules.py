@@ -4,55 +4,42 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.deepspeed.experts import expert_rules
-from orchestrator.engines.deepspeed.fine_tuning import fine_tuning_rules
-from orchestrator.engines.hf_config import (
-    BERT,
-    GEMMA3,
-    GPT2,
-    LLAMA,
-    MAMBA2,
-    MIXTRAL,
-    NEMOTRON_H,
-    OLMO2,
-    PHI3,
-    QWEN2,
-    QWEN3,
-    QWEN3_MOE,
-    class_of,
-    inexpressible,
-    window_of,
-)
+from msgspec.structs import replace
+
+from orchestrator.engines import hf_config as hf
+from orchestrator.engines.deepspeed.experts import EXPERT_RULES, beyond_host
+from orchestrator.engines.deepspeed.fine_tuning import FINE_TUNING_RULES
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
-from orchestrator.engines.rules.zero import deepspeed_zero_rules
+from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES
 from orchestrator.model.hugging_face import divides_head
 from orchestrator.model.traced import Traced
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import TILED, Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
-ULYSSES_CLASSES: Final = tuple(found.model for found in (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE))
+ULYSSES_CLASSES: Final = tuple(found.model for found in (hf.LLAMA, hf.QWEN2, hf.QWEN3, hf.PHI3, hf.OLMO2, hf.MIXTRAL, hf.QWEN3_MOE))
 """Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
 It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder, no window. t5's bias is not of a shard's
 length."""
 AUTOTP_REFUSED: Final = {
-    GPT2.model: "whose linears are Conv1D",
-    PHI3.model: "whose projections are fused to one weight",
-    OLMO2.model: "whose norm is of all heads' queries together",
-    MAMBA2.model: "whose projection to gate, inputs and steps is one weight",
-    NEMOTRON_H.model: "whose projection to gate, inputs and steps is one weight",
+    hf.GPT2.model: "whose linears are Conv1D",
+    hf.PHI3.model: "whose projections are fused to one weight",
+    hf.OLMO2.model: "whose norm is of all heads' queries together",
+    hf.MAMBA2.model: "whose projection to gate, inputs and steps is one weight",
+    hf.NEMOTRON_H.model: "whose projection to gate, inputs and steps is one weight",
 }
 """What AutoTP can't divide."""
 
 
+@rule("hf_architecture", "transformers/models/*/configuration_*.py", "model")
 def hf_architecture(_: Candidate, workload: Workload) -> str | None:
     if workload.model.architecture.traced is not None:
         return None  # it is transformers' own, or the user's
-    return inexpressible(workload.model.architecture)
+    return hf.inexpressible(workload.model.architecture)
 
 
+@rule("autotp_family", "autotp: deepspeed/module_inject/auto_tp.py:300 (supported)", "tp")
 def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
     tp, a = candidate.mesh.tp, workload.model.architecture
     if tp == 1:
@@ -60,10 +47,10 @@ def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
     if a.traced is not None:
         why = a.traced.no_autotp or (None if a.traced.divided else nothing_divided(a.traced))
         return f"tp={tp}: {why}" if why else None
-    model = class_of(a).model
+    model = hf.class_of(a).model
     if model not in AUTOTP_REFUSED:
         return None
-    name = "GPT-2" if model == GPT2.model else f"transformers' {model}"
+    name = "GPT-2" if model == hf.GPT2.model else f"transformers' {model}"
     return f"tp={tp}: AutoTP refuses {name}, {AUTOTP_REFUSED[model]}"
 
 
@@ -75,6 +62,7 @@ def nothing_divided(traced: Traced) -> str:
     return f"nothing of {traced.model_class} can be divided ({first})"
 
 
+@rule("autotp_divides", "autotp: deepspeed/module_inject/tp_shard.py (uneven shards)", "tp")
 def autotp_divides(candidate: Candidate, workload: Workload) -> str | None:
     """AutoTP would cut unevenly; then ranks wait for the widest, and our cost model does not know it."""
     tp, a = candidate.mesh.tp, workload.model.architecture
@@ -93,6 +81,7 @@ def autotp_divides(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("autotp_x", "autotp_x: deepspeed/runtime/engine.py:957", "tp cp")
 def autotp_without_ulysses(candidate: Candidate, _: Workload) -> str | None:
     mesh = candidate.mesh
     if mesh.tp == 1 or mesh.cp == 1:
@@ -100,28 +89,26 @@ def autotp_without_ulysses(candidate: Candidate, _: Workload) -> str | None:
     return f"tp={mesh.tp} cp={mesh.cp}: AutoTP takes the place of the mpu that Ulysses needs"
 
 
+@rule("autotp_host", "autotp: deepspeed/runtime/engine.py:942-1080", "tp")
 def autotp_host(candidate: Candidate, workload: Workload) -> str | None:
     """AutoTP cuts a model that each rank has built whole; without it the whole model must fit the GPU or zero.Init divides it at once."""
-    tp, cluster = candidate.mesh.tp, workload.cluster
+    tp = candidate.mesh.tp
     if tp == 1:
         return None
-    itemsize = ITEMSIZE["fp32" if workload.training.precision == "fp32" else "bf16"]
-    needed = workload.model.parameters * itemsize
-    if needed <= cluster.host_memory:
-        return None
-    have = format_bytes(cluster.host_memory)
-    return f"tp={tp}: AutoTP builds the whole model in host memory first: {format_bytes(needed)} a rank of {have} (cluster.host_memory)"
+    lacking = beyond_host(workload)
+    return f"tp={tp}: AutoTP builds the whole model in host memory first: {lacking}" if lacking else None
 
 
+@rule("ulysses_family", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:560", "cp")
 def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
     cp, a = candidate.mesh.cp, workload.model.architecture
     if cp == 1:
         return None
     if a.traced is not None:
         return f"cp={cp}: {a.traced.model_class} can't be run under DeepSpeed's Ulysses here; {', '.join(ULYSSES_CLASSES)} can"
-    model = class_of(a).model
+    model = hf.class_of(a).model
     length = workload.training.seq_length
-    short = next((window for window in map(window_of, a.each_layer()) if window is not None and window < length), None)
+    short = next((window for window in map(hf.window_of, a.each_layer()) if window is not None and window < length), None)
     if model in ULYSSES_CLASSES and short is not None:
         return f"cp={cp} with a window of {short} tokens: Ulysses drops the mask, and every token would see all before it"
     if model in ULYSSES_CLASSES:
@@ -129,6 +116,7 @@ def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
     return f"cp={cp}: transformers' {model} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_CLASSES)} can"
 
 
+@rule("ulysses", "ulysses: runtime/sequence_parallel/ulysses_sp.py:143-152", "cp")
 def ulysses_heads(candidate: Candidate, workload: Workload) -> str | None:
     cp, a = candidate.mesh.cp, workload.model.architecture
     if a.num_attention_heads % cp:
@@ -138,6 +126,7 @@ def ulysses_heads(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("ulysses_seq", "ulysses: runtime/sequence_parallel/ulysses_sp.py:707", "cp")
 def ulysses_sequence(candidate: Candidate, workload: Workload) -> str | None:
     cp = candidate.mesh.cp
     for name, length in sequence_lengths(workload).items():
@@ -146,12 +135,14 @@ def ulysses_sequence(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("offload_ulysses", "ours: nobody has tried it", "offload_optimizer cp")
 def ulysses_offload(candidate: Candidate, _: Workload) -> str | None:
     if candidate.mesh.cp == 1 or not candidate.strategy.offload_optimizer:
         return None
     return f"offload_optimizer with cp={candidate.mesh.cp}: never tried under Ulysses"
 
 
+@rule("hpz", "hpz: deepspeed/runtime/zero/partition_parameters.py:1118, utils/groups.py", "zero_shard_size zero_stage tp cp")
 def hpz(candidate: Candidate, _: Workload) -> str | None:
     strategy = candidate.strategy
     size, mesh = strategy.zero_shard_size, strategy.mesh
@@ -166,18 +157,20 @@ def hpz(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
-DIVIDED_WITH_ADAPTERS: Final = (LLAMA, QWEN2, QWEN3)
+DIVIDED_WITH_ADAPTERS: Final = (hf.LLAMA, hf.QWEN2, hf.QWEN3)
 """Classes that AutoTP divides with adapters: separate linears with rotary positions, and no norm over a divided width."""
 
 
+@rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", "tp model")
 def lora_tensor_parallel(candidate: Candidate, workload: Workload) -> str | None:
     """AutoTP takes peft's wrapper for a linear (it has a two-dimensional `weight`), so that linears with adapters are divided by name."""
     tp, lora, model = candidate.mesh.tp, workload.training.lora, workload.model.architecture
-    if lora is None or tp == 1 or (model.traced is None and class_of(model) in DIVIDED_WITH_ADAPTERS):
+    if lora is None or tp == 1 or (model.traced is None and hf.class_of(model) in DIVIDED_WITH_ADAPTERS):
         return None
     return f"tp={tp} with lora.rank={lora.rank}: adapters are divided with the linears of Llama, Qwen2 and Qwen3 alone"
 
 
+@rule("lora_hpz", "ours: nobody has tried it", "zero_stage zero_shard_size")
 def lora_hpz(candidate: Candidate, workload: Workload) -> str | None:
     size, lora = candidate.strategy.zero_shard_size, workload.training.lora
     if lora is None or size is None:
@@ -185,6 +178,7 @@ def lora_hpz(candidate: Candidate, workload: Workload) -> str | None:
     return f"zero_shard_size={size} with lora.rank={lora.rank}: never tried with frozen weights"
 
 
+@rule("lora_offload", "ours: nobody has tried it", "offload_optimizer")
 def lora_offload(candidate: Candidate, workload: Workload) -> str | None:
     lora = workload.training.lora
     if lora is None or not candidate.strategy.offload_optimizer:
@@ -192,9 +186,14 @@ def lora_offload(candidate: Candidate, workload: Workload) -> str | None:
     return f"offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few"
 
 
-TILED_CLASSES: Final = (LLAMA, QWEN2, QWEN3)
+TILED_CLASSES: Final = (hf.LLAMA, hf.QWEN2, hf.QWEN3)
 
 
+@rule(
+    "tiles",
+    "tiles: runtime/sequence_parallel/ulysses_sp.py:729-1050 (sequence_tiled_compute, TiledMLP)",
+    "model tp cp tiled_mlp tiled_logits",
+)
 def tiles(candidate: Candidate, workload: Workload) -> str | None:
     """Pieces that torch.chunk would not make end in wrong gradients (TiledMLP.backward). A tied head's weight would be said to be ready
     before its embedding's gradient is there."""
@@ -207,7 +206,7 @@ def tiles(candidate: Candidate, workload: Workload) -> str | None:
         pieces = getattr(strategy, name)
         if pieces < 1 or tokens % pieces:
             return f"{name}={pieces} does not divide the {tokens} tokens of a sequence on a rank"
-    if model.traced is not None or class_of(model) not in TILED_CLASSES:
+    if model.traced is not None or hf.class_of(model) not in TILED_CLASSES:
         return f"{asked[0]}: pieces of the MLP and the head of Llama, Qwen2 and Qwen3 alone"
     if candidate.mesh.tp > 1:
         return f"{asked[0]} with tp={candidate.mesh.tp}: never tried under AutoTP"
@@ -218,9 +217,16 @@ def tiles(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-OFFLOADED_CLASSES: Final = tuple(found.model for found in (GPT2, LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GEMMA3, MIXTRAL, BERT))
+OFFLOADED_CLASSES: Final = tuple(
+    found.model for found in (hf.GPT2, hf.LLAMA, hf.QWEN2, hf.QWEN3, hf.PHI3, hf.OLMO2, hf.GEMMA3, hf.MIXTRAL, hf.BERT)
+)
 
 
+@rule(
+    "activation_offload",
+    "activation offload: runtime/activation_checkpointing/offload_activations.py:92, 330",
+    "model tp ep recompute offload_activations",
+)
 def activation_offload(candidate: Candidate, workload: Workload) -> str | None:
     """What DeepSpeed takes away is the tensor that a layer's checkpoint keeps (CheckpointHiddenStatesOffload), and only from a GPU."""
     strategy, model = candidate.strategy, workload.model.architecture
@@ -230,13 +236,18 @@ def activation_offload(candidate: Candidate, workload: Workload) -> str | None:
         return "offload_activations moves checkpoints out of a GPU's memory: here there is none"
     if strategy.recompute != "full":
         return f"offload_activations with recompute={strategy.recompute}: only full recompute keeps checkpoints of layers"
-    if model.traced is not None or class_of(model).model not in OFFLOADED_CLASSES:
+    if model.traced is not None or hf.class_of(model).model not in OFFLOADED_CLASSES:
         return f"offload_activations: tried with transformers' {', '.join(OFFLOADED_CLASSES)} alone"
     if candidate.mesh.tp * candidate.mesh.ep > 1:
         return f"offload_activations with tp={candidate.mesh.tp} ep={candidate.mesh.ep}: never tried under AutoTP or AutoEP"
     return None
 
 
+@rule(
+    "activations_host",
+    "activation offload: runtime/activation_checkpointing/offload_activations.py:153 (_empty_cpu_like)",
+    "model cp dp zero_stage micro_batch_size offload_optimizer offload_activations",
+)
 def activations_host(candidate: Candidate, workload: Workload) -> str | None:
     """Checkpoints of all layers but the last, each of the rank's tokens x hidden size, beside what the optimizer may have there: fp32
     weights and moments, and from stage 2 on gradients."""
@@ -256,52 +267,12 @@ def activations_host(candidate: Candidate, workload: Workload) -> str | None:
     return f"offload_activations needs {format_bytes(needed)} of host memory a rank, of {have} (cluster.host_memory)"
 
 
-def deepspeed_rules() -> tuple[Rule, ...]:
-    """The rules of DeepSpeed's engine on transformers' layers."""
-    return (
-        rule("seq_pos", "transformers: n_positions, max_position_embeddings of the model's config", positions, "model"),
-        rule("hidden_heads", "transformers/models/gpt2/modeling_gpt2.py GPT2Attention", head_width, "model"),
-        rule("head_groups", "transformers/models/llama/modeling_llama.py repeat_kv", head_groups, "model"),
-        rule("hf_architecture", "transformers/models/*/configuration_*.py", hf_architecture, "model"),
-        rule("autotp_family", "autotp: deepspeed/module_inject/auto_tp.py:300 (supported)", autotp_family, "tp"),
-        rule("autotp_divides", "autotp: deepspeed/module_inject/tp_shard.py (uneven shards)", autotp_divides, "tp"),
-        rule("autotp_host", "autotp: deepspeed/runtime/engine.py:942-1080", autotp_host, "tp"),
-        rule("autotp_x", "autotp_x: deepspeed/runtime/engine.py:957", autotp_without_ulysses, "tp", "cp"),
-        rule("ulysses_family", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:560", ulysses_family, "cp"),
-        rule("ulysses", "ulysses: runtime/sequence_parallel/ulysses_sp.py:143-152", ulysses_heads, "cp"),
-        rule("ulysses_seq", "ulysses: runtime/sequence_parallel/ulysses_sp.py:707", ulysses_sequence, "cp"),
-        rule(
-            "hpz",
-            "hpz: deepspeed/runtime/zero/partition_parameters.py:1118, utils/groups.py",
-            hpz,
-            "zero_shard_size",
-            "zero_stage",
-            "tp",
-            "cp",
-        ),
-        rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_tensor_parallel, "tp", "model"),
-        rule("lora_hpz", "ours: nobody has tried it", lora_hpz, "zero_stage", "zero_shard_size"),
-        rule("lora_offload", "ours: nobody has tried it", lora_offload, "offload_optimizer"),
-        rule(
-            "tiles",
-            "tiles: runtime/sequence_parallel/ulysses_sp.py:729-1050 (sequence_tiled_compute, TiledMLP)",
-            tiles,
-            *("model", "tp", "cp", "tiled_mlp", "tiled_logits"),
-        ),
-        rule(
-            "activation_offload",
-            "activation offload: runtime/activation_checkpointing/offload_activations.py:92, 330",
-            activation_offload,
-            *("model", "tp", "ep", "recompute", "offload_activations"),
-        ),
-        rule(
-            "activations_host",
-            "activation offload: runtime/activation_checkpointing/offload_activations.py:153 (_empty_cpu_like)",
-            activations_host,
-            *("model", "cp", "dp", "zero_stage", "micro_batch_size", "offload_optimizer", "offload_activations"),
-        ),
-        *expert_rules(),
-        *fine_tuning_rules(),
-        *deepspeed_zero_rules(),
-        rule("offload_ulysses", "ours: nobody has tried it", ulysses_offload, "offload_optimizer", "cp"),
-    )
+DEEPSPEED_RULES: Final = (
+    replace(positions, engine_rule="transformers: n_positions, max_position_embeddings of the model's config"),
+    replace(head_width, engine_rule="transformers/models/gpt2/modeling_gpt2.py GPT2Attention"),
+    replace(head_groups, engine_rule="transformers/models/llama/modeling_llama.py repeat_kv"),
+    hf_architecture, autotp_family, autotp_divides, autotp_host, autotp_without_ulysses, ulysses_family, ulysses_heads, ulysses_sequence,
+    hpz, lora_tensor_parallel, lora_hpz, lora_offload, tiles, activation_offload, activations_host, *EXPERT_RULES, *FINE_TUNING_RULES,
+    *DEEPSPEED_ZERO_RULES, ulysses_offload,
+)  # fmt: skip
+"""The rules of DeepSpeed's engine on transformers' layers."""

@@ -7,14 +7,14 @@ from typing import Final
 from orchestrator.engines import megatron_parts, megatron_versions
 from orchestrator.engines.megatron.requirements import NAME
 from orchestrator.engines.rules import sources
-from orchestrator.engines.rules.experts import expert_rules
-from orchestrator.engines.rules.mesh import MEGATRON_ORDERS, megatron_rules, mesh_rules
-from orchestrator.engines.rules.model import model_rules
-from orchestrator.engines.rules.options import option_rules
-from orchestrator.engines.rules.pipeline import megatron_pipeline_rules
-from orchestrator.engines.rules.precision import precision_rules
-from orchestrator.engines.rules.recompute import PINNED_WITH_FUSED_ATTENTION, fused_attention, recompute_rules
-from orchestrator.engines.rules.zero import megatron_zero_rules
+from orchestrator.engines.rules.experts import EXPERT_RULES
+from orchestrator.engines.rules.mesh import MEGATRON_ORDERS, MEGATRON_RULES, MESH_RULES
+from orchestrator.engines.rules.model import MODEL_RULES
+from orchestrator.engines.rules.options import OPTION_RULES
+from orchestrator.engines.rules.pipeline import MEGATRON_PIPELINE_RULES
+from orchestrator.engines.rules.precision import PRECISION_RULES
+from orchestrator.engines.rules.recompute import PINNED_WITH_FUSED_ATTENTION, RECOMPUTE_RULES, fused_attention
+from orchestrator.engines.rules.zero import MEGATRON_ZERO_RULES
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import MEGATRON_OPTIONS, RECOMPUTE_ORDER
@@ -66,14 +66,14 @@ def capabilities(software: Software) -> Capabilities:
             "offload": "opt_offload: megatron/training/arguments.py:1190 (needs the precision-aware optimizer)",
         },
         rules=(
-            *model_rules(),
-            *precision_rules(),
-            *mesh_rules(),
-            *recompute_rules(),
-            *megatron_rules(),
-            *expert_rules(),
-            *megatron_pipeline_rules(),
-            *megatron_zero_rules(),
-            *option_rules(),
+            *MODEL_RULES,
+            *PRECISION_RULES,
+            *MESH_RULES,
+            *RECOMPUTE_RULES,
+            *MEGATRON_RULES,
+            *EXPERT_RULES,
+            *MEGATRON_PIPELINE_RULES,
+            *MEGATRON_ZERO_RULES,
+            *OPTION_RULES,
         ),
     )

@@ -7,11 +7,11 @@ from typing import Final
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.megatron_deepspeed.requirements import NAME
 from orchestrator.engines.rules import sources
-from orchestrator.engines.rules.mesh import mesh_rules
-from orchestrator.engines.rules.model import model_rules
-from orchestrator.engines.rules.pipeline import deepspeed_pipeline_rules
-from orchestrator.engines.rules.recompute import PINNED_WITH_FUSED_ATTENTION, fused_attention, recompute_rules
-from orchestrator.engines.rules.zero import deepspeed_zero_rules
+from orchestrator.engines.rules.mesh import MESH_RULES
+from orchestrator.engines.rules.model import MODEL_RULES
+from orchestrator.engines.rules.pipeline import DEEPSPEED_PIPELINE_RULES
+from orchestrator.engines.rules.recompute import PINNED_WITH_FUSED_ATTENTION, RECOMPUTE_RULES, fused_attention
+from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_ORDER
@@ -50,10 +50,10 @@ def capabilities(software: Software) -> Capabilities:
             "zero_shard_size": "hpz: deepspeed/runtime/zero/partition_parameters.py:1118",
         },
         rules=(
-            *model_rules(),
-            *mesh_rules(),
-            *recompute_rules(),
-            *deepspeed_pipeline_rules(),
-            *deepspeed_zero_rules(),
+            *MODEL_RULES,
+            *MESH_RULES,
+            *RECOMPUTE_RULES,
+            *DEEPSPEED_PIPELINE_RULES,
+            *DEEPSPEED_ZERO_RULES,
         ),
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from orchestrator.engines.rules.rule import divides, rule
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
@@ -16,6 +17,7 @@ def expert_counts(a: Architecture) -> list[int]:
     return sorted({part.num_experts for part in parts if isinstance(part, Experts)})
 
 
+@rule("experts", "ep_basic: megatron/training/arguments.py:1025; core/transformer/moe/moe_layer.py:103", "ep")
 def experts(candidate: Candidate, workload: Workload) -> str | None:
     counts, ep = expert_counts(workload.model.architecture), candidate.mesh.ep
     if not counts and ep > 1:
@@ -23,6 +25,7 @@ def experts(candidate: Candidate, workload: Workload) -> str | None:
     return next((why for count in counts if (why := divides(ep, "ep", count, "num_experts"))), None)
 
 
+@rule("experts_etp", "core/tensor_parallel/layers.py:842,1166", "etp")
 def expert_widths(candidate: Candidate, workload: Workload) -> str | None:
     a, etp = workload.model.architecture, candidate.mesh.etp
     if not a.experts and etp > 1:
@@ -30,6 +33,7 @@ def expert_widths(candidate: Candidate, workload: Workload) -> str | None:
     return next((why for part in a.experts if (why := divides(etp, "etp", part.ffn_hidden_size, "the experts' ffn_hidden_size"))), None)
 
 
+@rule("experts_ep1", "core/tensor_parallel/layers.py:829,886 (README, silently wrong)", "tp ep etp")
 def experts_together(candidate: Candidate, workload: Workload) -> str | None:
     mesh = candidate.mesh
     if not workload.model.architecture.experts or mesh.ep > 1 or mesh.etp == mesh.tp:
@@ -37,11 +41,13 @@ def experts_together(candidate: Candidate, workload: Workload) -> str | None:
     return f"ep=1 with etp={mesh.etp} and tp={mesh.tp}: experts' gradients are then reduced as those of other layers, silently wrong"
 
 
+@rule("experts_fold", "core/parallel_state.py: expert groups fold over tp x cp x dp", "tp cp ep etp dp")
 def experts_fold(candidate: Candidate, _: Workload) -> str | None:
     mesh = candidate.mesh
     return divides(mesh.ep * mesh.etp, "ep*etp", mesh.tp * mesh.cp * mesh.dp, "tp*cp*dp")
 
 
+@rule("expert_kinds", "core/transformer/moe/moe_utils.py: topk_routing_with_score_function", "model")
 def expert_kinds(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     if len(a.experts) > 1:
@@ -54,12 +60,14 @@ def expert_kinds(_: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("experts_sp", "core/transformer/moe/moe_layer.py:380", "tp sequence_parallel")
 def experts_sequence(candidate: Candidate, workload: Workload) -> str | None:
     if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not expert_counts(workload.model.architecture):
         return None
     return f"tp={candidate.mesh.tp}: experts with tensor parallelism train with sequence_parallel=true only"
 
 
+@rule("experts_biases", "core/tensor_parallel/layers.py:1228 (sequence_parallel of the biases)", "tp etp")
 def expert_biases(candidate: Candidate, workload: Workload) -> str | None:
     mesh, a = candidate.mesh, workload.model.architecture
     if not a.experts or not a.add_bias_linear or mesh.tp * mesh.etp == 1:
@@ -67,13 +75,4 @@ def expert_biases(candidate: Candidate, workload: Workload) -> str | None:
     return f"tp={mesh.tp} etp={mesh.etp} with biases in experts: their gradients are summed over ranks of other experts, silently wrong"
 
 
-def expert_rules() -> tuple[Rule, ...]:
-    return (
-        rule("experts", "ep_basic: megatron/training/arguments.py:1025; core/transformer/moe/moe_layer.py:103", experts, "ep"),
-        rule("expert_kinds", "core/transformer/moe/moe_utils.py: topk_routing_with_score_function", expert_kinds, "model"),
-        rule("experts_etp", "core/tensor_parallel/layers.py:842,1166", expert_widths, "etp"),
-        rule("experts_ep1", "core/tensor_parallel/layers.py:829,886 (README, silently wrong)", experts_together, "tp", "ep", "etp"),
-        rule("experts_biases", "core/tensor_parallel/layers.py:1228 (sequence_parallel of the biases)", expert_biases, "tp", "etp"),
-        rule("experts_fold", "core/parallel_state.py: expert groups fold over tp x cp x dp", experts_fold, "tp", "cp", "ep", "etp", "dp"),
-        rule("experts_sp", "core/transformer/moe/moe_layer.py:380", experts_sequence, "tp", "sequence_parallel"),
-    )
+EXPERT_RULES: Final = (experts, expert_kinds, expert_widths, experts_together, expert_biases, experts_fold, experts_sequence)

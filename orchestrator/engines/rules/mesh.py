@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, Candidate
 from orchestrator.strategy.workload import Workload
 
@@ -13,6 +12,7 @@ MEGATRON_ORDERS: Final = (RANK_ORDER, PP_BEFORE_DP)
 """What initialize_model_parallel is given (training/initialize.py:378)."""
 
 
+@rule("expert_order", "rank_order: core/parallel_state.py:808-816", "pp ep etp dp rank_order")
 def expert_order(candidate: Candidate, _: Workload) -> str | None:
     mesh = candidate.mesh
     expert_dp = mesh.expert_dp if mesh.ep * mesh.etp > 1 else mesh.dp * mesh.cp  # Megatron's etp is tp where none is given
@@ -21,10 +21,12 @@ def expert_order(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
+@rule("heads_tp", "heads_tp: core/transformer/transformer_config.py:924", "tp")
 def heads(candidate: Candidate, workload: Workload) -> str | None:
     return divides(candidate.mesh.tp, "tp", workload.model.architecture.num_attention_heads, "num_attention_heads")
 
 
+@rule("groups_tp", "groups_tp: core/transformer/transformer_config.py:939", "tp")
 def groups(candidate: Candidate, workload: Workload) -> str | None:
     tp, a = candidate.mesh.tp, workload.model.architecture
     if a.query_groups % tp and tp % a.query_groups:
@@ -34,10 +36,12 @@ def groups(candidate: Candidate, workload: Workload) -> str | None:
     )
 
 
+@rule("ffn_tp", "ffn_tp: core/tensor_parallel/layers.py:842,1166", "tp")
 def ffn(candidate: Candidate, workload: Workload) -> str | None:
     return divides(candidate.mesh.tp, "tp", workload.model.architecture.ffn_hidden_size, "ffn_hidden_size")
 
 
+@rule("sp_seq_div", "sp_seq_div: core/tensor_parallel/mappings.py", "sequence_parallel tp cp")
 def sp_sequence(candidate: Candidate, workload: Workload) -> str | None:
     mesh = candidate.mesh
     if not candidate.strategy.sequence_parallel:
@@ -48,6 +52,7 @@ def sp_sequence(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("sp_norm_local", "sp_norm_local: core/transformer/torch_norm.py:28-33, core/models/bert/bert_lm_head.py:5-16", "sequence_parallel")
 def sp_norm(candidate: Candidate, workload: Workload) -> str | None:
     cluster, a = workload.cluster, workload.model.architecture
     if not candidate.strategy.sequence_parallel or cluster.is_cpu:
@@ -62,6 +67,7 @@ def sp_norm(candidate: Candidate, workload: Workload) -> str | None:
     return f"sequence_parallel with {a.normalization} needs Transformer Engine" + (" or Apex" if a.normalization == "LayerNorm" else "")
 
 
+@rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", "cp")
 def cp_attention(candidate: Candidate, workload: Workload) -> str | None:
     """Refuses context parallelism without Transformer Engine's attention. On a CPU the worker has an attention of its own
     (cpu/attention.py)."""
@@ -71,6 +77,7 @@ def cp_attention(candidate: Candidate, workload: Workload) -> str | None:
     return f"cp={candidate.mesh.cp} needs Transformer Engine's attention"
 
 
+@rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", "cp")
 def cp_sequence(candidate: Candidate, workload: Workload) -> str | None:
     cp = candidate.mesh.cp
     if cp == 1:
@@ -78,6 +85,7 @@ def cp_sequence(candidate: Candidate, workload: Workload) -> str | None:
     return divides(2 * cp, "2*cp", workload.model.seq_length, "seq_length")
 
 
+@rule("cp_family", "core/models/bert/bert_model.py:269-276, core/models/T5/t5_model.py:524-536", "cp")
 def cp_family(candidate: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     if candidate.mesh.cp == 1 or a.stack == "decoder":
@@ -85,27 +93,8 @@ def cp_family(candidate: Candidate, workload: Workload) -> str | None:
     return f"cp={candidate.mesh.cp}: in megatron-core every rank of {a.family} counts positions from 0"
 
 
-def mesh_rules() -> tuple[Rule, ...]:
-    """The mesh rules of every engine on megatron-core's layers."""
-    return (
-        rule("heads_tp", "heads_tp: core/transformer/transformer_config.py:924", heads, "tp"),
-        rule("groups_tp", "groups_tp: core/transformer/transformer_config.py:939", groups, "tp"),
-        rule("ffn_tp", "ffn_tp: core/tensor_parallel/layers.py:842,1166", ffn, "tp"),
-        rule("sp_seq_div", "sp_seq_div: core/tensor_parallel/mappings.py", sp_sequence, "sequence_parallel", "tp", "cp"),
-        rule(
-            "sp_norm_local",
-            "sp_norm_local: core/transformer/torch_norm.py:28-33, core/models/bert/bert_lm_head.py:5-16",
-            sp_norm,
-            "sequence_parallel",
-        ),
-    )
+MESH_RULES: Final = (heads, groups, ffn, sp_sequence, sp_norm)
+"""The mesh rules of every engine on megatron-core's layers."""
 
-
-def megatron_rules() -> tuple[Rule, ...]:
-    """The rules of megatron-core's own rank orders and context parallelism."""
-    return (
-        rule("expert_order", "rank_order: core/parallel_state.py:808-816", expert_order, "pp", "ep", "etp", "dp", "rank_order"),
-        rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", cp_attention, "cp"),
-        rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", cp_sequence, "cp"),
-        rule("cp_family", "core/models/bert/bert_model.py:269-276, core/models/T5/t5_model.py:524-536", cp_family, "cp"),
-    )
+MEGATRON_RULES: Final = (expert_order, cp_attention, cp_sequence, cp_family)
+"""The rules of megatron-core's own rank orders and context parallelism."""

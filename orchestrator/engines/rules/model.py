@@ -12,11 +12,11 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
 
+@rule("seq_pos", "seq_pos: megatron/training/arguments.py:830", "model")
 def positions(_: Candidate, workload: Workload) -> str | None:
     available = workload.model.architecture.max_position_embeddings
     for name, length in sequence_lengths(workload).items():
@@ -25,6 +25,7 @@ def positions(_: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("hidden_heads", "hidden_heads: megatron/training/arguments.py:814", "model")
 def head_width(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     if a.kv_channels is not None:
@@ -32,11 +33,13 @@ def head_width(_: Candidate, workload: Workload) -> str | None:
     return divides(a.num_attention_heads, "num_attention_heads", a.hidden_size, "hidden_size")
 
 
+@rule("head_groups", "core/tensor_parallel/utils.py divide(), transformer/attention.py:300", "model")
 def head_groups(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     return divides(a.query_groups, "num_query_groups", a.num_attention_heads, "num_attention_heads")
 
 
+@rule("no_gqa", "bert: core/models/bert; cross attention: core/transformer/attention.py CrossAttention", "model")
 def no_query_groups(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     if a.stack == "decoder" or a.query_groups == a.num_attention_heads:
@@ -44,6 +47,7 @@ def no_query_groups(_: Candidate, workload: Workload) -> str | None:
     return f"num_query_groups={a.query_groups} of {a.num_attention_heads} heads: megatron-core's {a.family} has no grouped queries"
 
 
+@rule("position_embedding", "models/gpt/gpt_model.py, models/bert/bert_model.py, models/T5/t5_model.py: position_embedding_type", "model")
 def position_kind(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     kinds = {
@@ -69,6 +73,7 @@ def _rotary_base(a: Architecture) -> str | None:
     return None if a.rope_scaling_factor is None else f"rope_scaling_factor={a.rope_scaling_factor:g}: megatron-core's {a.family} has none"
 
 
+@rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", "model")
 def relative_attention(_: Candidate, workload: Workload) -> str | None:
     cluster = workload.cluster
     if workload.model.architecture.position_embedding != "relative" or (cluster.software.transformer_engine and not cluster.is_cpu):
@@ -76,6 +81,7 @@ def relative_attention(_: Candidate, workload: Workload) -> str | None:
     return "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias"
 
 
+@rule("mixer_kinds", "core/models/gpt/gpt_layer_specs.py: get_gpt_decoder_layer_specs", "model")
 def mixer_kinds(_: Candidate, workload: Workload) -> str | None:
     mixers = {layer.mixer for layer in workload.model.architecture.kinds_of_layers()}
     if len(mixers) == 1 or not any(isinstance(mixer, LatentAttention) for mixer in mixers):
@@ -83,6 +89,7 @@ def mixer_kinds(_: Candidate, workload: Workload) -> str | None:
     return "latent attention in some layers and another mixer in others: megatron-core has one for all layers"
 
 
+@rule("latent_rope", "core/transformer/multi_latent_attention.py: rope_type", "model")
 def latent_positions(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     if a.position_embedding == "rope" or not any(isinstance(layer.mixer, LatentAttention) for layer in a.kinds_of_layers()):
@@ -90,6 +97,7 @@ def latent_positions(_: Candidate, workload: Workload) -> str | None:
     return f"position_embedding={a.position_embedding}: latent attention has rotary positions of its own"
 
 
+@rule("mtp_positions", "megatron/training/arguments.py:1229", "model")
 def prediction_positions(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     if not a.mtp_num_layers or a.position_embedding in ("rope", "none"):
@@ -97,6 +105,7 @@ def prediction_positions(_: Candidate, workload: Workload) -> str | None:
     return f"position_embedding={a.position_embedding}: Megatron has multi-token prediction with rope and none"
 
 
+@rule("mtp_tied", "core/models/common/language_module/language_module.py:343", "pp")
 def prediction_tied(candidate: Candidate, workload: Workload) -> str | None:
     a, pp = workload.model.architecture, candidate.mesh.pp
     if pp == 1 or not a.mtp_num_layers or not a.tie_embeddings:
@@ -105,6 +114,7 @@ def prediction_tied(candidate: Candidate, workload: Workload) -> str | None:
     return f"{given}: the last stage has the table twice, and can't name its weights"
 
 
+@rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", "model")
 def window_kinds(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     mixers = [layer.mixer for layer in a.each_layer()]
@@ -119,6 +129,11 @@ def window_kinds(_: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule(
+    "latent_sp",
+    "core/transformer/multi_latent_attention.py:608 (the gather of k_pos_emb sums its gradient with sequence parallelism only)",
+    "tp sequence_parallel",
+)
 def latent_sequence(candidate: Candidate, workload: Workload) -> str | None:
     if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel:
         return None
@@ -127,6 +142,7 @@ def latent_sequence(candidate: Candidate, workload: Workload) -> str | None:
     return f"tp={candidate.mesh.tp} without sequence_parallel: nothing sums the gradient of latent keys' rotary part, silently wrong"
 
 
+@rule("mamba_groups", "core/ssm/mamba_mixer.py:258", "tp")
 def state_space_groups(candidate: Candidate, workload: Workload) -> str | None:
     tp = candidate.mesh.tp
     for layer in workload.model.architecture.kinds_of_layers():
@@ -137,6 +153,7 @@ def state_space_groups(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("mamba_cp", "core/ssm/mamba_context_parallel.py; ours: no price", "cp")
 def state_space_sequence(candidate: Candidate, workload: Workload) -> str | None:
     cp = candidate.mesh.cp
     if cp == 1 or "mamba2" not in workload.model.architecture.features():
@@ -144,6 +161,7 @@ def state_space_sequence(candidate: Candidate, workload: Workload) -> str | None
     return f"cp={cp} with Mamba-2 layers: Megatron-core exchanges sequence shards for their heads, which is not priced here"
 
 
+@rule("delta_kinds", "core/models/gpt/experimental_attention_variant_module_specs.py:139, attention.py:1265", "model")
 def delta_kinds(_: Candidate, workload: Workload) -> str | None:
     mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
     nets = delta_nets(workload.model.architecture)
@@ -156,18 +174,25 @@ def delta_kinds(_: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("delta_heads", "core/transformer/transformer_config.py:975", "tp")
 def delta_heads(candidate: Candidate, workload: Workload) -> str | None:
     nets = delta_nets(workload.model.architecture)
     whys = (divides(candidate.mesh.tp, "tp", net.num_key_heads, "gated_delta_net.num_key_heads") for net in nets)
     return next((why for why in whys if why is not None), None)
 
 
+@rule(
+    "delta_norm",
+    "core/distributed/finalize_model_grads.py:353 (norms with sequence_parallel, and those of queries and keys by name)",
+    "tp sequence_parallel",
+)
 def delta_norm(candidate: Candidate, workload: Workload) -> str | None:
     if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not delta_nets(workload.model.architecture):
         return None
     return f"tp={candidate.mesh.tp} without sequence_parallel: nothing sums the gradient of a gated delta net's norm, silently wrong"
 
 
+@rule("delta_cp", "core/transformer/transformer_config.py:983; from 0.19 ours: no price", "cp")
 def delta_sequence(candidate: Candidate, workload: Workload) -> str | None:
     cp = candidate.mesh.cp
     if cp == 1 or not delta_nets(workload.model.architecture):
@@ -178,47 +203,9 @@ def delta_sequence(candidate: Candidate, workload: Workload) -> str | None:
     return f"cp={cp} with gated delta nets: Megatron-core {version} has them in whole sequences alone"
 
 
-def model_rules() -> tuple[Rule, ...]:
-    """The rules of megatron-core's models."""
-    return (
-        rule("seq_pos", "seq_pos: megatron/training/arguments.py:830", positions, "model"),
-        rule("hidden_heads", "hidden_heads: megatron/training/arguments.py:814", head_width, "model"),
-        rule("head_groups", "core/tensor_parallel/utils.py divide(), transformer/attention.py:300", head_groups, "model"),
-        rule("no_gqa", "bert: core/models/bert; cross attention: core/transformer/attention.py CrossAttention", no_query_groups, "model"),
-        rule(
-            "position_embedding",
-            "models/gpt/gpt_model.py, models/bert/bert_model.py, models/T5/t5_model.py: position_embedding_type",
-            position_kind,
-            "model",
-        ),
-        rule("mixer_kinds", "core/models/gpt/gpt_layer_specs.py: get_gpt_decoder_layer_specs", mixer_kinds, "model"),
-        rule("latent_rope", "core/transformer/multi_latent_attention.py: rope_type", latent_positions, "model"),
-        rule(
-            "latent_sp",
-            "core/transformer/multi_latent_attention.py:608 (the gather of k_pos_emb sums its gradient with sequence parallelism only)",
-            latent_sequence,
-            "tp",
-            "sequence_parallel",
-        ),
-        rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", window_kinds, "model"),
-        rule("mamba_groups", "core/ssm/mamba_mixer.py:258", state_space_groups, "tp"),
-        rule("mamba_cp", "core/ssm/mamba_context_parallel.py; ours: no price", state_space_sequence, "cp"),
-        rule(
-            "delta_kinds",
-            "core/models/gpt/experimental_attention_variant_module_specs.py:139, attention.py:1265",
-            delta_kinds,
-            "model",
-        ),
-        rule("delta_heads", "core/transformer/transformer_config.py:975", delta_heads, "tp"),
-        rule(
-            "delta_norm",
-            "core/distributed/finalize_model_grads.py:353 (norms with sequence_parallel, and those of queries and keys by name)",
-            delta_norm,
-            "tp",
-            "sequence_parallel",
-        ),
-        rule("delta_cp", "core/transformer/transformer_config.py:983; from 0.19 ours: no price", delta_sequence, "cp"),
-        rule("mtp_positions", "megatron/training/arguments.py:1229", prediction_positions, "model"),
-        rule("mtp_tied", "core/models/common/language_module/language_module.py:343", prediction_tied, "pp"),
-        rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", relative_attention, "model"),
-    )
+MODEL_RULES: Final = (
+    positions, head_width, head_groups, no_query_groups, position_kind, mixer_kinds, latent_positions, latent_sequence, window_kinds,
+    state_space_groups, state_space_sequence, delta_kinds, delta_heads, delta_norm, delta_sequence, prediction_positions, prediction_tied,
+    relative_attention,
+)  # fmt: skip
+"""The rules of megatron-core's models."""

@@ -8,11 +8,15 @@ from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.rules.rule import rule
 from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.axes.cp import inner_size
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
 from orchestrator.strategy.workload import Workload
 
 
+@rule(
+    "tp_comm_overlap",
+    "tp_comm_overlap: megatron/training/arguments.py:915; training/initialize.py _initialize_tp_communicators",
+    "tp_comm_overlap tp sequence_parallel",
+)
 def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
     strategy, cluster, tp = candidate.strategy, workload.cluster, candidate.mesh.tp
     if not strategy.tp_comm_overlap:
@@ -28,6 +32,7 @@ def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
 CUDA_GRAPHS: Final = "core/transformer/transformer_config.py:1766-1829; training/arguments.py:1158"
 
 
+@rule("cuda_graphs", CUDA_GRAPHS, "cuda_graph_impl recompute")
 def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
     strategy, cluster = candidate.strategy, workload.cluster
     if strategy.cuda_graph_impl == "none":
@@ -46,6 +51,7 @@ def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252", "cp_comm_type tp cp")
 def cp_kind(candidate: Candidate, workload: Workload) -> str | None:
     strategy, mesh, a = candidate.strategy, candidate.mesh, workload.model.architecture
     kind, shards = strategy.cp_comm_type, mesh.cp
@@ -65,6 +71,7 @@ def cp_kind(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("dispatcher", "moe_disp: core/transformer/transformer_config.py:1063-1095", "moe_token_dispatcher_type tp ep")
 def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     kind = candidate.strategy.moe_token_dispatcher_type
     if kind == "alltoall":
@@ -81,6 +88,7 @@ def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("shared_expert_overlap", "core/transformer/transformer_config.py:1090", "moe_shared_expert_overlap moe_token_dispatcher_type")
 def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
     strategy = candidate.strategy
     if not strategy.moe_shared_expert_overlap:
@@ -93,6 +101,11 @@ def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | Non
     return None
 
 
+@rule(
+    "expert_overlap",
+    "core/transformer/transformer_config.py:1852-1906",
+    "overlap_moe_expert_parallel_comm moe_token_dispatcher_type moe_shared_expert_overlap megatron_fsdp ep etp pp vpp recompute",
+)
 def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
     """Whether Megatron's combined 1F1B, a forward beside a backward pass layer by layer, takes this."""
     strategy, a, mesh = candidate.strategy, workload.model.architecture, candidate.mesh
@@ -132,6 +145,11 @@ def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
     return next((f"overlap_moe_expert_parallel_comm {why}" for holds, why in refused if holds), None)
 
 
+@rule(
+    "delayed_weight_gradients",
+    "core/transformer/transformer_config.py:1909; training/arguments.py:1209",
+    "delay_wgrad_compute overlap_moe_expert_parallel_comm",
+)
 def delayed_weight_gradients(candidate: Candidate, workload: Workload) -> str | None:
     strategy, cluster = candidate.strategy, workload.cluster
     if not strategy.delay_wgrad_compute:
@@ -143,6 +161,7 @@ def delayed_weight_gradients(candidate: Candidate, workload: Workload) -> str | 
     return None
 
 
+@rule("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", "megatron_fsdp pp")
 def megatron_fsdp(candidate: Candidate, workload: Workload) -> str | None:
     strategy, mesh = candidate.strategy, candidate.mesh
     if not strategy.megatron_fsdp:
@@ -154,6 +173,11 @@ def megatron_fsdp(candidate: Candidate, workload: Workload) -> str | None:
     return None if workload.training.optimizer == "adamw" else f"megatron_fsdp with optimizer={workload.training.optimizer}: Adam only"
 
 
+@rule(
+    "fp32_accumulation",
+    "core/distributed/param_and_grad_buffer.py:158-165",
+    "reduce_scatter_with_fp32_accumulation zero_stage zero_shard_size",
+)
 def fp32_accumulation(candidate: Candidate, _: Workload) -> str | None:
     strategy = candidate.strategy
     if not strategy.reduce_scatter_with_fp32_accumulation:
@@ -166,6 +190,7 @@ def fp32_accumulation(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
+@rule("fp8_weights", "core/transformer/transformer_config.py:1027; training/arguments.py:655", "fp8_param_gather zero_stage")
 def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
     strategy, precision = candidate.strategy, workload.training.precision
     if not strategy.fp8_param_gather:
@@ -175,60 +200,8 @@ def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
     return None if strategy.zero_stage else "fp8_param_gather with zero_stage=0: the distributed optimizer casts and gathers them"
 
 
-def option_rules() -> tuple[Rule, ...]:
-    """Rules on what the user chooses of Megatron's own ways."""
-    return (
-        rule(
-            "tp_comm_overlap",
-            "tp_comm_overlap: megatron/training/arguments.py:915; training/initialize.py _initialize_tp_communicators",
-            tp_comm_overlap,
-            "tp_comm_overlap",
-            "tp",
-            "sequence_parallel",
-        ),
-        rule("cuda_graphs", CUDA_GRAPHS, cuda_graphs, "cuda_graph_impl", "recompute"),
-        rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252", cp_kind, "cp_comm_type", "tp", "cp"),
-        rule(
-            "dispatcher",
-            "moe_disp: core/transformer/transformer_config.py:1063-1095",
-            dispatcher,
-            "moe_token_dispatcher_type",
-            "tp",
-            "ep",
-        ),
-        rule(
-            "shared_expert_overlap",
-            "core/transformer/transformer_config.py:1090",
-            shared_expert_overlap,
-            "moe_shared_expert_overlap",
-            "moe_token_dispatcher_type",
-        ),
-        rule(
-            "expert_overlap",
-            "core/transformer/transformer_config.py:1852-1906",
-            expert_overlap,
-            *("overlap_moe_expert_parallel_comm", "moe_token_dispatcher_type", "moe_shared_expert_overlap", "megatron_fsdp"),
-            *("ep", "etp", "pp", "vpp", "recompute"),
-        ),
-        rule(
-            "delayed_weight_gradients",
-            "core/transformer/transformer_config.py:1909; training/arguments.py:1209",
-            delayed_weight_gradients,
-            *("delay_wgrad_compute", "overlap_moe_expert_parallel_comm"),
-        ),
-        rule(
-            "fp32_accumulation",
-            "core/distributed/param_and_grad_buffer.py:158-165",
-            fp32_accumulation,
-            "reduce_scatter_with_fp32_accumulation",
-            "zero_stage",
-            "zero_shard_size",
-        ),
-        rule(
-            "fp8_weights",
-            "core/transformer/transformer_config.py:1027; training/arguments.py:655",
-            fp8_weights,
-            *("fp8_param_gather", "zero_stage"),
-        ),
-        rule("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", megatron_fsdp, "megatron_fsdp", "pp"),
-    )
+OPTION_RULES: Final = (
+    tp_comm_overlap, cuda_graphs, cp_kind, dispatcher, shared_expert_overlap, expert_overlap, delayed_weight_gradients, fp32_accumulation,
+    fp8_weights, megatron_fsdp,
+)  # fmt: skip
+"""Rules on what the user chooses of Megatron's own ways."""

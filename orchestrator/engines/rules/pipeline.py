@@ -5,18 +5,23 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.rules.rule import divides, rule
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import fills_groups
 from orchestrator.strategy.workload import Workload
 
 
+@rule("t5_pp", "t5_pp: pretrain_t5.py:108", "pp")
 def t5_pipeline(candidate: Candidate, workload: Workload) -> str | None:
     if candidate.mesh.pp == 1 or workload.model.architecture.stack != "encoder_decoder":
         return None
     return f"pp={candidate.mesh.pp}: Megatron has no pipeline for T5"
 
 
+@rule(
+    "pp_zero_megatron",
+    "ours: orchestrator/workers/megatron_deepspeed.py (set_gradient_accumulation_boundary, allreduce_gradients)",
+    "pp schedule zero_stage",
+)
 def megatron_pipeline_zero(candidate: Candidate, _: Workload) -> str | None:
     """Refuses ZeRO stages other than 1 over megatron-core's schedule, which calls autograd itself: DeepSpeed's engine at stage 1 is told
     when to reduce; stage 0 is not."""
@@ -26,12 +31,16 @@ def megatron_pipeline_zero(candidate: Candidate, _: Workload) -> str | None:
     return f"zero_stage={stage} with schedule={candidate.schedule}: megatron-core's pipeline goes with zero_stage 1 under DeepSpeed"
 
 
+@rule("pp_fp16", "deepspeed/runtime/engine.py backward", "model pp schedule")
 def megatron_pipeline_fp16(candidate: Candidate, workload: Workload) -> str | None:
     if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or workload.training.precision != "fp16":
         return None
     return f"precision=fp16 with schedule={candidate.schedule}: DeepSpeed scales the loss in its own backward, which this one never calls"
 
 
+@rule(
+    "pp_zero0", "gad_mix: deepspeed/runtime/engine.py:2316; silently wrong 4: runtime/utils.py clip_grad_norm_", "model schedule zero_stage"
+)
 def deepspeed_pipeline_zero(candidate: Candidate, workload: Workload) -> str | None:
     """Refuses stage 0 in 16 bits: bf16 gets BF16_Optimizer, which is stage 1 with bf16 sums, and fp16 is clipped by each stage's own
     norm."""
@@ -41,6 +50,7 @@ def deepspeed_pipeline_zero(candidate: Candidate, workload: Workload) -> str | N
     return f"zero_stage=0 with schedule=deepspeed_1f1b is offered in fp32 only, not in {precision}: take zero_stage=1"
 
 
+@rule("vpp_M", "vpp_M: core/pipeline_parallel/schedules.py:995-1015", "pp num_microbatches vpp microbatch_group_size_per_vp_stage")
 def vpp_microbatches(candidate: Candidate, _: Workload) -> str | None:
     pp, m, group = candidate.mesh.pp, candidate.num_microbatches, candidate.microbatch_group_size_per_vp_stage
     if candidate.vpp == 1 or fills_groups(m, pp, group or pp):
@@ -55,34 +65,8 @@ def vpp_microbatches(candidate: Candidate, _: Workload) -> str | None:
 
 INTERLEAVING: Final = ("pp", "num_microbatches", "vpp", "microbatch_group_size_per_vp_stage")
 
+MEGATRON_PIPELINE_RULES: Final = (t5_pipeline, vpp_microbatches)
+"""The rules of megatron-core's pipelines."""
 
-def megatron_pipeline_rules() -> tuple[Rule, ...]:
-    """The rules of megatron-core's pipelines."""
-    return (
-        rule("t5_pp", "t5_pp: pretrain_t5.py:108", t5_pipeline, "pp"),
-        rule("vpp_M", "vpp_M: core/pipeline_parallel/schedules.py:995-1015", vpp_microbatches, *INTERLEAVING),
-    )
-
-
-def deepspeed_pipeline_rules() -> tuple[Rule, ...]:
-    """The rules of pipelines of megatron-core's layers over DeepSpeed's ZeRO."""
-    return (
-        rule("t5_pp", "t5_pp: pretrain_t5.py:108", t5_pipeline, "pp"),
-        rule(
-            "pp_zero_megatron",
-            "ours: orchestrator/workers/megatron_deepspeed.py (set_gradient_accumulation_boundary, allreduce_gradients)",
-            megatron_pipeline_zero,
-            "pp",
-            "schedule",
-            "zero_stage",
-        ),
-        rule("pp_fp16", "deepspeed/runtime/engine.py backward", megatron_pipeline_fp16, "model", "pp", "schedule"),
-        rule(
-            "pp_zero0",
-            "gad_mix: deepspeed/runtime/engine.py:2316; silently wrong 4: runtime/utils.py clip_grad_norm_",
-            deepspeed_pipeline_zero,
-            "model",
-            "schedule",
-            "zero_stage",
-        ),
-    )
+DEEPSPEED_PIPELINE_RULES: Final = (t5_pipeline, megatron_pipeline_zero, megatron_pipeline_fp16, deepspeed_pipeline_zero)
+"""The rules of pipelines of megatron-core's layers over DeepSpeed's ZeRO."""

@@ -6,11 +6,15 @@ from typing import Final
 
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
 
+@rule(
+    "one_gradient_buffer",
+    "ddp grad_reduce_in_fp32: core/distributed/distributed_data_parallel_config.py:11, param_and_grad_buffer.py",
+    "model",
+)
 def one_gradient_buffer(_: Candidate, workload: Workload) -> str | None:
     training = workload.training
     if training.grad_accum_dtype == training.grad_reduce_dtype:
@@ -25,6 +29,7 @@ FP8_MULTIPLES: Final = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": 
 """What tokens and features of an FP8 product must be multiples of (Transformer Engine's assert_dim_for_fp8_exec, MXFP8's blocks)."""
 
 
+@rule("fp8", "fp8: megatron/training/arguments.py:655-669", "model")
 def fp8(_: Candidate, workload: Workload) -> str | None:
     training, cluster = workload.training, workload.cluster
     if training.precision != "fp8":
@@ -36,6 +41,7 @@ def fp8(_: Candidate, workload: Workload) -> str | None:
     return None if float(has) >= least else f"fp8_recipe={recipe} needs compute capability {least}; {cluster.gpu.name} has {has}"
 
 
+@rule("fp8_features", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", "model tp")
 def fp8_features(candidate: Candidate, workload: Workload) -> str | None:
     training, a, tp = workload.training, workload.model.architecture, candidate.mesh.tp
     if training.precision != "fp8":
@@ -54,6 +60,7 @@ def fp8_features(candidate: Candidate, workload: Workload) -> str | None:
     return next((f"fp8 products need widths that are multiples of {unit}: {k} is {v:g}" for k, v in widths.items() if v % unit), None)
 
 
+@rule("fp8_tokens", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", "model tp cp sequence_parallel micro_batch_size")
 def fp8_tokens(candidate: Candidate, workload: Workload) -> str | None:
     training, mesh = workload.training, candidate.mesh
     if training.precision != "fp8":
@@ -67,6 +74,7 @@ def fp8_tokens(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", "zero_stage")
 def precision_aware(candidate: Candidate, workload: Workload) -> str | None:
     training, cluster = workload.training, workload.cluster
     if not training.precision_aware_optimizer:
@@ -82,26 +90,5 @@ def precision_aware(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-def precision_rules() -> tuple[Rule, ...]:
-    """The rules of precision for megatron-core with its own optimizer."""
-    return (
-        rule(
-            "one_gradient_buffer",
-            "ddp grad_reduce_in_fp32: core/distributed/distributed_data_parallel_config.py:11, param_and_grad_buffer.py",
-            one_gradient_buffer,
-            "model",
-        ),
-        rule("fp8", "fp8: megatron/training/arguments.py:655-669", fp8, "model"),
-        rule("fp8_features", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", fp8_features, "model", "tp"),
-        rule(
-            "fp8_tokens",
-            "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec",
-            fp8_tokens,
-            "model",
-            "tp",
-            "cp",
-            "sequence_parallel",
-            "micro_batch_size",
-        ),
-        rule("precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", precision_aware, "zero_stage"),
-    )
+PRECISION_RULES: Final = (one_gradient_buffer, fp8, fp8_features, fp8_tokens, precision_aware)
+"""The rules of precision for megatron-core with its own optimizer."""

@@ -7,7 +7,6 @@ from typing import Final
 from orchestrator.engines.megatron_parts import latent_attention
 from orchestrator.engines.rules.rule import rule
 from orchestrator.hardware.spec import Software
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Recompute
 from orchestrator.strategy.workload import Workload
 
@@ -22,6 +21,11 @@ def fused_attention(software: Software) -> bool:
     return software.transformer_engine
 
 
+@rule(
+    "recompute_mlp_bias",
+    "recompute_sel: core/transformer/transformer_layer.py:719, core/tensor_parallel/random.py:496 (README, silently wrong 9)",
+    "model recompute",
+)
 def recompute_mlp(candidate: Candidate, workload: Workload) -> str | None:
     mode = candidate.strategy.recompute
     if "mlp" not in RECOMPUTE_MODULES.get(mode, ()) or not workload.model.architecture.add_bias_linear:
@@ -29,6 +33,7 @@ def recompute_mlp(candidate: Candidate, workload: Workload) -> str | None:
     return f"recompute={mode} with add_bias_linear: the MLP's checkpoint gives its bias back as an output, and backward never ends"
 
 
+@rule("recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", "software recompute")
 def recompute_norms(candidate: Candidate, workload: Workload) -> str | None:
     mode, cluster = candidate.strategy.recompute, workload.cluster
     if "layernorm" not in RECOMPUTE_MODULES.get(mode, ()) or not cluster.software.transformer_engine or cluster.is_cpu:
@@ -36,6 +41,11 @@ def recompute_norms(candidate: Candidate, workload: Workload) -> str | None:
     return f"recompute={mode}: Transformer Engine's norms are part of the linears behind them, so that layernorm recomputes nothing"
 
 
+@rule(
+    "recompute_flash",
+    "ours: core/transformer/transformer_config.py:1224 (core_attn is needless with fused attention)",
+    "software recompute",
+)
 def recompute_attention(candidate: Candidate, workload: Workload) -> str | None:
     mode, cluster = candidate.strategy.recompute, workload.cluster
     fused = fused_attention(cluster.software) and not cluster.is_cpu
@@ -45,6 +55,7 @@ def recompute_attention(candidate: Candidate, workload: Workload) -> str | None:
     return f"recompute={mode}: flash attention keeps no scores that core_attn could drop; take {rest}"
 
 
+@rule("recompute_latent", "core/transformer/transformer_config.py:1217", "model recompute")
 def recompute_latent(candidate: Candidate, workload: Workload) -> str | None:
     mode = candidate.strategy.recompute
     if "mla_up_proj" not in RECOMPUTE_MODULES.get(mode, ()) or latent_attention(workload.model.architecture) is not None:
@@ -52,6 +63,7 @@ def recompute_latent(candidate: Candidate, workload: Workload) -> str | None:
     return f"recompute={mode}: mla_up_proj is a module of latent attention, which this model has not"
 
 
+@rule("recompute_experts", "core/transformer/transformer_config.py:1212,1242", "model software recompute")
 def recompute_experts(candidate: Candidate, workload: Workload) -> str | None:
     mode, cluster, training = candidate.strategy.recompute, workload.cluster, workload.training
     if "moe_act" not in RECOMPUTE_MODULES.get(mode, ()):
@@ -65,31 +77,5 @@ def recompute_experts(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-def recompute_rules() -> tuple[Rule, ...]:
-    """Rules on the modules that are recomputed, shared by the engine modes that build megatron-core models."""
-    return (
-        rule(
-            "recompute_mlp_bias",
-            "recompute_sel: core/transformer/transformer_layer.py:719, core/tensor_parallel/random.py:496 (README, silently wrong 9)",
-            recompute_mlp,
-            "model",
-            "recompute",
-        ),
-        rule("recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", recompute_norms, "software", "recompute"),
-        rule("recompute_latent", "core/transformer/transformer_config.py:1217", recompute_latent, "model", "recompute"),
-        rule(
-            "recompute_experts",
-            "core/transformer/transformer_config.py:1212,1242",
-            recompute_experts,
-            "model",
-            "software",
-            "recompute",
-        ),
-        rule(
-            "recompute_flash",
-            "ours: core/transformer/transformer_config.py:1224 (core_attn is needless with fused attention)",
-            recompute_attention,
-            "software",
-            "recompute",
-        ),
-    )
+RECOMPUTE_RULES: Final = (recompute_mlp, recompute_norms, recompute_latent, recompute_experts, recompute_attention)
+"""Rules on the modules that are recomputed, shared by the engine modes that build megatron-core models."""

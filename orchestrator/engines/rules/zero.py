@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from orchestrator.engines.rules.rule import rule
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
 
+@rule("optimizer_instances", "distopt_instances: core/parallel_state.py:833", "zero_shard_size zero_stage dp cp")
 def optimizer_instances(candidate: Candidate, _: Workload) -> str | None:
     strategy, mesh = candidate.strategy, candidate.mesh
     size, group = strategy.zero_shard_size, mesh.dp * mesh.cp
@@ -16,6 +18,7 @@ def optimizer_instances(candidate: Candidate, _: Workload) -> str | None:
     return None if size < group and group % size == 0 else f"zero_shard_size={size} must be below dp*cp={group} and divide it"
 
 
+@rule("distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", "zero_stage")
 def distributed_adam(candidate: Candidate, workload: Workload) -> str | None:
     optimizer, stage = workload.training.optimizer, candidate.strategy.zero_stage
     if stage == 0 or optimizer == "adamw":
@@ -23,6 +26,7 @@ def distributed_adam(candidate: Candidate, workload: Workload) -> str | None:
     return f"optimizer={optimizer} with zero_stage={stage}: Megatron's distributed optimizer takes Adam only"
 
 
+@rule("gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", "zero_stage")
 def unsharded_accumulation(candidate: Candidate, workload: Workload) -> str | None:
     training = workload.training
     if candidate.strategy.zero_stage > 0 or training.grad_accum_dtype == training.precision:
@@ -30,6 +34,11 @@ def unsharded_accumulation(candidate: Candidate, workload: Workload) -> str | No
     return f"zero_stage=0 sums gradients in {training.precision}; grad_accum_dtype={training.grad_accum_dtype} needs zero_stage 1 or above"
 
 
+@rule(
+    "offload_needs",
+    "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
+    "offload_optimizer zero_stage pp schedule",
+)
 def offload(candidate: Candidate, workload: Workload) -> str | None:
     strategy = candidate.strategy
     if not strategy.offload_optimizer:
@@ -45,33 +54,8 @@ def offload(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-def megatron_zero_rules() -> tuple[Rule, ...]:
-    """The rules of megatron-core's distributed optimizer."""
-    return (
-        rule(
-            "optimizer_instances",
-            "distopt_instances: core/parallel_state.py:833",
-            optimizer_instances,
-            "zero_shard_size",
-            "zero_stage",
-            "dp",
-            "cp",
-        ),
-        rule("distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", distributed_adam, "zero_stage"),
-    )
+MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam)
+"""The rules of megatron-core's distributed optimizer."""
 
-
-def deepspeed_zero_rules() -> tuple[Rule, ...]:
-    """The rules of DeepSpeed's optimizers."""
-    return (
-        rule("gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", unsharded_accumulation, "zero_stage"),
-        rule(
-            "offload_needs",
-            "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
-            offload,
-            "offload_optimizer",
-            "zero_stage",
-            "pp",
-            "schedule",
-        ),
-    )
+DEEPSPEED_ZERO_RULES: Final = (unsharded_accumulation, offload)
+"""The rules of DeepSpeed's optimizers."""
