@@ -12,9 +12,10 @@ from orchestrator.audit import megatron
 from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
 from orchestrator.audit.megatron_yaml import typed
-from orchestrator.audit.reading import Reading, Setup, Source, differing, kinds
+from orchestrator.audit.reading import Reading, Setup, Source, differing
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.errors import InputError
+from orchestrator.words.terms import kinds
 
 PLUGIN: Final = {
     "tp_degree": "tensor_model_parallel_size", "pp_degree": "pipeline_model_parallel_size", "sequence_parallelism": "sequence_parallel",

@@ -13,7 +13,7 @@ from orchestrator.engines.deepspeed.requirements import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, paths
 from orchestrator.errors import InputError
 from orchestrator.words import deepspeed as words
-from orchestrator.words.terms import decided, differs
+from orchestrator.words.terms import decided, differs, kind
 
 SIGNS: Final = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """A JSON object with one of these is DeepSpeed's."""
@@ -50,9 +50,9 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
         replicas = batch // (micro * (steps or 1))
         if steps and replicas * micro * steps == batch:
             keys["gpus"] = replicas * said["tp"] * said["cp"]
-    kind = str(given.get("optimizer.type", "AdamW")).lower()
-    if kind not in ("adam", "adamw", "sgd"):
-        given.assumed.append(f"optimizer.type={kind} is priced as Adam")
+    optimizer = str(given.get("optimizer.type", "AdamW")).lower()
+    if optimizer not in ("adam", "adamw", "sgd"):
+        given.assumed.append(f"optimizer.type={optimizer} is priced as Adam")
     for name in ("cycle_max_lr", "warmup_max_lr"):  # the optimizer's own rate is then another step's
         if peak := given.number(f"scheduler.params.{name}", float):
             keys["train.lr"] = peak
@@ -63,7 +63,7 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
     for path, value in given.values.items():
         if path not in given.used:
             open_to_all = any(path == section or path.startswith(f"{section}.") for section in OPEN_SECTIONS)
-            of = "unknown" if path not in known and not open_to_all else "unpriced" if words.kind(path) == "cost" else "beside"
+            of = "unknown" if path not in known and not open_to_all else "unpriced" if kind("ds_config", path) == "cost" else "beside"
             lists[of].append(f"{path}={json.dumps(value)}")
     if micro is None and batch is None:
         given.assumed.append("micro-batches of 1: the file does not say; pin.micro_batch_size= does")

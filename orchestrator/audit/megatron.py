@@ -15,6 +15,7 @@ from orchestrator.model.shared import SENTINELS
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
+from orchestrator.words import terms
 from orchestrator.words.terms import NOTHING, Term, differs, names, read
 
 DEFAULTS: Final[dict[str, Any]] = {
@@ -361,8 +362,8 @@ def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: M
         broken=tuple(f.broken),
         assumed=(*lists.get("assumed", ()), *f.assumed),
         unknown=tuple(lists.get("unknown", ())),
-        unpriced=(*(text for name, text in left.items() if words.kind(name) == "cost"), *lists.get("unpriced", ())),
-        beside=(*(text for name, text in left.items() if words.kind(name) != "cost"), *lists.get("beside", ())),
+        unpriced=(*(text for name, text in left.items() if terms.kind("megatron_lm", name) == "cost"), *lists.get("unpriced", ())),
+        beside=(*(text for name, text in left.items() if terms.kind("megatron_lm", name) != "cost"), *lists.get("beside", ())),
     )
 
 

@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple
 from orchestrator.audit import megatron
 from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, resolved
 from orchestrator.audit.megatron import ALIASES
-from orchestrator.audit.reading import Reading, Setup, Source, costs, kinds
+from orchestrator.audit.reading import Reading, Setup, Source, costs
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.model.shared import GATED
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import NOTHING, Kind, Table, Term
+from orchestrator.words.terms import NOTHING, Kind, Table, Term, kinds
 
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""

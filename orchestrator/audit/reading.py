@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib import resources
 from typing import Any, Final
 
 import msgspec
@@ -95,13 +92,6 @@ def recipe_keys(said: Mapping[str, Any]) -> dict[str, Any]:
     """
     keys = {name.replace("training.", "train."): value for name, value in said.items() if "." in name}
     return {name.replace("train.seed", "seed"): value for name, value in keys.items()}
-
-
-@cache
-def kinds(*of: str) -> dict[str, Kind]:
-    """Settings that these tools have, for which nothing else here stands, with what each does: the lists of names.json."""
-    listed: dict[str, dict[Kind, str]] = json.loads((resources.files("orchestrator.audit") / "names.json").read_text(encoding="utf-8"))
-    return {name: kind for tool in of for kind, names in listed[tool].items() for name in names.split()}
 
 
 OFF: Final = (False, "no", "none", "NO", "NONE", "false")

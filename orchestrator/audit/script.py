@@ -14,48 +14,11 @@ from orchestrator.audit import megatron, shell
 from orchestrator.audit.document import Given, content_of
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.audit.shell import Script, Span, Word
-from orchestrator.engines.passthrough import FIELD_OF, flags
+from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
 from orchestrator.errors import InputError
 from orchestrator.key import MAX_DIGITS
 from orchestrator.words.terms import MOST
 
-OLD_FLAGS: Final = {
-    "--checkpoint-activations": ("checkpoint_activations", "true"),
-    "--activations-checkpoint-method": ("recompute_method", "str"),
-    "--checkpoint-num-layers": ("checkpoint_num_layers", "int"),
-    "--num-layers-per-virtual-pipeline-stage": ("num_layers_per_virtual_pipeline_stage", "int"),
-    "--DDP-impl": ("ddp_impl", "str"),
-    "--no-position-embedding": ("add_position_embedding", "false"),
-    "--num-workers": ("num_workers", "int"),
-    "--deepspeed": ("deepspeed", "true"),
-    "--deepspeed_config": ("deepspeed_config", "str"),
-    "--deepspeed-config": ("deepspeed_config", "str"),
-    "--zero-stage": ("zero_stage", "int"),
-    "--deepspeed-activation-checkpointing": ("checkpoint_activations", "true"),
-    "--no-pipeline-parallel": ("no_pipeline_parallel", "true"),
-    "--pp-partition-method": ("pp_partition_method", "str"),
-    "--partition-activations": ("distribute_saved_activations", "true"),
-    "--use-flash-attn": ("use_flash_attn", "true"),
-    "--use-flash-attn-v2": ("use_flash_attn", "true"),
-    "--use-rotary-position-embeddings": ("use_rotary_position_embeddings", "true"),
-    "--no-query-key-layer-scaling": ("no_query_key_layer_scaling", "true"),
-    "--ds-sequence-parallel-size": ("context_parallel_size", "int"),
-    "--num-key-value-heads": ("num_query_groups", "int"),
-    "--embed-layernorm": ("embed_layernorm", "true"),
-    "--pad-vocab-size-to": ("padded_vocab_size", "int"),
-    "--kill-switch-path": ("kill_switch_path", "str"),
-    "--lr-decay-tokens": ("lr_decay_tokens", "int"),
-    "--train-tokens": ("train_tokens", "int"),
-    "--cpu-optimizer": ("optimizer_cpu_offload", "true"),
-    "--use-mcore-models": ("use_mcore_models", "true"),
-    "--use-legacy-models": ("use_legacy_models", "true"),
-    **{f"--{name}": (name.replace("-", "_"), "str") for name in (
-        "nproc_per_node", "nproc-per-node", "nnodes", "node_rank", "node-rank", "master_addr", "master-addr", "master_port", "master-port",
-        "rdzv_endpoint", "rdzv-endpoint", "rdzv_backend", "rdzv-backend", "rdzv_id", "max_restarts", "tee", "num_gpus", "num_nodes",
-        "hostfile", "log-dir", "log_dir", "redirects")},
-    "--sync-tp-duplicated-parameters": ("sync_tp_duplicated_parameters", "true"),
-}  # fmt: skip
-"""Flags of Megatron-LM before 0.16 and of Megatron-DeepSpeed, with what they set and its kind."""
 PROGRAM: Final = re.compile(r"[\w./${}-]*\w+\.py$")
 PROGRAM_WORD: Final = re.compile(r"pretrain_(gpt|bert|t5|mamba|vlm|ict|vision\w*|retro|llama\w*)")
 STACK: Final = {"bert": "bert", "t5": "t5"}
@@ -91,7 +54,7 @@ class Line(NamedTuple):
 
 def known_flags() -> dict[str, tuple[str, str]]:
     """Destination and kind by flag, of all releases that plans are made for, and of older programs."""
-    found = dict(OLD_FLAGS)
+    found = dict(older_flags())
     for destination, (flag, kind) in flags().items():
         found.setdefault(flag, (destination, "list" if destination in SEVERAL_WORDS else kind))
     return found

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
-from orchestrator.audit.reading import Reading, Setup, Source, differing, kinds
+from orchestrator.audit.reading import Reading, Setup, Source, differing
 from orchestrator.errors import InputError
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words import trainer as words
+from orchestrator.words.terms import kinds
 
 MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 KINDS: Final = kinds("trainer", "trainer_older", "around_trainer")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -74,12 +74,21 @@ def fields(version: str | None = None) -> dict[str, dict[str, str]]:
 def flags(version: str | None = None) -> dict[str, tuple[str, str]]:
     """Megatron-LM's flags by destination: the flag and its kind ("true" and "false": without a value, and what it sets). `version`: None
     for all that some release has."""
-    found = {}
-    for one in [version] if version is not None else [release.version for release in RELEASES]:
-        for name, kind in names("flags", one).items():
-            destination, _, flag = name.partition("=")
-            found[destination] = (flag or "--" + destination.replace("_", "-"), kind)
-    return found
+    versions = [version] if version is not None else [release.version for release in RELEASES]
+    return {destination: (flag, kind) for one in versions for destination, flag, kind in _by_flag(names("flags", one))}
+
+
+def _by_flag(kinds: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """(destination, flag, kind) of flags as known.json names them: destination, or destination=flag."""
+    for name, kind in kinds.items():
+        destination, _, flag = name.partition("=")
+        yield destination, flag or "--" + destination.replace("_", "-"), kind
+
+
+@cache
+def older_flags() -> dict[str, tuple[str, str]]:
+    """Flags of Megatron-LM before 0.16 and of Megatron-DeepSpeed, with what they set and its kind."""
+    return {flag: (destination, kind) for destination, flag, kind in _by_flag(by_name(content("known.json")["older_flags"]))}
 
 
 @cache

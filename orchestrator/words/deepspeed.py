@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Final
 
-from orchestrator.words import terms
-from orchestrator.words.terms import NOTHING, Kind, Table, Term, short_type, switch, unsaid
+from orchestrator.words.terms import NOTHING, Table, Term, short_type, switch, unsaid
 
 
 def _has_adam(plan: Any) -> bool:
@@ -71,26 +69,3 @@ WHOLE_SECTIONS: Final = {
     "tensor_parallel.tp": "tp",
 }
 """Sections that take the place of a plan's choice, whatever they say, with its name."""
-
-HARMLESS: Final = (
-    "checkpoint.*", "comet.*", "comms_logger.*", "compile.debug_log", "csv_monitor.*", "datastates.*", "dump_state", "flops_profiler.*",
-    "log_level", "memory_breakdown", "nebula.*", "steps_per_print", "tensorboard.*", "timers.*", "wall_clock_breakdown", "wandb.*",
-    "zero_allow_untested_optimizer",
-)  # fmt: skip
-"""Settings of logs, monitors and checkpoints, as paths and patterns of them."""
-
-RESULT: Final = (
-    "dataloader_drop_last", "fp16.*hysteresis", "fp16.auto_cast", "fp16.initial_scale_power", "fp16.loss_scale", "fp16.loss_scale_window",
-    "fp16.min_loss_scale", "optimizer.params.adam_w_mode", "optimizer.params.bias_correction", "optimizer.params.momentum", "scheduler.*",
-)  # fmt: skip
-"""Settings that change what is trained, and neither time nor memory."""
-
-
-@cache
-def kind(path: str) -> Kind:
-    """What a setting does of which a plan says nothing. What is in no list counts as one that changes time or memory.
-
-    >>> kind("wandb.project"), kind("fp16.loss_scale"), kind("zero_optimization.offload_param.device")
-    ('harmless', 'result', 'cost')
-    """
-    return terms.kind(path, HARMLESS, RESULT)

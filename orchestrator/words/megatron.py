@@ -4,11 +4,10 @@ beside them in engines/transformer_config.py."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Final
 
 from orchestrator.words import terms
-from orchestrator.words.terms import LONG_TYPES, NOTHING, Kind, Table, Term, flag, short_type, switch
+from orchestrator.words.terms import LONG_TYPES, NOTHING, Table, Term, flag, short_type, switch
 
 ACTIVATION: Final[Table] = (
     switch("swiglu", "model.activation", "swiglu"),
@@ -161,54 +160,6 @@ EXPERT_SETTINGS: Final = terms.names(EXPERTS, ROUTING) | {
     "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_aux_loss_coeff",
 }  # fmt: skip
 """Settings that say what a model's experts are and which layers have them."""
-
-HARMLESS: Final = (
-    "adlr_autoresume", "adlr_autoresume_interval", "app_tag_run_*", "async_ckpt_*", "async_save", "async_strategy",
-    "auto_detect_ckpt_format", "bert_load", "block_data_path", "calc_ft_timeouts", "chat_template", "ckpt_*", "config_logger_dir",
-    "data_args_path", "data_cache_path", "data_path", "ddp_impl", "dist_ckpt_*", "distributed_backend", "distributed_timeout_*",
-    "dump_param_to_param_group_map", "embedding_path", "enable_ft_package", "enable_gloo_process_groups", "enable_msc",
-    "enable_one_logger", "eval_interval", "eval_iters", "evidence_data_path", "exit_duration_in_mins", "exit_interval",
-    "exit_on_missing_checkpoint", "exit_signal", "exit_signal_handler*", "flight_recorder_*", "ft_num_warmup_iters", "full_validation",
-    "hetereogenous_dist_checkpoint", "hostfile", "ict_load", "kill_switch_path", "lazy_mpu_init", "legacy_tokenizer", "load",
-    "load_main_params_from_ckpt", "local_rank", "log_dir", "log_energy", "log_interval", "log_loss_scale_to_tensorboard",
-    "log_memory_to_tensorboard", "log_progress", "log_throughput", "log_timers_to_tensorboard", "log_validation_ppl_to_tensorboard",
-    "log_world_size_to_tensorboard", "logging_level", "master_addr", "master_port", "max_restarts", "merge_file", "mmap_bin_files",
-    "mock_data", "multiple_validation_sets", "nnodes", "node_rank", "no_load_optim", "no_load_rng", "no_save_optim", "no_save_rng",
-    "non_persistent_*", "nproc_per_node", "null_tokenizer_*", "num_dataset_builder_threads", "num_gpus", "num_nodes", "num_workers",
-    "object_storage_cache_path", "one_logger_*", "override_ckpt_iteration", "per_dataset_sequences_path", "per_split_data_args_path",
-    "pretrained_checkpoint", "rdzv_*", "redirects", "result_rejected_tracker_filename", "run_workload_inspector_server", "save",
-    "save_interval", "save_retain_interval", "start_eval_at_iter", "straggler_ctrlr_port", "straggler_minmax_count", "tee",
-    "tensorboard_*", "test_data_path", "tiktoken_*", "timing_log_level", "timing_log_option", "titles_data_path", "tokenizer_*",
-    "train_data_path", "trust_remote_code", "use_checkpoint_args", "use_mcore_models", "use_mp_args_from_checkpoint_args",
-    "use_one_sent_docs", "use_persistent_ckpt_worker", "use_tokenizer_model_from_checkpoint_args", "valid_data_path",
-    "validation_set_names", "verify_integrity", "vocab_file", "vocab_extra_ids", "wandb_*",
-)  # fmt: skip
-"""Settings of logs, paths, checkpoints, tokenizers, data files and how ranks find each other, as names and patterns of them."""
-
-RESULT: Final = (
-    "adaptive_muon_*", "apply_query_key_layer_scaling", "apply_wd_to_qk_layernorm", "bert_binary_head", "data_parallel_random_init",
-    "data_sharding", "dataloader_type", "decoupled_lr", "decoupled_min_lr", "embedding_init_method_std", "end_weight_decay",
-    "eod_mask_loss",
-    "fim_*", "finetune", "grad_norm_skip_threshold", "head_lr_mult", "hysteresis", "init_method_std", "init_method_xavier_uniform",
-    "initial_loss_scale", "iterations_to_skip", "lion_beta*", "loss_scale", "loss_scale_window", "lr_decay_tokens",
-    "lr_warmup_init",
-    "mask_factor", "mask_prob", "mask_type", "min_loss_scale", "mtp_loss_scaling_factor", "no_query_key_layer_scaling",
-    "no_weight_decay_cond_type", "override_opt_param_scheduler", "phase_transition_iterations", "query_in_block_prob",
-    "reset_position_ids", "rotary_interleaved", "rotary_seq_len_interpolation_factor",
-    "sample_rate", "sgd_momentum", "short_seq_prob", "softmax_scale", "split", "start_weight_decay", "train_tokens",
-    "use_checkpoint_opt_param_scheduler", "weight_decay_incr_style", "yarn_*",
-)  # fmt: skip
-"""Settings that change what is trained, and neither time nor memory."""
-
-
-@cache
-def kind(name: str) -> Kind:
-    """What a setting does of which a plan says nothing. What is in no list counts as one that changes time or memory.
-
-    >>> kind("tensorboard_dir"), kind("init_method_std"), kind("hybrid_context_parallel")
-    ('harmless', 'result', 'cost')
-    """
-    return terms.kind(name, HARMLESS, RESULT)
 
 
 def activation(given: dict[str, Any]) -> str | None:

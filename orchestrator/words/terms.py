@@ -5,8 +5,11 @@ A table is a sequence of terms; its subject is the object whose attributes the t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
@@ -159,9 +162,18 @@ def names(*tables: Table) -> frozenset[str]:
     return frozenset(term.theirs for table in tables for term in table)
 
 
-def kind(name: str, harmless: Sequence[str], result: Sequence[str]) -> Kind:
-    """What a setting does of which a plan says nothing: as the two lists of names and patterns have it, and a cost where neither has."""
-    for found, patterns in (("harmless", harmless), ("result", result)):
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
-            return found  # type: ignore[return-value]
-    return "cost"
+@cache
+def kinds(*of: str) -> dict[str, Kind]:
+    """What settings of these programs do of which no plan says anything, by name or pattern: the lists of names.json."""
+    listed: dict[str, dict[Kind, str]] = json.loads(files("orchestrator.words").joinpath("names.json").read_text(encoding="utf-8"))
+    return {name: kind for program in of for kind, names in listed[program].items() for name in names.split()}
+
+
+@cache
+def kind(program: str, name: str) -> Kind:
+    """What a setting of this program does of which a plan says nothing. What is in no list counts as one that changes time or memory.
+
+    >>> kind("megatron_lm", "tensorboard_dir"), kind("megatron_lm", "init_method_std"), kind("megatron_lm", "hybrid_context_parallel")
+    ('harmless', 'result', 'cost')
+    """
+    return next((kind for pattern, kind in kinds(program).items() if fnmatchcase(name, pattern)), "cost")

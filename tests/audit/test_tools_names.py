@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from orchestrator.audit import accelerate, trainer
-from orchestrator.audit.reading import kinds
+from orchestrator.words.terms import kinds
 
 pytestmark = [pytest.mark.full, pytest.mark.engines]
 

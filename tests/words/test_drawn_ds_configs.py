@@ -129,11 +129,11 @@ def test_a_change_is_what_the_second_setup_says() -> None:
 
 def test_every_path_is_decided_or_of_a_kind_and_nothing_that_costs_is_called_harmless() -> None:
     known, decided = {*passthrough.paths()}, terms.names(words.PLAN)
-    free = {path for path in known if words.kind(path) != "cost"}
+    free = {path for path in known if terms.kind("ds_config", path) != "cost"}
     assert free.isdisjoint(decided)
     costly = ("zero_optimization.", "bf16.", "tensor_parallel.", "compile.", "activation", "aio", "amp", "offload", "allgather", "gradient")
     assert [path for path in free if path.startswith(costly) and path != "compile.debug_log"] == []
     for path in ("optimizer.params.torch_adam", "curriculum_learning.enabled", "sparse_attention.mode", "elasticity.enabled", "unheard_of"):
-        assert words.kind(path) == "cost"
+        assert terms.kind("ds_config", path) == "cost"
     sections = {section.partition(".")[0] for section in (*passthrough.OPEN_SECTIONS, *known)}
-    assert [pattern for pattern in (*words.HARMLESS, *words.RESULT) if pattern.partition(".")[0] not in sections] == []
+    assert [pattern for pattern in terms.kinds("ds_config") if pattern.partition(".")[0] not in sections] == []

@@ -106,18 +106,18 @@ READ_ALONE = ("share_embeddings_and_output_weights",)
 
 
 def test_nothing_that_costs_is_called_harmless() -> None:
-    assert [name for name in COSTLY if words.kind(name) != "cost"] == []
-    free = {name for name in KNOWN if words.kind(name) != "cost"}
+    assert [name for name in COSTLY if terms.kind("megatron_lm", name) != "cost"] == []
+    free = {name for name in KNOWN if terms.kind("megatron_lm", name) != "cost"}
     assert sorted(name for name in free if any(part in name for part in COST_WORDS) and name not in NAMED_SO) == []
     decided = {term.theirs for term in PLAN if term.ours}
     assert free.isdisjoint(decided | terms.names(words.DELTA_NET, words.LATENT_ATTENTION, words.EXPERTS, words.ROUTING, words.ACTIVATION))
-    assert words.kind("no_such_setting") == "cost"
+    assert terms.kind("megatron_lm", "no_such_setting") == "cost"
     assert sorted(name for name in decided if name not in KNOWN) == [*READ_ALONE], "no setting that no program has"
 
 
 def test_every_pattern_is_of_settings_that_some_program_has() -> None:
     known = KNOWN | {destination for destination, _ in script.known_flags().values()}
-    patterns = [*words.HARMLESS, *words.RESULT]
+    patterns = [*terms.kinds("megatron_lm")]
     assert [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in known)] == []
     assert len(set(patterns)) == len(patterns)
 
