@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from transformers import HfArgumentParser, Trainer, TrainingArguments  # noqa: E402
 from transformers.integrations.deepspeed import deepspeed_config  # noqa: E402
 
+from orchestrator.errors import InputError  # noqa: E402
 from orchestrator.plan import Plan  # noqa: E402
 from orchestrator.programs.hugging_face_callback import RunCallback  # noqa: E402
-from orchestrator.workers import hf_checkpoint, hugging_face, lora  # noqa: E402
+from orchestrator.workers import as_planned, hf_checkpoint, hugging_face, lora  # noqa: E402
 from orchestrator.workers.deepspeed import summed_over_sequence, tag_sliced_parameters, whole_shapes  # noqa: E402
 from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E402
 
@@ -94,6 +95,7 @@ class PlannedTrainer(Trainer):
         if self.plan.tp > 1:
             tag_sliced_parameters(self.model, whole)
         hugging_face.restore_rotary_frequencies(self.model)
+        as_planned.require_as_planned(self.model_wrapped, self.plan, clip=self.plan.training.clip)
         if self._steps_when_built():
             self.model_wrapped.optimizer.optimizer.state.clear()
         self.states = hooks.States(self.run, self.model, self.model_wrapped)
@@ -161,8 +163,12 @@ def first_model(plan: Plan, fields: dict[str, Any], device: torch.device) -> Any
     """The model of engine.json with the weights of model.init_from=, else those that our worker draws from the seed. ZeRO-3 divides them as
     they are made."""
     if plan.run.init_from:
-        dtype, attention = getattr(torch, fields["dtype"]), fields["attn_implementation"]
-        model = hugging_face.model_class(fields).from_pretrained(plan.run.init_from, dtype=dtype, attn_implementation=attention)
+        hf_checkpoint.match_activation(fields, Path(plan.run.init_from))
+        model, found = hugging_face.model_class(fields).from_pretrained(  # the plan's dropout and length, whatever the checkpoint's are
+            plan.run.init_from, config=hugging_face.config_of(fields), dtype=getattr(torch, fields["dtype"]), output_loading_info=True
+        )
+        for lacking in sorted(found["missing_keys"])[:1]:  # transformers would draw it
+            raise InputError("model.init_from", plan.run.init_from, f"has no tensor {lacking}")
         if "lora" in fields:
             lora.put_in(model, fields["lora"])
             hugging_face.initialise(model, plan.training.seed, device, adapters_alone=True)

@@ -34,19 +34,29 @@ class RunCallback(TrainerCallback):
         signal.signal(signal.SIGUSR1, lambda signum, frame: self.warned.append(signum))
         self.metrics = loop.Metrics(self.plan, Path(), state.global_step)
         if self.plan.run.step_timers:
-            engine = self.run.trainer.model_wrapped
-            step = engine.step  # accelerate calls it once the last micro-batch has been backward (utils/deepspeed.py, backward)
-            engine.step = lambda *words, **more: (self.timers.phase("update"), step(*words, **more))[1]
             self.timers = StepTimers(self.plan, self.run.device, Path(), state.global_step, loop.peak_memory)
+        trainer = self.run.trainer
+        read, step = trainer.get_batch_samples, trainer.model_wrapped.step
+
+        def reading(*words: Any, **more: Any) -> Any:
+            """The Trainer reads a step's micro-batches before it tells that the step begins (trainer.py, _run_epoch)."""
+            self.write()
+            self.run.watchdog.phase(f"step {state.global_step + 1}")
+            self.timers.begin(state.global_step)
+            self.begun = time.perf_counter()
+            return read(*words, **more)
+
+        def updating(*words: Any, **more: Any) -> Any:
+            """accelerate calls DeepSpeed's step once the last micro-batch has been backward (utils/deepspeed.py, backward)."""
+            self.timers.phase("update")
+            return step(*words, **more)
+
+        trainer.get_batch_samples, trainer.model_wrapped.step = reading, updating
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The micro-batches are read already (trainer.py, get_batch_samples)."""
-        self.write()
+        """The micro-batches are read."""
         self.run.trainer.states.set_generators()
-        self.run.watchdog.phase(f"step {state.global_step + 1}")
-        self.timers.begin(state.global_step)
         self.timers.phase("passes")
-        self.begun = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Agrees with the other ranks whether one was warned of the time limit."""

@@ -31,11 +31,17 @@ def model_class(fields: dict[str, Any]) -> Any:
     return getattr(transformers, fields["model_class"])
 
 
-def build_model(fields: dict[str, Any]) -> torch.nn.Module:
-    """The model of `engine.json`'s "model", unfilled, on the default device: under `deepspeed.zero.Init` in partitions."""
+def config_of(fields: dict[str, Any]) -> Any:
+    """transformers' configuration of `engine.json`'s "model"."""
     config = getattr(transformers, fields["config_class"])(**fields["config"], attn_implementation=fields["attn_implementation"])
     # T5Config of transformers 5 ties whatever it is told (configuration_t5.py); the plan counts an untied head as parameters.
     config.tie_word_embeddings = fields["config"]["tie_word_embeddings"]
+    return config
+
+
+def build_model(fields: dict[str, Any]) -> torch.nn.Module:
+    """The model of `engine.json`'s "model", unfilled, on the default device: under `deepspeed.zero.Init` in partitions."""
+    config = config_of(fields)
     with default_dtype(getattr(torch, fields["dtype"])), no_init_weights():
         model = model_class(fields)(config)
     # no_init_weights leaves out the ties as well.

@@ -46,6 +46,14 @@ def test_what_is_asked_for_is_taken_or_refused() -> None:
         own_loop(replace(engine(), own_loop=None), PLAN, "own")
 
 
+def test_deepspeed_trains_by_the_trainer_what_that_can_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gpus=2", "cluster=cpu", "launch=none", "engine=deepspeed"]
+    assert main([*words, "recipe=gpt_tiny", f"out={tmp_path / 'a'}"]) == 0
+    assert "\ntrained by transformers' Trainer: the default\n" in capsys.readouterr().out
+    assert main([*words, "recipe=vit_tiny", f"out={tmp_path / 'b'}"]) == 0
+    assert "\ntrained by our worker: orchestrator/programs/hugging_face.py has no models described by" in capsys.readouterr().out
+
+
 def test_a_run_says_what_trains_and_keeps_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=gpt_tiny", "gpus=2", "cluster=cpu", "launch=none"]
     assert main([*words, "program=instrument", f"out={tmp_path / 'a'}"]) == 0

@@ -47,6 +47,7 @@ CASES: dict[str, Plan] = {
     "llama zero2": plan_of(zero_stage=2, min_lr=3e-4, clip=0.5),
     "llama zero3": plan_of(zero_stage=3),
     "llama tp2": plan_of(tp=2, dp=1, zero_stage=1),
+    "llama tp2 dp2": plan_of(tp=2, dp=2, zero_stage=2),
     "llama recomputed": plan_of(zero_stage=1, recompute=["full"]),
     "qwen3 zero3": plan_of(QWEN3, zero_stage=3),
     "gpt zero1": plan_of(GPT, zero_stage=1, schedule="linear"),
@@ -108,7 +109,17 @@ def assert_same(found: list[Row], expected: list[Row], tolerance: float = 1e-5) 
     assert {*found[0]} == {*expected[0]}
 
 
-LONG = ("llama recomputed", "qwen3 zero3", "gpt zero1", "bert tp2", "t5 zero1", "mixtral zero2", "llama cp2 zero3", "llama lora tp2")
+LONG = (
+    "llama tp2 dp2",
+    "llama recomputed",
+    "qwen3 zero3",
+    "gpt zero1",
+    "bert tp2",
+    "t5 zero1",
+    "mixtral zero2",
+    "llama cp2 zero3",
+    "llama lora tp2",
+)
 """Left to .ci/full: what they have is in others."""
 
 
@@ -263,3 +274,21 @@ def test_a_users_own_callback_metric_and_data_set_are_trained_with(tmp_path: Pat
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert ["valid_accuracy" in row for row in rows] == [False, True, False, True]
     assert "step 4 of mine is done" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+
+
+def test_it_begins_with_a_checkpoints_weights_under_the_plans_dropout(workshop: Workshop) -> None:
+    """The checkpoint's configuration says others; one that lacks a weight is refused, which transformers would draw."""
+    import transformers
+
+    from orchestrator.engines.hf_config import config_keywords
+
+    folder, plan = workshop.folder / "base", plan_of(GPT, zero_stage=2)
+    config = transformers.GPT2Config(**config_keywords(GPT) | {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5})
+    transformers.set_seed(5)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    begun = replace(plan, run=RunSettings(init_from=str(folder)))
+    assert_same(workshop.trained(begun, "own begun"), workshop.trained(begun, "worker begun", own=False))
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**config_keywords(GPT) | {"n_layer": 1})).save_pretrained(folder)
+    _, codes, logs = workshop.run(begun, "lacking")
+    assert 0 not in codes
+    assert "has no tensor transformer.h.1.attn.c_attn.bias" in logs

@@ -45,4 +45,5 @@ LOOP: Final = OwnLoop(
     install="pip install -e '.[engines]'",
     why_no_resume=why_no_resume,
     reshardable=True,
+    is_default=True,
 )
