@@ -275,6 +275,8 @@ class Constant(Value, frozen=True, kw_only=True):
     value: float
     unit: str
     origin: str
+    spread: float = 0.0
+    """Half of the range of its values in a profile's rounds, as a share; 0: there were no rounds."""
 
 
 def digest(traits: Traits) -> str:

@@ -4,9 +4,11 @@
 
 Takes the keys of `python -m orchestrator.run`. On all GPUs of the job: collectives at every group size and network level that a plan could
 use, over the planned backend; a stage of two of the model's layers under the engine's own classes, forward, backward and update, at every
-tp and several micro-batches, all ranks at once, with a fake process group in place of traffic. Writes into FOLDER: cluster.yaml, the
-cluster with the network's measured figures; ENGINE-GPU.json, a calibration of what layers, launches, collectives and the update take;
-profile.json, every figure with its spread and how often it was measured. Plan with
+tp and several micro-batches, all ranks at once, with a fake process group in place of traffic. In rounds, each with all of it once, beside
+work that is always the same, so that a machine whose speed drifts is told from a slow case. A layer that takes the same work under two
+layouts must take as long in both, or nothing is concluded. Writes into FOLDER: cluster.yaml, the
+cluster with the network's measured figures; ENGINE-GPU.json, a calibration of what layers, launches, collectives and the update take, each
+with how far its rounds were apart; profile.json, every figure with its spread and how often it was measured. Plan with
 
     python -m orchestrator.run recipe=... cluster=FOLDER/cluster.yaml calibration=FOLDER/ENGINE-GPU.json
 """
@@ -18,6 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace as replaced
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -27,7 +30,7 @@ from msgspec.structs import replace
 
 from orchestrator import detect, recipe
 from orchestrator.calibrate.__main__ import interval_of, measured_of, ratios
-from orchestrator.calibrate.fit import BOUNDS, fit
+from orchestrator.calibrate.fit import BOUNDS, Fitted, fit
 from orchestrator.commands import command, usage
 from orchestrator.cost.calibration import CalibrationFile, Constant, digest
 from orchestrator.engines import ENGINES
@@ -38,11 +41,26 @@ from orchestrator.job import File
 from orchestrator.launch import local, render, slurm
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Planner
-from orchestrator.profile.measured import Figure, Wire, core_share, figure, layers, level_of, together, wire
+from orchestrator.profile.measured import (
+    Figure,
+    Wire,
+    core_share,
+    figure,
+    layer_s,
+    level_of,
+    of_case,
+    of_rounds,
+    reference,
+    spread,
+    steady,
+    together,
+    wire,
+)
 from orchestrator.recipe import Settings
 from orchestrator.strategy.pins import Pins
 from orchestrator.units import KIB, MIB, format_seconds
 from orchestrator.validate import own
+from orchestrator.validate.runs import Run
 
 LAYERS: Final = 2
 """Layers of the models that are measured: a stage's time is linear in their number."""
@@ -56,6 +74,11 @@ NOWHERE: Final = 1e-15
 CPU_NAMES: Final = ("gemm_efficiency", "memory_efficiency", "op_overhead_s", "microbatch_overhead_s")
 GPU_NAMES: Final = ("gemm_efficiency", "gemm_half_tokens", "attention_efficiency", "pointwise_factor", "op_overhead_s")
 """Constants that the cases settle on a GPU; the collectives and the update have closed forms."""
+
+AGAIN: Final = "again"
+"""The case of a layer's work under a second layout."""
+ALIKE: Final = 0.15
+"""How far a layer's seconds under two layouts may be apart, as a share: as far as a prediction after a profile may be off."""
 
 LOADED: Final = {**BOUNDS, "gemm_efficiency": (0.01, 1.0), "memory_efficiency": (0.005, 1.0), "op_overhead_s": (1e-6, 5e-3)}
 """Bounds of the constants on a machine whose cores others use too."""
@@ -77,6 +100,21 @@ def cases_of(settings: Settings, load: Any) -> dict[str, Plan]:
     if not found:
         raise NoPlanError("no part of the model can be measured here: no tp and micro-batch size is legal and fits")
     return found
+
+
+def second_layout(settings: Settings, load: Any, first: Plan) -> Plan | None:
+    """A plan whose ranks do the same layers' work as `first`'s, laid out otherwise: a pipeline of two such stages, or where the engine has
+    none, or there is one GPU, the optimizer's states divided. None: neither is legal."""
+    dp = settings.cluster.num_gpus // first.tp
+    for pp, zero_stage in ((2, 0), (1, 1)):
+        pins = Pins(tp=first.tp, pp=pp, cp=1, vpp=1, micro_batch_size=first.micro_batch_size, recompute="none", zero_stage=zero_stage)
+        batch = first.micro_batch_size * max(1, dp // pp) * 2
+        try:
+            asked = load([f"model.num_layers={LAYERS * pp}", f"train.global_batch_size={batch}"])
+            return Planner(replace(asked, pins=pins)).fastest().plan
+        except (NoPlanError, InputError):
+            continue
+    return None
 
 
 def groups_of(cluster: Cluster, *, experts: bool) -> list[dict[str, Any]]:
@@ -160,9 +198,10 @@ def measure(settings: Settings, load: Callable[[Sequence[str]], Settings], out: 
     name = settings.engine if settings.engine != "auto" else Planner(settings).engines[0].name
     plans = cases_of(settings, lambda more: load([*more, f"engine={name}"]))
     first = next(iter(plans.values()))
+    again = second_layout(settings, lambda more: load([*more, f"engine={name}"]), first)
     job = ENGINES[name].translate(first)
     files = [File(path="plan.json", content=to_json(first)), *job.files]
-    for case, plan in plans.items():
+    for case, plan in (plans | ({AGAIN: again} if again else {})).items():
         translated = ENGINES[name].translate(plan)
         engine = next(file for file in translated.files if file.path == "engine.json")
         files += [
@@ -182,8 +221,11 @@ def measure(settings: Settings, load: Callable[[Sequence[str]], Settings], out: 
     begin, when = time.monotonic(), time.strftime("%Y-%m-%d")
     start(settings, job, out)
     ranks = [json.loads(path.read_text()) for path in sorted((out / "measured").glob("rank-*.json"), key=lambda path: len(path.name))]
-    conclude(settings, name, plans, ranks, out, when)
+    file = conclude(settings, name, plans, ranks, out, when)
+    low, high = (json.loads((out / "profile.json").read_text())["speed"][end] for end in ("low", "high"))
+    spreads = ", ".join(f"{name} {one.value:.3g} ±{one.spread:.0%}" for name, one in file.constants.items() if one.spread)
     print(f"Measured in {format_seconds(time.monotonic() - begin)}: {out}")
+    print(f"The machine's speed was {low:.0%} to {high:.0%} of its median, which is divided out. Between rounds: {spreads}")
     print(f"Plan with cluster={out / 'cluster.yaml'} calibration={out / f'{name}-{settings.cluster.gpu.name}.json'}")
 
 
@@ -192,35 +234,33 @@ def conclude(
 ) -> CalibrationFile:
     """Writes cluster.yaml, the calibration and profile.json; the calibration."""
     cluster = settings.cluster
-    rows = together(ranks)
-    by_level: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_level.setdefault(level_of(cluster, row["size"], row["stride"]), []).append(row)
-    wires = {index: wire([row for row in mine if row["operation"] != "p2p"]) for index, mine in by_level.items()}
-    measured = measured_cluster(cluster, wires)
-    fixed: dict[str, float] = {"collective_overhead_s": 0.0, "collective_launch_s": 0.0, "core_share": 1.0}
+    usual, count = reference(ranks), len(ranks[0]["alone"])
+    rows = together(ranks, usual, by_cores=cluster.is_cpu)
+    steps = {case: steps_of(ranks, case, plan, usual) for case, plan in plans.items()}
     for case, plan in plans.items():
-        micro = layers(ranks)[case]
-        updates = [seconds for rank in ranks for seconds in rank["cases"][case]["update_s"]]
-        step = median(micro) * plan.num_microbatches + median(updates)
         folder = out / "cases" / case
-        (folder / own.METRICS).write_text("".join(json.dumps({"step": i, "step_time_s": step}) + "\n" for i in range(own.WARM_UP + 1)))
+        line = json.dumps({"step_time_s": median(steps[case])}) + "\n"
+        (folder / own.METRICS).write_text(line * (own.WARM_UP + 1))
         (folder / own.PLAN).write_text(to_json(without_network(plan)))
     runs = own.load(out / "cases")
-    found = fit(runs, CPU_NAMES if cluster.is_cpu else GPU_NAMES, fixed, prior=PRIOR, bounds=LOADED if cluster.is_cpu else BOUNDS)
-    off = ratios(runs, found.constants)
-    constants = {name: value for name, value in found.constants.items() if name not in fixed}
-    constants["core_share"] = core_share(ranks) if cluster.is_cpu else 1.0
-    if wires:
-        messages = [row for row in rows if row["operation"] == "p2p"]
-        inner = wires[0]
-        constants |= {
-            "collective_overhead_s": inner.collective_s,
-            "latency_factor": 1.0,
-            "inner_efficiency": 1.0,
-            "outer_efficiency": 1.0,
-            "p2p_efficiency": message_share(messages, inner),
-        }
+    found, wires = constants_of(cluster, runs, rows)
+    by_round = []
+    for round_ in range(count):
+        each = [replaced(run, time_s=steps[run.run_id][round_]) for run in runs]
+        part = [{**row, "seconds": row["seconds"][round_ * len(row["seconds"]) // count :][: len(row["seconds"]) // count]} for row in rows]
+        by_round.append(constants_of(cluster, each, part)[0].constants)
+    measured = measured_cluster(cluster, wires)
+    constants = dict(found.constants)
+    constants["core_share"] = core_share(ranks, usual) if cluster.is_cpu else 1.0
+    as_it_was = {case: steps_of(ranks, case, plan, None) for case, plan in plans.items()}
+    off = [
+        ratio
+        for round_ in range(count)
+        for ratio in ratios([replaced(run, time_s=as_it_was[run.run_id][round_]) for run in runs], found.constants | WITHOUT_NETWORK)
+    ]
+    told = everything(plans, ranks, rows, wires, found.median_error, when)
+    (out / "profile.json").write_text(json.dumps(told, indent=1) + "\n")
+    check_layouts(told["layer_under_two_layouts_s"], out)
     units = {"_s": "s", "_efficiency": "share", "core_share": "share"}
     file = CalibrationFile(
         engine=engine,
@@ -229,7 +269,8 @@ def conclude(
         fitted_on=f"a profile of {cluster.num_gpus} ranks, {len(runs)} cases of {LAYERS} layers, {when}",
         constants={
             key: Constant(value=float(f"{value:.6g}"), unit=next((u for end, u in units.items() if key.endswith(end)), "ratio"),
-                          origin="measured by orchestrator.profile")
+                          origin="measured by orchestrator.profile",
+                          spread=spread([each[key] for each in by_round]) if key in by_round[0] else 0.0)
             for key, value in constants.items()
         },
         fitted_runs=len(runs),
@@ -241,8 +282,50 @@ def conclude(
     )  # fmt: skip
     (out / "cluster.yaml").write_text(cluster_yaml(measured, settings, wires, len(rows), when))
     (out / f"{engine}-{cluster.gpu.name}.json").write_text(msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n")
-    (out / "profile.json").write_text(json.dumps(everything(plans, ranks, rows, wires, found.median_error, when), indent=1) + "\n")
     return file
+
+
+WITHOUT_NETWORK: Final = {"collective_overhead_s": 0.0, "collective_launch_s": 0.0, "core_share": 1.0}
+"""Constants of cases: there was no network, and the ranks' shared cores are in what was measured."""
+
+
+def steps_of(ranks: Sequence[Mapping[str, Any]], case: str, plan: Plan, usual: float | None) -> list[float]:
+    """Seconds of a case's step in each round: at the usual speed of the machine, or (None) at what it was."""
+    micro, update = (
+        of_rounds(ranks, case, what, usual)
+        if usual is not None
+        else [[seconds for one in round_ for seconds in one[what]] for round_ in zip(*(rank["cases"][case] for rank in ranks), strict=True)]
+        for what in ("microbatch_s", "update_s")
+    )
+    return [median(passes) * plan.num_microbatches + median(updates) for passes, updates in zip(micro, update, strict=True)]
+
+
+def constants_of(cluster: Cluster, runs: Sequence[Run], rows: Sequence[Mapping[str, Any]]) -> tuple[Fitted, dict[int, Wire]]:
+    """The constants that cases and collectives ask for, and the network's levels."""
+    by_level: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_level.setdefault(level_of(cluster, row["size"], row["stride"]), []).append(row)
+    wires = {index: wire([row for row in mine if row["operation"] != "p2p"]) for index, mine in by_level.items()}
+    names, bounds = (CPU_NAMES, LOADED) if cluster.is_cpu else (GPU_NAMES, BOUNDS)
+    found = fit(runs, names, WITHOUT_NETWORK, prior=PRIOR, bounds=bounds)
+    constants = {name: found.constants[name] for name in names}
+    if wires:
+        constants |= {
+            "collective_overhead_s": wires[0].collective_s,
+            "latency_factor": 1.0,
+            "inner_efficiency": 1.0,
+            "outer_efficiency": 1.0,
+            "p2p_efficiency": message_share([row for row in rows if row["operation"] == "p2p"], wires[0]),
+        }
+    return found._replace(constants=constants), wires
+
+
+def check_layouts(seconds: Mapping[str, float], out: Path) -> None:
+    """Raises LaunchError where a layer's work took longer under one of two layouts than under the other: then it was not the layout."""
+    if seconds and max(seconds.values()) > (1 + ALIKE) * min(seconds.values()):
+        said = " and ".join(f"{format_seconds(each)} in {case}" for case, each in seconds.items())
+        raise LaunchError(f"profile: the same layer took {said}, which must be within {ALIKE:.0%}: something else used the machine, and no "
+                          f"calibration was written; {out / 'profile.json'} has all figures. Run it again")  # fmt: skip
 
 
 def message_share(rows: Sequence[Mapping[str, Any]], inner: Wire) -> float:
@@ -266,6 +349,10 @@ def everything(
     def as_dict(one: Figure) -> dict[str, float]:
         return one._asdict()
 
+    usual = reference(ranks)
+    speeds = [usual / seconds for rank in ranks for rounds in rank["cases"].values() for one in rounds for seconds in one["yardstick_s"]]
+    both = [case for case in (next(iter(plans)), AGAIN) if case in ranks[0]["cases"]]
+
     return {
         "when": when,
         "ranks": len(ranks),
@@ -276,14 +363,16 @@ def everything(
                         for row in rows],
         "layers": {
             case: {
-                "micro_batch_s": as_dict(figure(layers(ranks)[case])),
-                "layer_forward_s": median([rank["cases"][case]["layer_forward_s"] for rank in ranks]),
-                "update_s": as_dict(figure([s for rank in ranks for s in rank["cases"][case]["update_s"]])),
+                "micro_batch_s": as_dict(figure(of_case(ranks, case, "microbatch_s", usual))),
+                "layer_forward_s": layer_s(ranks, case, usual),
+                "update_s": as_dict(figure(of_case(ranks, case, "update_s", usual))),
             }
             for case in plans
         },
         "layers_median_error": error,
-        "alone_micro_batch_s": as_dict(figure(ranks[0]["alone"]["microbatch_s"])),
+        "layer_under_two_layouts_s": {case: layer_s(ranks, case, usual) for case in both} if len(both) > 1 else {},
+        "speed": as_dict(figure(speeds)),
+        "alone_micro_batch_s": as_dict(figure([s for one in ranks[0]["alone"] for s in steady(one, "microbatch_s", usual)])),
     }  # fmt: skip
 
 

@@ -1,4 +1,8 @@
-"""Measurements of a cluster become a calibration: layers by least squares, collectives by nonnegative least squares. Pure."""
+"""Measurements of a cluster become a calibration: layers by least squares, collectives by nonnegative least squares. Pure.
+
+A machine's speed drifts: other work uses its cores, clocks fall. Beside everything that was measured stands the yardstick, work that is the
+same each time (workers/profiler.py); what took longer while the yardstick did is told as at the median speed of the whole profile.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ HELD: Final = (0.05, 0.95)
 """Quantiles that are written as a figure's spread."""
 
 
+SMOOTHED: Final = 5
+"""Collectives in a row whose yardsticks' median says how fast the machine was at the one in the middle: it keeps a step, and no outlier."""
 LEAST: Final = 1e-6
 """Seconds below which a collective's time is not told from others: it is lost in the noise of the products beside it."""
 
@@ -84,17 +90,26 @@ def level_of(cluster: Cluster, size: int, stride: int) -> int:
     return len(cluster.levels) - 1
 
 
-def together(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The collectives of all ranks: each repetition lasts as long as on its slowest rank, less what the products between take alone on the
-    slowest, in the median of all that were measured. None of one rank."""
-    rows, each_row = [], [*zip(*(rank["collectives"] for rank in ranks), strict=True)]
-    if not each_row:
-        return []
-    products = median(seconds for each in each_row for seconds in slowest([row["products_s"] for row in each]))
-    for each in each_row:
-        seconds = [max(total - products, 0.0) for total in slowest([row["seconds"] for row in each])]
-        rows.append({**{key: value for key, value in each[0].items() if key != "products_s"}, "seconds": seconds})
-    return rows
+def reference(ranks: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds of the yardstick at the median speed of the whole profile."""
+    beside_layers = [seconds for rank in ranks for rounds in rank["cases"].values() for one in rounds for seconds in one["yardstick_s"]]
+    return float(median([*beside_layers, *(seconds for rank in ranks for row in rank["collectives"] for seconds in row["products_s"])]))
+
+
+def together(ranks: Sequence[Mapping[str, Any]], usual: float, *, by_cores: bool) -> list[dict[str, Any]]:
+    """The collectives of all ranks, each repetition as long as on its slowest rank, less what the products between take alone on the
+    slowest. `usual`: the yardstick's seconds (`reference`); `by_cores`: whether the ranks' own cores carry the traffic, and are as slow
+    at it as at the products. `seconds` are in order of rounds. None of one rank."""
+    visits = [*zip(*(rank["collectives"] for rank in ranks), strict=True)]
+    speeds = [median(slowest([row["products_s"] for row in each])) for each in visits]
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for index, each in enumerate(visits):
+        near = speeds[max(0, index - SMOOTHED // 2) : index + SMOOTHED // 2 + 1]
+        products, said = median(near), {key: value for key, value in each[0].items() if key not in ("products_s", "seconds")}
+        factor = usual / products if by_cores else 1.0
+        seconds = [max(total - products, 0.0) * factor for total in slowest([row["seconds"] for row in each])]
+        rows.setdefault(tuple(said.values()), {**said, "seconds": []})["seconds"] += seconds
+    return [*rows.values()]
 
 
 def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
@@ -102,12 +117,47 @@ def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
     return [max(repetition) for repetition in zip(*ranks, strict=True)]
 
 
-def layers(ranks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Seconds of a micro-batch on every rank and in each repetition, by case."""
-    return {name: [seconds for rank in ranks for seconds in rank["cases"][name]["microbatch_s"]] for name in ranks[0]["cases"]}
+def steady(one: Mapping[str, Any], what: str, usual: float) -> list[float]:
+    """Seconds of each step of a case's round, as at the usual speed. `usual`: the yardstick's seconds then (`reference`)."""
+    return [seconds * usual / beside for seconds, beside in zip(one[what], one["yardstick_s"], strict=True)]
 
 
-def core_share(ranks: Sequence[Mapping[str, Any]]) -> float:
+def of_rounds(ranks: Sequence[Mapping[str, Any]], case: str, what: str, usual: float) -> list[list[float]]:
+    """A case's seconds on all ranks at the usual speed, round by round."""
+    return [
+        [seconds for rank in round_ for seconds in steady(rank, what, usual)]
+        for round_ in zip(*(rank["cases"][case] for rank in ranks), strict=True)
+    ]
+
+
+def of_case(ranks: Sequence[Mapping[str, Any]], case: str, what: str, usual: float) -> list[float]:
+    """A case's seconds on all ranks and in all rounds at the usual speed."""
+    return [seconds for round_ in of_rounds(ranks, case, what, usual) for seconds in round_]
+
+
+def layer_s(ranks: Sequence[Mapping[str, Any]], case: str, usual: float) -> float | None:
+    """Seconds of a layer's forward pass of a case at the usual speed; None: no layer was found in the model."""
+    found = [
+        one["layer_forward_s"] * usual / median(one["yardstick_s"])
+        for rank in ranks
+        for one in rank["cases"][case]
+        if one["layer_forward_s"]
+    ]
+    return float(median(found)) if found else None
+
+
+def core_share(ranks: Sequence[Mapping[str, Any]], usual: float) -> float:
     """Seconds of a micro-batch on a rank that is alone over those of one among all: 1 where ranks have devices of their own."""
-    alone = median(ranks[0]["alone"]["microbatch_s"])
-    return float(min(1.0, alone / median(layers(ranks)[ranks[0]["alone_case"]])))
+    first = ranks[0]
+    alone = median(seconds for one in first["alone"] for seconds in steady(one, "microbatch_s", usual))
+    return float(min(1.0, alone / median(of_case(ranks, first["alone_case"], "microbatch_s", usual))))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half of the range of a constant's values in the rounds, as a share of their median.
+
+    >>> spread([0.9, 1.0, 1.2])
+    0.15
+    """
+    middle = median(values)
+    return round((max(values) - min(values)) / 2 / middle, 4) if middle else 0.0

@@ -5,7 +5,9 @@
 Collectives go over the plan's backend, by every group in OUT/groups.json at once, and between products, as in a training step: a rank
 whose cores others compute on is not at once there to send. Layers are those of the plans in
 OUT/cases/: each rank takes them alone (workers/rehearsal.py), all at the same time, since ranks that share a socket, a power budget or
-cores slow each other; the last case once more on rank 0 while the others wait. Each rank writes OUT/measured/rank-N.json.
+cores slow each other; the last case once more on rank 0 while the others wait. All is measured in rounds, each of which has every
+collective or case once, and beside every repetition the yardstick, by which a machine that is slower just then is told from a case that
+takes longer (profile/measured.py). Each rank writes OUT/measured/rank-N.json.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,52 +30,67 @@ import torch.distributed as dist
 from orchestrator.plan import from_json
 from orchestrator.workers import distributed, loop, orphans, rehearsal
 
-REPEATS: Final = 5
-"""Repetitions of each collective and size, after one that is not kept."""
+ROUNDS: Final = 3
+REPEATS: Final = 2
+"""Repetitions of each collective and size in a round; before the first is one that is not kept."""
 IN_A_ROW: Final = 10
-"""Products, and collectives between them, of a repetition."""
-WIDTH: Final = 512
-"""Rows and columns of a product's matrices: some milliseconds on a core, as the half of a small layer."""
-STEPS: Final = 8
-"""Steps of each case, of which the first is not kept."""
+"""Products of the yardstick, and of a repetition with a collective after each."""
+WIDTH: Final = {"cpu": 512, "cuda": 2048}
+"""Rows and columns of a product's matrices: some milliseconds on a core, as the half of a small layer; on a GPU more than a launch."""
+STEPS: Final = 4
+"""Steps of each case in a round, of which the first is not kept."""
 WAIT: Final = timedelta(minutes=10)
 
 
-def collectives(groups: list[dict[str, Any]], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Seconds of every operation, group and number of bytes, with a product before it, and of that product; a group is {size, stride}: all
-    such groups work at the same time."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    square = torch.rand(WIDTH, WIDTH, device=device)
+class Yardstick:
+    """Work that is the same each time."""
 
-    def product() -> None:
-        torch.mm(square, square)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._square = torch.rand(WIDTH[device.type], WIDTH[device.type], device=device)
 
-    def seconds_of(work: Callable[[], None]) -> list[float]:
-        seconds = []
-        for _ in range(REPEATS + 1):
-            dist.barrier()
-            loop.synchronise(device)
-            begin = time.perf_counter()
-            for _ in range(IN_A_ROW):
-                product()
-                work()
-            loop.synchronise(device)
-            seconds.append((time.perf_counter() - begin) / IN_A_ROW)
-        return seconds[1:]
+    def seconds(self, between: Callable[[], Any] = lambda: None) -> float:
+        """Seconds of one product of several in a row, with `between` after each."""
+        loop.synchronise(self._device)
+        begin = time.perf_counter()
+        for _ in range(IN_A_ROW):
+            torch.mm(self._square, self._square)
+            between()
+        loop.synchronise(self._device)
+        return (time.perf_counter() - begin) / IN_A_ROW
 
+
+def own_group(size: int, stride: int) -> Any:
+    """This rank's group of `size` ranks, `stride` apart, of all such groups, which are made."""
+    rank, mine = dist.get_rank(), None
+    for first in range(dist.get_world_size()):
+        if first // stride % size == 0:
+            ranks = [first + i * stride for i in range(size)]
+            made = dist.new_group(ranks)
+            mine = made if rank in ranks else mine
+    return mine
+
+
+def collectives(groups: list[dict[str, Any]], device: torch.device, yardstick: Yardstick) -> Iterator[dict[str, Any]]:
+    """Every operation, group and number of bytes, round by round: seconds of its repetitions, each with a product before it, and of that
+    product alone just before. A group is {size, stride}: all such groups work at the same time."""
+    kinds = []
     for shape in groups:
         size, stride = shape["size"], shape["stride"]
-        mine = None
-        for first in range(world):
-            if first // stride % size == 0:
-                ranks = [first + i * stride for i in range(size)]
-                made = dist.new_group(ranks)
-                mine = made if rank in ranks else mine
+        group = own_group(size, stride)
         for name in shape["operations"]:
-            products_s = seconds_of(lambda: None)
             for nbytes in shape["bytes"]:
-                seconds = seconds_of(operation(name, nbytes, size, mine, device))
-                yield {"operation": name, "size": size, "stride": stride, "bytes": nbytes, "seconds": seconds, "products_s": products_s}
+                said = {"operation": name, "size": size, "stride": stride, "bytes": nbytes}
+                kinds.append((said, operation(name, nbytes, size, group, device)))
+    for round_ in range(ROUNDS):
+        for said, work in kinds:
+            seconds, products = [], []
+            for _ in range(REPEATS if round_ else REPEATS + 1):
+                dist.barrier()
+                products.append(yardstick.seconds())
+                dist.barrier()
+                seconds.append(yardstick.seconds(work))
+            yield {**said, "seconds": seconds[-REPEATS:], "products_s": products[-REPEATS:]}
 
 
 def operation(name: str, nbytes: int, size: int, group: Any, device: torch.device) -> Callable[[], None]:
@@ -130,14 +148,29 @@ def leave_groups() -> None:
     gc.collect()
 
 
-def case(folder: Path, rank: int, together: Callable[[], None]) -> dict[str, Any]:
-    """What this rank measures of one plan without the others; an error is a result."""
+def case(folder: Path, rank: int, together: Callable[[], None], yardstick: Yardstick, *, alone: bool = False) -> dict[str, Any]:
+    """What this rank measures of one plan in a round without traffic, and the yardstick's seconds beside each step, which all ranks take
+    at once; `alone`: before and after all steps of rank 0, for which the others wait."""
+    marks: list[float] = []
+
+    def mark() -> None:
+        together()
+        marks.append(yardstick.seconds())
+
+    if alone:
+        mark()
     plan = from_json((folder / "plan.json").read_bytes(), str(folder))
-    rehearsal.join_alone(plan, rank)
-    try:
-        return rehearsal.rehearse(plan, loop.read_engine(folder), (folder / "module").read_text(), folder.parent, STEPS, together)
-    finally:
-        leave_groups()
+    found: dict[str, Any] = {}
+    if not alone or rank == 0:
+        rehearsal.join_alone(plan, rank)
+        try:
+            given = plan, loop.read_engine(folder), (folder / "module").read_text(), folder.parent, STEPS
+            found = rehearsal.rehearse(*given, (lambda: None) if alone else mark)
+        finally:
+            leave_groups()
+    mark()
+    beside = [(marks[0], marks[1])] * (STEPS - 1) if alone else [*pairwise(marks[1:])]
+    return found | {"yardstick_s": [sum(both) / 2 for both in beside]}
 
 
 def main() -> None:
@@ -157,17 +190,17 @@ def main() -> None:
         importlib.import_module((folder / "module").read_text())
     if "megatron.core" in sys.modules:
         importlib.import_module("orchestrator.workers.megatron_groups").prepare(plan)
-    traffic = list(collectives(json.loads((out / "groups.json").read_text()), job.device))
+    yardstick = Yardstick(job.device)
+    traffic = list(collectives(json.loads((out / "groups.json").read_text()), job.device, yardstick))
     dist.destroy_process_group()
     collectives_s = time.perf_counter() - begin
     together = Meeting(dist.PrefixStore("cases", job.store), job.world)
-    layers = {}
-    for folder in folders:
-        together()
-        layers[folder.name] = case(folder, job.rank, together)
-    together()
-    alone = case(folders[-1], job.rank, lambda: None) if job.rank == 0 else None
-    together()
+    layers: dict[str, list[dict[str, Any]]] = {folder.name: [] for folder in folders}
+    alone = []
+    for _ in range(ROUNDS):
+        for folder in folders:
+            layers[folder.name].append(case(folder, job.rank, together, yardstick))
+        alone.append(case(folders[-1], job.rank, together, yardstick, alone=True))
     (out / "measured").mkdir(exist_ok=True)
     found = {"rank": job.rank, "collectives": traffic, "cases": layers, "alone": alone, "alone_case": folders[-1].name,
              "collectives_s": collectives_s, "seconds": time.perf_counter() - begin}  # fmt: skip

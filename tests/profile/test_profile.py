@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from orchestrator import detect, recipe
 from orchestrator.cost.calibration import datasheet, read_file
 from orchestrator.engines import ENGINES
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, LaunchError
 from orchestrator.hardware.collectives import COLLECTIVES, Link
-from orchestrator.profile.__main__ import LAYERS, cases_of, conclude, groups_of, main, without_network
+from orchestrator.plan import to_json
+from orchestrator.planning import Planner
+from orchestrator.profile.__main__ import AGAIN, LAYERS, cases_of, conclude, groups_of, main, second_layout, without_network
 from orchestrator.profile.measured import core_share, figure, level_of, together, wire
 from orchestrator.recipe.clusters import load_cluster
 from orchestrator.validate import own
@@ -24,22 +27,33 @@ KEYS = ["recipe=gpt_tiny", "gpus=4", "cluster=cpu", "engine=megatron"]
 
 
 PRODUCT_S = 0.004
-"""What the product before each collective takes."""
+"""What the yardstick, and the product before each collective, takes."""
+ROUNDS = 3
+Slowness = Callable[[int], float]
+"""Times what it takes else, of the n-th thing that is measured."""
 
 
-def rows_of(bandwidth: float, hop_s: float, collective_s: float, repeats: int = 3) -> list[dict[str, Any]]:
-    """Collectives between products, that take exactly what the cost model says of such a link."""
+def visits(bandwidth: float, hop_s: float, collective_s: float, slowness: Slowness = lambda number: 1.0) -> list[dict[str, Any]]:
+    """Collectives between products, round by round, that take exactly what the cost model says of such a link."""
     link = Link(bandwidth=bandwidth, latency=hop_s)
-    return [
-        {"operation": name, "size": size, "stride": 1, "bytes": nbytes,
-         "seconds": [COLLECTIVES[name](nbytes, size, link) + collective_s + PRODUCT_S] * repeats, "products_s": [PRODUCT_S] * repeats}
-        for name in ("all_reduce", "all_gather", "reduce_scatter", "p2p") for size in (2, 4) for nbytes in (4096, 2**20, 2**24)
-    ]  # fmt: skip
+    kinds = [(name, size, nbytes) for name in ("all_reduce", "all_gather", "reduce_scatter", "p2p") for size in (2, 4)
+             for nbytes in (4096, 2**20, 2**24)]  # fmt: skip
+    found = []
+    for number, (name, size, nbytes) in enumerate(kinds * ROUNDS):
+        slow = slowness(number)
+        seconds = slow * (COLLECTIVES[name](nbytes, size, link) + collective_s + PRODUCT_S)
+        found.append({"operation": name, "size": size, "stride": 1, "bytes": nbytes,
+                      "seconds": [seconds] * 2, "products_s": [slow * PRODUCT_S] * 2})  # fmt: skip
+    return found
+
+
+def rows_of(*truth: float) -> list[dict[str, Any]]:
+    return [row for row in together([{"collectives": visits(*truth)}] * 2, PRODUCT_S, by_cores=True) if row["operation"] != "p2p"]
 
 
 @pytest.mark.parametrize("truth", [(1e9, 2e-4, 5e-4), (4.5e11, 2e-6, 1e-5), (5e10, 0.0, 3e-5)])
 def test_a_links_figures_are_found_in_its_collectives(truth: tuple[float, float, float]) -> None:
-    found = wire([row for row in together([{"collectives": rows_of(*truth)}] * 2) if row["operation"] != "p2p"])
+    found = wire(rows_of(*truth))
     assert found[:3] == pytest.approx(truth, rel=1e-6, abs=1e-9)
     assert found.error < 1e-9
 
@@ -54,17 +68,19 @@ def test_no_figure_of_a_link_is_negative_however_odd_the_measurements() -> None:
 
 def test_a_collective_lasts_as_long_as_on_its_slowest_rank_less_the_products_between() -> None:
     ranks = [
-        {"collectives": [{"operation": "p2p", "seconds": [1.0, 5.0], "products_s": [0.25, 0.5]}]},
-        {"collectives": [{"operation": "p2p", "seconds": [2.0, 4.0], "products_s": [0.5, 0.25]}]},
+        {"collectives": [{"operation": "p2p", "seconds": [1.0, 5.0], "products_s": [0.25, 0.25]}]},
+        {"collectives": [{"operation": "p2p", "seconds": [2.0, 4.0], "products_s": [0.5, 0.5]}]},
     ]
-    assert together(ranks) == [{"operation": "p2p", "seconds": [1.5, 4.5]}]
+    assert together(ranks, 0.5, by_cores=True) == [{"operation": "p2p", "seconds": [1.5, 4.5]}]
+    assert together(ranks, 0.25, by_cores=True) == [{"operation": "p2p", "seconds": [0.75, 2.25]}], "the machine was half as fast as it is"
+    assert together(ranks, 0.25, by_cores=False) == [{"operation": "p2p", "seconds": [1.5, 4.5]}], "a network is not"
 
 
 def test_a_collective_lost_in_the_noise_of_products_settles_nothing() -> None:
-    (lost,) = together([{"collectives": [{**rows_of(1e9, 2e-4, 5e-4)[0], "seconds": [0.9, 0.99, 1.1], "products_s": [1.0]}]}])
+    lost_row = {**visits(1e9, 2e-4, 5e-4)[0], "seconds": [0.9, 0.99, 1.1], "products_s": [1.0] * 3}
+    (lost,) = together([{"collectives": [lost_row]}], 1.0, by_cores=True)
     assert lost["seconds"] == pytest.approx([0.0, 0.0, 0.1])
-    rows = [row for row in together([{"collectives": rows_of(1e9, 2e-4, 5e-4)}]) if row["operation"] != "p2p"]
-    assert wire([*rows, lost])[:3] == pytest.approx((1e9, 2e-4, 5e-4), rel=0.03)
+    assert wire([*rows_of(1e9, 2e-4, 5e-4), lost])[:3] == pytest.approx((1e9, 2e-4, 5e-4), rel=0.03)
 
 
 def test_groups_cover_every_size_and_both_distances_and_lie_on_their_level() -> None:
@@ -88,8 +104,11 @@ def concluded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return profiled(tmp_path_factory.mktemp("profile"))
 
 
-def profiled(out: Path, num_ranks: int = 4) -> Path:
-    """A profile of ranks that take exactly what the cost model says with other constants than it starts from."""
+def profiled(out: Path, num_ranks: int = 4, slowness: Sequence[Slowness] = (lambda number: 1.0,), again: float = 1.0,
+             uneven: float = 1.0) -> Path:  # fmt: skip
+    """A profile of ranks that take exactly what the cost model says with other constants than it starts from; `slowness`: of a host, which
+    each has as many of the ranks; `again`: times what layers take under another layout; `uneven`: what they take in the second round while
+    the yardstick does not."""
     wanted = [] if num_ranks == 4 else [f"gpus={num_ranks}"]
     settings = asked(wanted)
     plans = cases_of(settings, lambda more: asked([*wanted, *more]))
@@ -99,25 +118,79 @@ def profiled(out: Path, num_ranks: int = 4) -> Path:
         base = datasheet(run.cluster, run.engine.traits)
         return type(base)(**{name: truth.get(name, getattr(base, name)) for name in base.__struct_fields__})
 
-    layers = {}
+    takes = {}
     for case, plan in plans.items():
         folder = out / "cases" / case
         folder.mkdir(parents=True)
-        from orchestrator.plan import to_json
-
         (folder / own.PLAN).write_text(to_json(without_network(plan)))
         (folder / own.METRICS).write_text('{"step_time_s": 1}\n' * 3)
         (run,) = own.load(folder)
         price = Pricer(constants).price(run).prediction
         assert price is not None
-        step, update = price.step_time_s, price.by_cause["optimizer"]
-        layers[case] = {"microbatch_s": [(step - update) / plan.num_microbatches] * 3, "update_s": [update] * 3, "layer_forward_s": 1e-3}
-    last = max(layers)
-    alone = {"microbatch_s": [0.6 * seconds for seconds in layers[last]["microbatch_s"]]}
-    collectives = rows_of(2e9, 1e-4, 6e-4) if num_ranks > 1 else []
-    rank = {"collectives": collectives, "cases": layers, "alone": alone, "alone_case": last, "seconds": 12.0}
-    conclude(settings, "megatron", plans, [rank] * num_ranks, out, "2026-11-22")
+        takes[case] = ((price.step_time_s - price.by_cause["optimizer"]) / plan.num_microbatches, price.by_cause["optimizer"], 1e-3)
+    takes[AGAIN] = (takes[min(takes)][0], takes[min(takes)][1], 1e-3 * again)
+    last, ranks = max(takes), []
+    for number in range(num_ranks):
+        slow = slowness[number * len(slowness) // num_ranks]
+        traffic = visits(2e9, 1e-4, 6e-4, lambda at: max(each(at) for each in slowness)) if num_ranks > 1 else []
+        cases: dict[str, list[dict[str, Any]]] = {case: [] for case in takes}
+        alone, at = [], len(traffic)
+        for round_ in range(ROUNDS):
+            for case, (micro, update, layer) in takes.items():
+                cases[case].append(rounds_of(micro * (uneven if round_ == 1 else 1.0), update, layer, slow(at)))
+                at += 1
+            alone.append(rounds_of(0.6 * takes[last][0], 0.0, 1e-3, slow(at)))
+        for visit, row in enumerate(traffic):  # a rank whose own host is not slow waits for the others, and its own products are quick
+            row["products_s"] = [PRODUCT_S * slow(visit)] * 2
+        ranks.append({"collectives": traffic, "cases": cases, "alone": alone, "alone_case": last, "seconds": 12.0})
+    conclude(settings, "megatron", plans, ranks, out, "2026-11-22")
     return out
+
+
+def rounds_of(microbatch_s: float, update_s: float, layer_s: float, slow: float) -> dict[str, Any]:
+    return {"microbatch_s": [slow * microbatch_s] * 3, "update_s": [slow * update_s] * 3, "layer_forward_s": slow * layer_s,
+            "yardstick_s": [slow * PRODUCT_S] * 3}  # fmt: skip
+
+
+def test_a_host_that_is_half_as_fast_in_the_middle_of_a_profile_changes_no_constant_and_no_plan(concluded: Path, tmp_path: Path) -> None:
+    """A quarter of all that is measured, from the end of the collectives on to the second round of layers, on one of two hosts."""
+    hosts = (lambda number: 2.0 if 60 <= number < 84 else 1.0), (lambda number: 1.0)
+    there = profiled(tmp_path / "slowed", slowness=hosts)
+    for name, constant in read_file(concluded / "megatron-cpu.json").constants.items():
+        assert read_file(there / "megatron-cpu.json").constants[name].value == pytest.approx(constant.value, rel=1e-3), name
+    (usual,), (slowed,) = (load_cluster(str(out / "cluster.yaml"), 4).levels for out in (concluded, there))
+    assert (slowed.bandwidth, slowed.latency) == pytest.approx((usual.bandwidth, usual.latency), rel=1e-3)
+    chosen = [Planner(asked([f"cluster={out / 'cluster.yaml'}", f"calibration={out / 'megatron-cpu.json'}"])).fastest().plan.candidate
+              for out in (concluded, there)]  # fmt: skip
+    assert chosen[0] == chosen[1]
+    told = json.loads((there / "profile.json").read_text())
+    assert (told["speed"]["low"], told["speed"]["high"]) == (0.5, 1.0)
+    interval = read_file(there / "megatron-cpu.json").interval
+    assert interval is not None
+    assert interval[1] > 1.5, "that the machine may be so slow is in the interval"
+
+
+def test_what_rounds_do_not_agree_on_is_said_of_each_constant(tmp_path: Path) -> None:
+    constants = read_file(profiled(tmp_path, uneven=1.3) / "megatron-cpu.json").constants
+    assert constants["gemm_efficiency"].spread > 0.05
+    assert constants["collective_overhead_s"].spread == pytest.approx(0.0, abs=1e-6)
+
+
+def test_nothing_is_concluded_where_the_same_work_takes_longer_under_another_layout(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"the same layer took 1 ms in tp1_mbs001 and 1.3 ms in again, which must be within 15%"):
+        profiled(tmp_path, again=1.3)
+    assert (tmp_path / "profile.json").is_file()
+    assert not (tmp_path / "megatron-cpu.json").exists()
+
+
+@pytest.mark.parametrize(("engine", "divided"), [("megatron", (2, 0, 4)), ("deepspeed", (1, 1, 2))])
+def test_the_second_layout_has_the_same_layers_on_a_rank(engine: str, divided: tuple[int, int, int]) -> None:
+    words = [f"engine={engine}", *(["recipe=llama_tiny"] if engine == "deepspeed" else [])]
+    first = next(iter(cases_of(asked(words), lambda more: asked([*words, *more])).values()))
+    again = second_layout(asked(words), lambda more: asked([*words, *more]), first)
+    assert again is not None
+    assert (again.pp, again.zero_stage, again.model.num_layers) == divided
+    assert (again.tp, again.micro_batch_size, again.num_microbatches) == (first.tp, first.micro_batch_size, first.num_microbatches)
 
 
 def test_a_profile_gives_back_the_constants_that_made_it(concluded: Path) -> None:
@@ -141,8 +214,6 @@ def test_a_run_takes_what_the_profile_writes(concluded: Path) -> None:
     settings = asked([f"cluster={concluded / 'cluster.yaml'}", f"calibration={concluded / 'megatron-cpu.json'}"])
     (level,) = settings.cluster.levels
     assert (level.bandwidth, level.latency) == pytest.approx((2e9, 1e-4), rel=1e-4)
-    from orchestrator.planning import Planner
-
     plan = Planner(settings).fastest().plan
     assert plan.calibration == "megatron-cpu"
     assert plan.prices is not None
@@ -165,8 +236,8 @@ def test_cases_are_cut_to_few_layers_and_have_every_tp() -> None:
 
 
 def test_ranks_with_devices_of_their_own_lose_nothing_together() -> None:
-    ranks = [{"cases": {"a": {"microbatch_s": [1.0]}}, "alone": {"microbatch_s": [1.1]}, "alone_case": "a"}] * 2
-    assert core_share(ranks) == 1.0
+    ranks = [{"cases": {"a": [rounds_of(1.0, 0.1, 0.1, 1.0)]}, "alone": [rounds_of(1.1, 0.1, 0.1, 1.0)], "alone_case": "a"}] * 2
+    assert core_share(ranks, PRODUCT_S) == 1.0
 
 
 def test_nothing_is_measured_without_a_start(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,5 +258,7 @@ def test_a_machine_is_measured_by_gloo_ranks(engine: str, model: str, tmp_path: 
     assert {row["operation"] for row in told["collectives"]} == {"all_reduce", "all_gather", "reduce_scatter", "p2p"}
     file = read_file(out / f"{engine}-cpu.json")
     assert 0 < file.constants["gemm_efficiency"].value <= 1
+    assert any(constant.spread for constant in file.constants.values())
+    assert len(told["layer_under_two_layouts_s"]) == 2
     assert {case.partition("_")[0] for case in told["layers"]} == {"tp1", "tp2"}
     assert load_cluster(str(out / "cluster.yaml"), 2).levels[0].bandwidth > 1e6
