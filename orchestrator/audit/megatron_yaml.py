@@ -17,7 +17,7 @@ from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.model.shared import GATED
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import NOTHING, Kind, Table, Term, kinds
+from orchestrator.words.terms import NOTHING, Kind, Table, Term, kinds, named
 
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
@@ -58,11 +58,6 @@ class Schema(NamedTuple):
 IN_YAML: Final = {flag: field for field, flag in ALIASES.items()}
 """TransformerConfig's names of settings whose flags are called otherwise, by the flag's."""
 DATA_PARALLEL: Final = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
-
-
-def _named(above: str, names: Mapping[str, str]) -> Table:
-    """Terms of settings below a section, by their names there."""
-    return [Term(above + path, name) for path, name in names.items()]
 
 
 def _activation(seen: Seen) -> None:
@@ -113,8 +108,8 @@ def _bridge(seen: Seen, content: Content) -> None:
 BRIDGE: Final = Schema(
     kind="Megatron-Bridge's configuration",
     table=[
-        *_named("tokenizer.", {"vocab_size": "vocab_size", "tokenizer_type": "tokenizer_type"}),
-        *_named("comm_overlap.", {name: name for name in ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")}),
+        *named("vocab_size tokenizer_type", "tokenizer."),
+        *named("tp_comm_overlap overlap_moe_expert_parallel_comm delay_wgrad_compute", "comm_overlap."),
     ],
     sections=("model", "train", "optimizer", "scheduler", "ddp", "dist", "rng", "mixed_precision"),
     homes=(*((name, "ddp") for name in DATA_PARALLEL), ("*batch_size", "train"), ("*", "model")),
@@ -144,17 +139,16 @@ def _pair(betas: Any, index: int) -> Any:
 
 
 OF_MODEL: Final[Table] = (
-    *_named("", {
-        "encoder_seq_length": "seq_length", "seq_length": "seq_length", "data.seq_length_dec": "decoder_seq_length",
-        "bias": "add_bias_linear", "qkv_bias": "add_qkv_bias", "rotary_percentage": "rotary_percent",
-        "scale_positional_embedding": "use_rope_scaling", "tokenizer.type": "tokenizer_type", "tokenizer.vocab_size": "vocab_size",
-        "override_vocab_size": "vocab_size", "activations_checkpoint_granularity": "recompute_granularity",
-        "activations_checkpoint_method": "recompute_method", "activations_checkpoint_num_layers": "recompute_num_layers",
-        "activations_checkpoint_recompute": "recompute_modules", "ub_tp_comm_overlap": "tp_comm_overlap", "gradient_clip_val": "clip_grad",
-        "optim.lr": "lr", "optim.weight_decay": "weight_decay", "optim.overlap_grad_sync": "overlap_grad_reduce",
-        "optim.overlap_param_sync": "overlap_param_gather", "optim.eps": "adam_eps", "optim.sched.warmup_steps": "lr_warmup_iters",
-        "optim.sched.min_lr": "min_lr",
-    }),
+    *named(
+        "encoder_seq_length=seq_length seq_length data.seq_length_dec=decoder_seq_length bias=add_bias_linear qkv_bias=add_qkv_bias "
+        "rotary_percentage=rotary_percent scale_positional_embedding=use_rope_scaling tokenizer.type=tokenizer_type "
+        "tokenizer.vocab_size=vocab_size override_vocab_size=vocab_size activations_checkpoint_granularity=recompute_granularity "
+        "activations_checkpoint_method=recompute_method activations_checkpoint_num_layers=recompute_num_layers "
+        "activations_checkpoint_recompute=recompute_modules ub_tp_comm_overlap=tp_comm_overlap gradient_clip_val=clip_grad "
+        "optim.lr=lr optim.weight_decay=weight_decay optim.overlap_grad_sync=overlap_grad_reduce "
+        "optim.overlap_param_sync=overlap_param_gather optim.eps=adam_eps optim.sched.warmup_steps=lr_warmup_iters "
+        "optim.sched.min_lr=min_lr"
+    ),
     Term("activation", "activation", back=lambda word: activation_of(word, False) or NOTHING),
     Term("position_embedding_type", "position_embedding_type",
          back=lambda word: "learned_absolute" if word == "learned_parameters" else word),
@@ -166,9 +160,10 @@ OF_MODEL: Final[Table] = (
     Term("optim.sched.name", "lr_decay_style", back=lambda word: SCHEDULES.get(word, word)),
 )  # fmt: skip
 """Terms below model (nlp/language_modeling/conf/megatron_gpt_config.yaml)."""
-OF_STACK: Final[Table] = (*OF_MODEL, *_named("", {name: name for name in (
-    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "normalization", "hidden_dropout",
-    "attention_dropout")}))  # fmt: skip
+OF_STACK: Final[Table] = (
+    *OF_MODEL,
+    *named("num_layers hidden_size ffn_hidden_size num_attention_heads kv_channels normalization hidden_dropout attention_dropout"),
+)
 """Terms below one of the stacks of T5."""
 
 
@@ -186,7 +181,7 @@ NEMO: Final = Schema(
     kind="NeMo's configuration",
     table=[
         *(term._replace(theirs=f"model.{term.theirs}") for term in OF_MODEL),
-        *_named("trainer.", {"gradient_clip_val": "clip_grad", "max_steps": "train_iters"}),
+        *named("gradient_clip_val=clip_grad max_steps=train_iters", "trainer."),
         *(term._replace(theirs=f"model.{part}.{term.theirs}", ours=prefix + term.ours)
           for part, prefix in (("encoder", ""), ("decoder", "decoder_")) for term in OF_STACK),
     ],
@@ -210,10 +205,10 @@ def _nemo2(seen: Seen, content: Content) -> None:
 NEMO2: Final = Schema(
     kind="NeMo 2's recipe",
     table=[
-        *_named("data.", {name: name for name in ("global_batch_size", "micro_batch_size", "seq_length")}),
-        *_named("optim.lr_scheduler.", {"warmup_steps": "lr_warmup_iters", "min_lr": "min_lr"}),
-        *_named("trainer.", {"max_steps": "train_iters"}),
-        *_named("trainer.plugins.", {name: name for name in ("grad_reduce_in_fp32", "fp8", "fp8_recipe")}),
+        *named("global_batch_size micro_batch_size seq_length", "data."),
+        *named("warmup_steps=lr_warmup_iters min_lr", "optim.lr_scheduler."),
+        *named("max_steps=train_iters", "trainer."),
+        *named("grad_reduce_in_fp32 fp8 fp8_recipe", "trainer.plugins."),
     ],
     sections=("model.config", "trainer.strategy.ddp", "trainer.strategy", "optim.config"),
     homes=(*((name, "trainer.strategy.ddp") for name in DATA_PARALLEL), ("*parallel*", "trainer.strategy"), ("*", "model.config")),

@@ -86,6 +86,16 @@ def flag(theirs: str, ours: str) -> Term:
     return Term(theirs, ours, unless=False, default=False, back=bool)
 
 
+def named(names: str, above: str = "") -> Table:
+    """Terms of settings, below the section `above`, whose values are ours as they are: words "theirs=ours", or one where both are the same.
+
+    >>> [(term.theirs, term.ours) for term in named("n_layer=num_layers hidden_size", "model.")]
+    [('model.n_layer', 'num_layers'), ('model.hidden_size', 'hidden_size')]
+    """
+    pairs = (name.split("=") for name in names.split())
+    return [Term(above + theirs, ours[0] if ours else theirs) for theirs, *ours in pairs]
+
+
 def unsaid(theirs: str, ours: str, value: Any) -> Term:
     """A setting of theirs that would take the place of one of ours: nothing says it or reads it, and without it theirs is this value."""
     return Term(theirs, ours, of=lambda subject: value, back=lambda said: NOTHING, when=lambda subject: False)
