@@ -18,6 +18,7 @@ from orchestrator.model.families import describe
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.whole_data import is_made_up, trained_on
+from orchestrator.search.unasked import WORTH_S, seconds_of
 from orchestrator.units import format_seconds
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def data_text(settings: Settings, loop: OwnLoop | None = None) -> str:
     if loop is not None and loop.made_up is not None and is_made_up(settings.run):
         said = f"{loop.made_up}, as data= is not given"
     asks = is_made_up(settings.run) and not settings.made_up_data and not settings.cluster.is_cpu
-    return f"{said}; a start on GPUs asks for data=PATH, or data.made_up=true" if asks else said
+    return f"{said}; a start on GPUs asks for data=PATH or data.made_up=true" if asks else said
 
 
 def show_found(console: Console, settings: Settings, found: Found) -> None:
@@ -126,7 +127,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         chance, pins = Planner(settings).chance_of_not_fitting(plan), settings.pins.given() if found.none_cautious else None
         own = plan.prices is not None and plan.prices.own_peaks
         say(risk_text(chance, found.limit, pins, own_peaks=own))
-    say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan))}")
+    say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan), brief=brief)}")
     say(f"data: {data_text(settings, Planner(settings).trained_by(found.plan)[0])}")
     nbytes = saved_bytes(plan)
     reshardable = ENGINES[plan.engine].reshardable(plan)
@@ -143,7 +144,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if found.uneven is not None:
         say(text.uneven_text(found.uneven))
     elif plan.ep > 1 and not any(part.pad_to_capacity for part in plan.model.experts):
-        say(text.even_text(plan.ep))
+        say(text.even_text(plan.ep, brief=brief))
     if found.outcomes:
         show_search(console, settings, found)
     for explanation in found.explained:
@@ -170,8 +171,11 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
         console.print(data_parallel_table(plan, alone, found.limit))
     for other_tp in found.narrower:
         say(text.wide_tp_text(plan, other_tp.plan, other_tp.why, Planner(settings).chance_beside(found.limit, other_tp.plan)))
-    for other in found.unasked[: SHOWN_UNASKED if brief else None]:
-        say(text.unasked_text(plan, other.key, other.asks, other.plan))
+    gains = [one for one in found.unasked if not brief or seconds_of(one.plan) < seconds_of(plan) * (1 - WORTH_S)]
+    for one in gains[: SHOWN_UNASKED if brief else None]:
+        say(text.unasked_text(plan, one.key, one.asks, one.plan, modes_said=not brief))
+    if brief and (more := len(gains) - SHOWN_UNASKED) > 0:
+        say(f"Not asked for: {more} more of which each gains less (verbose=true)")
     say(text.proof(plan, found.at_least_s, found.searched, brief=brief) + ".")
     if brief:
         return
@@ -181,8 +185,8 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
 
 def next_text(settings: Settings, start: str = "") -> str:
     """What else can be asked of a plan that was shown, after how it is written or started."""
-    ways = [start, "take=2 takes another of the table", "explain.tp=8 says why not that"]
-    ways += [] if settings.verbose else ["verbose=true shows each stage and cause, and all that was searched and not asked for"]
+    ways = [start, "take=2 takes another", "explain.tp=8 says why not that"]
+    ways += [] if settings.verbose else ["verbose=true shows all"]
     return f"Next: {'; '.join(filter(None, ways))}"
 
 

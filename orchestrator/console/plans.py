@@ -103,7 +103,7 @@ def _plan(words: Sequence[str]) -> None:
         show_found(screen(), answer.settings, answer.found)
         for line in fuller_lines(answer):
             print(line)
-        print(next_text(answer.settings, "out=FOLDER writes it, run in place of plan starts it"))
+        print(next_text(answer.settings, "out=FOLDER writes it"))
     if out:
         print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
 
@@ -116,7 +116,7 @@ def fuller_lines(answer: Answer) -> list[str]:
     faster = 100 * (1 - fuller.predicted.step_time_s / answer.step_time_s)
     chance = Planner(answer.settings).chance_of_not_fitting(fuller)
     said = f"{format_seconds(fuller.predicted.step_time_s)} a step (-{faster:.1f}%), {format_amount(100 * chance, 2)}% chance"
-    return [f"faster: memory.risk={risk_key(chance)}: {said}: {fuller.engine} {choice(fuller)}"]
+    return [f"faster: memory.risk={risk_key(chance)}: {said}: {fuller.engine} {choice(fuller, modes_said=answer.settings.verbose)}"]
 
 
 def tried_lines(answer: Answer, tried: Sequence[Point], *, all_of_them: bool = True) -> list[str]:

@@ -140,14 +140,14 @@ def format_time(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def budget_text(of: Budget, rank: str = "GPU") -> str:
-    """The line of a report.
+def budget_text(of: Budget, rank: str = "GPU", *, brief: bool = False) -> str:
+    """The line of a report; `brief`: without the energy.
 
     >>> budget_text(Budget(steps=1000, tokens=10**9, seconds=86400.0 * 3, num_gpus=8, power_w=700.0, price_per_gpu_hour=2.0))
     '1,000 steps, 1B tokens: 3 days, 576 GPU-hours, 403 kWh (at the 700 W a GPU of its datasheet), cost 1,152 (at 2 a GPU-hour)'
     """
     parts = [of.said("seconds", format_time), of.said("gpu_hours", format_amount, f" {rank}-hours")]
-    if of.energy_kwh is not None:
+    if of.energy_kwh is not None and not brief:
         parts.append(f"{of.said('energy_kwh', format_energy)} (at the {of.power_w:.0f} W a GPU of its datasheet)")
     if of.cost is not None:
         parts.append(f"cost {of.said('cost', format_amount)} (at {of.price_per_gpu_hour:g} a GPU-hour)")

@@ -417,7 +417,7 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
     for number, entry in enumerate([*rest[: take - 1], plan, *rest[take - 1 :]], 1):
         cost = entry.predicted
         assert cost is not None  # shown ones are priced
-        why = "chosen" if entry is plan else difference(plan.predicted, cost, 2 if brief else CAUSES_IN_A_DIFFERENCE)
+        why = "chosen" if entry is plan else difference(plan.predicted, cost, 1 if brief else CAUSES_IN_A_DIFFERENCE)
         style = "bold" if entry is plan else None
         table.add_row(
             str(number), name(entry), format_seconds(cost.step_time_s), format_bytes(cost.peak_memory_bytes), Text(why), style=style
@@ -488,25 +488,31 @@ def uneven_text(uneven: Unevenness) -> str:
     return said + (f". The capacity drops {_percent(found.dropped)} of what is sent" if found.dropped else "")
 
 
-def even_text(ep: int) -> str:
+def even_text(ep: int, *, brief: bool = False) -> str:
     """What even routing leaves out where `ep` expert ranks wait for each other: seven pairs of runs differ only in whether balance
     was forced, Mixtral's from a checkpoint and six of Qwen3's (Megatron-Bridge's performance cards; Megatron-MoE-ModelZoo)."""
+    if brief:
+        return f"routing    even over {ep} expert ranks; real routers took 4.5 to 26% longer: model.routing=2, or a trace, prices yours"
     return (
         f"routing    taken to be even over {ep} expert ranks. Real routers took longer than forced balance: 4.5% from a checkpoint, 9 to "
         "26% in the first hundreds of steps (seven published pairs); model.routing=2, or a trace, prices yours"
     )
 
 
-def unasked_text(plan: Plan, key: str, asks: str, other: Plan) -> str:
-    """What this plan, or another, takes with a choice that nobody asked for, and what that `asks` for."""
+def unasked_text(plan: Plan, key: str, asks: str, other: Plan, *, modes_said: bool = True) -> str:
+    """What this plan, or another, takes with a choice that nobody asked for, and what that `asks` for. `modes_said`: as of `choice`."""
     if plan.predicted is None or other.predicted is None:
         raise ValueError("a plan has no prediction")
     seconds, peak = other.predicted.step_time_s, format_bytes(other.predicted.peak_memory_bytes)
     gain = f"{100 * (seconds / plan.predicted.step_time_s - 1):+.1f}%"
     changed = [each for each in OUTER_CHOICES if getattr(other, each.name) != getattr(plan, each.name)]
     alike = len(changed) <= 1 and (other.engine, other.stages) == (plan.engine, plan.stages)
-    which = "this plan" if alike else f"{other.engine} {choice(other)}"
-    return f"Not asked for: {key}: {gain}, {format_seconds(seconds)} and {peak} ({which}); {asks}"
+    which = "this plan" if alike else f"{other.engine} {choice(other, modes_said=modes_said)}"
+    if gain[1:] == "0.0%":
+        gains = f"{peak} for {format_bytes(plan.predicted.peak_memory_bytes)}, no slower"
+    else:
+        gains = f"{gain}, {format_seconds(seconds)} and {peak}"
+    return f"Not asked for: {key}: {gains} ({which}); {asks}"
 
 
 def wide_tp_text(plan: Plan, other: Plan | None, why: str, risk: float | None = None) -> str:

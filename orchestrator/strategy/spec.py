@@ -163,6 +163,7 @@ class Options(Value, frozen=True, kw_only=True):
         Choice(
             doc="how tokens reach their experts; flex (DeepEP) only where it is pinned (megatron)",
             searched=True,
+            short="dispatcher",
             offered=Offered(values=("flex",), asks="needs DeepEP installed on every node"),
         ),
     ] = "alltoall"

@@ -14,12 +14,14 @@ from orchestrator.errors import InputError
 from orchestrator.plan import from_json
 from orchestrator.recipe import KEYS
 from orchestrator.report.text import choice
+from orchestrator.screen import FILE_WIDTH
 from orchestrator.strategy.spec import OUTER_CHOICES
 
 CASES = (
     ["recipe=llama3_70b", "gpus=64"],
     ["recipe=deepseek_v3", "gpus=512", "cluster=dgx_h100", "cluster.price_per_gpu_hour=2"],
     ["recipe=qwen3_235b_a22b", "gpus=256"],
+    ["recipe=qwen3_next_80b_a3b", "gpus=64", "cluster=dgx_h100"],
     ["recipe=gpt_tiny", "gpus=4", "cluster=cpu"],
     ["recipe=t5_large", "gpus=1", "cluster=dgx_h100"],
     ["recipe=llama3_8b", "train.tokens=1T", "cluster=dgx_h100", "target.days=10"],
@@ -31,7 +33,7 @@ ROW = re.compile(r"^ +(\d) +(\S.*?)  +[\d.]+ \w+ +[\d.]+ .iB", re.MULTILINE)
 def test_a_screen_has_what_a_user_asks_first_in_under_forty_lines(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *words]) == 0
     said = capsys.readouterr().out
-    assert len(said.splitlines()) < 40
+    assert sum(max(1, -(-len(line) // FILE_WIDTH)) for line in said.splitlines()) < 40, "as a terminal of 120 columns wraps them"
     starts = ["parallel", "predicted", "time", "memory", *(["risk:"] if "cluster=cpu" not in words else []), "training:", "Next:"]
     places = [re.search(rf"^{start}", said, re.MULTILINE) for start in starts]
     assert all(places)
