@@ -419,7 +419,14 @@ class Planner:
         settings = self.settings
         if settings.entry is not None:
             return None, f"entry={settings.entry}"
-        return own_loop(ENGINES[plan.engine], plan, settings.program)
+        engine, saved = ENGINES[plan.engine], settings.continues
+        loop = engine.own_loop
+        if loop is None:
+            return own_loop(engine, plan, settings.program)
+        of_worker = loop.checkpoints is not None and saved is not None and not saved.folder.name.startswith(loop.checkpoints)
+        if settings.program == "auto" and of_worker:
+            return None, "it wrote the checkpoint that is continued"
+        return own_loop(engine, plan, settings.program, checkout=loop.checkout in {*settings.env, *os.environ})
 
     def _with_enough_documents(self, plan: Plan, job: Job) -> Job:
         """The job of an engine's own program that divides its data by whole documents, of which there are enough. Raises InputError where

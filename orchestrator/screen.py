@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
 from orchestrator.engines import ENGINES
-from orchestrator.engines.engine import OwnLoop
 from orchestrator.folder import saved_bytes
 from orchestrator.job import Job
 from orchestrator.launch import render
@@ -94,15 +93,13 @@ class SearchProgress:
         self.bar.update(self.bar.task_ids[0], completed=done, description=f"{self.what}{found}")
 
 
-def data_text(settings: Settings, loop: OwnLoop | None = None) -> str:
+def data_text(settings: Settings) -> str:
     """What a start of the plan would train on."""
     if settings.entry is not None:
         return f"{settings.entry} takes {settings.run.data or 'what its own arguments say'}"
     if settings.training.task == "sft" and settings.run.data is None:
         return "none yet: data=SAMPLES.jsonl before a start"
     said = trained_on(settings.run, settings.architecture.traced)
-    if loop is not None and loop.made_up is not None and is_made_up(settings.run):
-        said = f"{loop.made_up}, as data= is not given"
     asks = is_made_up(settings.run) and not settings.made_up_data and not settings.cluster.is_cpu
     return f"{said}; a start on GPUs asks for data=PATH or data.made_up=true" if asks else said
 
@@ -128,7 +125,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         own = plan.prices is not None and plan.prices.own_peaks
         say(risk_text(chance, found.limit, pins, own_peaks=own))
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan), brief=brief)}")
-    say(f"data: {data_text(settings, Planner(settings).trained_by(found.plan)[0])}")
+    say(f"data: {data_text(settings)}")
     nbytes = saved_bytes(plan)
     reshardable = ENGINES[plan.engine].reshardable(plan)
     if not (brief and reshardable) and (checkpoints := checkpoint_text(plan, nbytes, reshardable)):

@@ -22,9 +22,9 @@ def timeout_minutes(plan: Plan) -> int | None:
     return None if seconds in (0.0, RunSettings().step_timeout_s) else max(1, math.ceil(seconds / 60))
 
 
-def own_loop(engine: Engine, plan: Plan, asked: str) -> tuple[OwnLoop | None, str]:
-    """(the engine's own training loop where it trains the plan, else None; why). `asked`: what program= says. Raises InputError where it
-    asks for a loop that can't run the plan."""
+def own_loop(engine: Engine, plan: Plan, asked: str, *, checkout: bool = False) -> tuple[OwnLoop | None, str]:
+    """(the engine's own training loop where it trains the plan, else None; why). `asked`: what program= says; `checkout`: whether a
+    checkout is named that has the loop. Raises InputError where it asks for a loop that can't run the plan."""
     loop = engine.own_loop
     if asked == "instrument":
         return None, "program=instrument"
@@ -35,7 +35,10 @@ def own_loop(engine: Engine, plan: Plan, asked: str) -> tuple[OwnLoop | None, st
         return loop, "program=own"
     if loop is None or why is not None:
         return None, str(why)
-    return (loop, "the default") if loop.is_default else (None, f"the default; program=own is {loop.name}")
+    if not loop.is_default:
+        return None, f"the default; program=own is {loop.name}"
+    absent = None if checkout else loop.why_absent(plan)
+    return (None, absent) if absent else (loop, "the default")
 
 
 def engine_of_entry(engines: Mapping[str, Engine]) -> str:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json, to_json
-from orchestrator.workers import checkpoint, distributed, loop, saving, unpickling
+from orchestrator.workers import checkpoint, data, distributed, loop, saving, unpickling
 from orchestrator.workers.parts import Place
 from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import Watchdog
@@ -33,6 +33,8 @@ CONTINUE: Final = "--continue"
 ITERATION: Final = "iter_"
 TRACKER: Final = "latest_checkpointed_iteration.txt"
 """Names that Megatron's checkpoints have (training/checkpointing.py, get_checkpoint_name and get_checkpoint_tracker_filename)."""
+ENCODED: Final = "data/"
+"""How the prefixes of corpora begin that are made of the plan's text in the run's folder (engines/megatron/own.py)."""
 OUT: Final = Path()
 """Ranks run in the run's folder."""
 
@@ -77,6 +79,7 @@ def run(train: Callable[[], None]) -> NoReturn:
         def body(job: distributed.Job, watchdog: Watchdog) -> None:
             watchdog.phase("building the model", loop.BUILD_S if plan.run.step_timeout_s else 0.0)
             sys.argv = [word for word in sys.argv if word != CONTINUE] + resumed(plan)
+            data.write_indexed(plan, OUT, [word for word in sys.argv if word.startswith(ENCODED)])
             hooks = Hooks(plan, engine, job.device, watchdog)
             hooks.install()
             try:
@@ -181,14 +184,19 @@ class Hooks:
 
     def _loaded(self, load: Any, model: Any, optimizer: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Loads a checkpoint under the plan's settings. Transformer Engine's Adam is given states as they are, torch's not."""
-        from orchestrator.workers import megatron_checkpoints
+        from orchestrator.workers import megatron_checkpoints, optimizer_formats
 
         megatron_checkpoints.prepare(optimizer)
-        step = _iteration()
-        resumed_from = checkpoint.find(self.plan.run.resume).folder if step is None and self.plan.run.resume else None
-        folder = resumed_from or OUT / checkpoint.FOLDER / f"{ITERATION}{step or 0:07d}"
+        step, resume = _iteration(), self.plan.run.resume
+        if step is None and resume is None:
+            return load(model, optimizer, scheduler, *args, **kwargs)
+        folder = OUT / checkpoint.FOLDER / f"{ITERATION}{step:07d}" if step is not None else checkpoint.find(str(resume)).folder
+        written = folder / checkpoint.PLAN  # there is none yet where the run ended between Megatron's marker and ours
+        before = from_json(written.read_bytes(), str(written)) if written.is_file() else self.plan
+        other = (before.zero_stage == 0) != (self.plan.zero_stage == 0)
+        kind = optimizer_formats.of_the_other_kind(optimizer) if other else nullcontext()
         # What Megatron itself lets torch read beside tensors is in core/safe_globals.py.
-        with unpickling.refused(folder), megatron_checkpoints.with_settings_kept(optimizer, scheduler):
+        with unpickling.refused(folder), megatron_checkpoints.with_settings_kept(optimizer, scheduler), kind:
             done = load(model, optimizer, scheduler, *args, **kwargs)
         megatron_checkpoints.count_steps_apart(optimizer)
         return done

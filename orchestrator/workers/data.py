@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.model.shared import SENTINELS
 from orchestrator.plan import Plan
+from orchestrator.workers import distributed
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst", ".text")
 BYTES = 256
@@ -255,6 +257,43 @@ def open_corpus(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None
         valid = (Part(weight=1.0, name=run.valid, tokens=opened(run.valid)),) if run.valid else parts(1)
     specials = load_tokenizer(run.tokenizer)[1] if run.tokenizer else Specials.of_bytes()
     return Corpus(train=parts(0), valid=valid, specials=specials)
+
+
+PIECE = 2**22
+"""Tokens that are held in memory while a corpus is written."""
+
+
+def write_indexed(plan: Plan, folder: Path, prefixes: Sequence[str]) -> None:
+    """Writes what this plan trains on, and then what it evaluates on, as Megatron's .bin/.idx under these prefixes in the folder, with a
+    document behind each end-of-document token. Every rank calls this; each node's first writes, and nobody where all is there. Raises
+    InputError where the vocabulary is too small."""
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+
+    first = distributed.local_rank_is_first()
+    if not all((folder / f"{prefix}.idx").is_file() for prefix in prefixes):
+        corpus = open_corpus(plan, folder / "data", build=first, wait=dist.barrier)
+        for prefix, part in zip(prefixes, (*corpus.train, *corpus.valid), strict=True) if first else ():
+            # Nodes may do this in one shared folder: whoever is last replaces the same content.
+            partial = folder / f"{prefix}.{dist.get_rank()}"
+            builder = IndexedDatasetBuilder(f"{partial}.bin", dtype=DType.optimal_dtype(vocabulary(plan)))
+            for start in range(0, len(part.tokens), PIECE):
+                ids = part.tokens.window(start, min(PIECE, len(part.tokens) - start))
+                check_vocabulary(plan, part, ids)
+                for document in np.split(ids, np.flatnonzero(ids == corpus.specials.eod) + 1):
+                    if len(document):
+                        builder.add_document(document, [len(document)])
+            builder.finalize(f"{partial}.idx")
+            for suffix in (".bin", ".idx"):
+                Path(f"{partial}{suffix}").replace(folder / f"{prefix}{suffix}")
+    dist.barrier()
+
+
+def check_vocabulary(plan: Plan, part: Part, ids: np.ndarray) -> None:
+    """Raises InputError where the vocabulary is too small for these ids."""
+    if (largest := int(ids.max())) >= vocabulary(plan):
+        tokenizer = f"tokenizer {plan.run.tokenizer}" if plan.run.tokenizer else "the byte tokenizer"
+        why = f"is too small: data {part.name} by {tokenizer} has token id {largest}"
+        raise InputError("model.vocab_size", vocabulary(plan), why)
 
 
 PATTERN = 10_000
@@ -492,8 +531,6 @@ class Batches:
         start = permuted(index, size, seed=seed + epoch) * self.sampler.stride
         sample = self.sampler.sample(part.tokens.window(start, self.sampler.window), np.random.default_rng((seed, ordinal)))
         for name in ("tokens", "decoder_tokens", "labels"):
-            if name in sample and (largest := int(sample[name].max())) >= vocabulary(self.plan):
-                tokenizer = f"tokenizer {self.plan.run.tokenizer}" if self.plan.run.tokenizer else "the byte tokenizer"
-                why = f"is too small: data {part.name} by {tokenizer} has token id {largest}"
-                raise InputError("model.vocab_size", vocabulary(self.plan), why)
+            if name in sample:
+                check_vocabulary(self.plan, part, sample[name])
         return sample

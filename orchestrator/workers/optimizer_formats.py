@@ -9,9 +9,11 @@ either way.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor, ShardedTensorFactory
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -46,6 +48,27 @@ def ask(state: dict[Any, Any], optimizer: Any) -> None:
         for base in nested_values(mine):
             if isinstance(base, ShardedBase) and base.key.startswith(MASTER[distributed]):
                 base.key = MASTER[not distributed] + base.key.removeprefix(MASTER[distributed])
+
+
+@contextmanager
+def of_the_other_kind(optimizer: Any) -> Iterator[None]:
+    """Inside, Megatron's own loader (training/checkpointing.py, load_checkpoint) reads a checkpoint of the plain optimizer into the
+    distributed one, or the other way round. `optimizer`: a ChainedOptimizer."""
+    shard, load, described = optimizer.sharded_state_dict, optimizer.load_state_dict, dist_checkpointing.load_content_metadata
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        state = shard(*args, **kwargs)
+        ask(state, optimizer)
+        return state
+
+    dist_checkpointing.load_content_metadata = lambda *args, **kwargs: (described(*args, **kwargs) or {}) | FORMAT
+    optimizer.sharded_state_dict = asked
+    optimizer.load_state_dict = lambda state: load(read(state, optimizer))
+    try:
+        yield
+    finally:
+        dist_checkpointing.load_content_metadata = described
+        del optimizer.sharded_state_dict, optimizer.load_state_dict
 
 
 def taken(state: Any, found: Reader) -> Any:

@@ -288,7 +288,7 @@ def test_an_image_with_launch_local_is_refused_with_the_choices(folder: Path, ca
     assert line in " ".join(capsys.readouterr().out.split())
 
 
-NO_DEEPSPEED = Machine(host_memory=16 * GIB, missing=("deepspeed",))
+NO_DEEPSPEED = Machine(megatron_core="0.16.1", host_memory=16 * GIB, missing=("deepspeed",))
 LEFT_OUT = "is left out: deepspeed is not installed (pip install -e '.[engines]'); launch=none plans for it too"
 
 

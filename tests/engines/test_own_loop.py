@@ -8,11 +8,15 @@ import pytest
 from hand_plans import LLAMA, make_plan
 from msgspec.structs import replace
 
+from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.engines.engine import Engine, OwnLoop
 from orchestrator.engines.entry import own_loop
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
+from orchestrator.planning import Planner
+from orchestrator.recipe import load
+from orchestrator.recipe.resuming import Checkpoint
 from orchestrator.run import main
 
 PLAN = make_plan("deepspeed", LLAMA, tp=2)
@@ -35,6 +39,15 @@ def test_the_default_is_the_engines_where_that_says_so_and_can_run_the_plan() ->
     assert own_loop(replace(engine(), own_loop=None), PLAN, "auto") == (None, "engine=deepspeed has no training loop but our worker's")
 
 
+def test_the_default_is_our_worker_where_the_planned_release_has_no_loop_and_no_checkout_is_named() -> None:
+    wheel = ENGINES["megatron"].own_loop
+    assert wheel is not None
+    here = replace(engine(is_default=True), own_loop=replace(wheel, why_not=lambda plan: None, why_absent=lambda plan: "0.16 has none"))
+    assert own_loop(here, PLAN, "auto") == (None, "0.16 has none")
+    assert own_loop(here, PLAN, "auto", checkout=True)[1] == "the default"
+    assert own_loop(here, PLAN, "own")[1] == "program=own"
+
+
 def test_what_is_asked_for_is_taken_or_refused() -> None:
     assert own_loop(engine(is_default=True), PLAN, "instrument") == (None, "program=instrument")
     loop, why = own_loop(engine(), PLAN, "own")
@@ -52,6 +65,16 @@ def test_deepspeed_trains_by_the_trainer_what_that_can_train(tmp_path: Path, cap
     assert "\ntrained by transformers' Trainer: the default\n" in capsys.readouterr().out
     assert main([*words, "recipe=vit_tiny", f"out={tmp_path / 'b'}"]) == 0
     assert "\ntrained by our worker: orchestrator/programs/hugging_face.py has no models described by" in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_continued_by_the_program_that_wrote_it(tmp_path: Path) -> None:
+    plan = make_plan("megatron", LLAMA, tp=2)
+    plan = replace(plan, cluster=replace(plan.cluster, software=replace(plan.cluster.software, megatron_core="0.19.2")))
+    settings = load(["recipe=gpt_tiny", "cluster=cpu", "gpus=2"], Machine(), [*ENGINES])
+    for folder, trained_by in {"step_000002": "our worker", "iter_0000002": "Megatron's own training loop"}.items():
+        saved = Checkpoint(folder=tmp_path / "checkpoints" / folder, run=tmp_path, step=2, engine="megatron", plan=plan)
+        loop, _ = Planner(replace(settings, continues=saved)).trained_by(plan)
+        assert (loop.name if loop else "our worker") == trained_by
 
 
 def test_a_run_says_what_trains_and_keeps_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,14 +12,17 @@ from msgspec.structs import replace
 from orchestrator.engines.engine import Entry
 from orchestrator.engines.entry import timeout_minutes
 from orchestrator.engines.megatron.entry import arguments, start, useful_flags
-from orchestrator.engines.megatron.own import own_job, why_not_own
+from orchestrator.engines.megatron.own import own_job, why_absent, why_not_own
 from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.job import Job
-from orchestrator.plan import Plan, RunSettings
+from orchestrator.plan import Plan, RunSettings, Source
 
 PLAN = make_plan(run=RunSettings(save_every=10))
+
+
+JOB = Job(name="x", module="ours", arguments=(), files=(), environment={}, num_nodes=1, ranks_per_node=2, backend="gloo")
 
 
 def words(plan: Plan = PLAN, **entry: Any) -> tuple[str, ...]:
@@ -95,14 +98,12 @@ def test_a_word_that_contradicts_the_plan_is_refused_with_what_the_plan_says() -
 
 
 def test_deepspeeds_launcher_is_not_for_it() -> None:
-    job = Job(name="x", module="ours", arguments=(), files=(), environment={}, num_nodes=1, ranks_per_node=2, backend="gloo")
-    assert start(PLAN, job, Entry(program="pretrain_gpt.py")).arguments == words()
+    assert start(PLAN, JOB, Entry(program="pretrain_gpt.py")).arguments == words()
     with pytest.raises(InputError, match="starts DeepSpeed's scripts"):
-        start(PLAN, job, Entry(program="pretrain_gpt.py", launcher="deepspeed"))
+        start(PLAN, JOB, Entry(program="pretrain_gpt.py", launcher="deepspeed"))
 
 
 REFUSED: dict[str, tuple[Plan, str]] = {
-    "text": (make_plan(run=RunSettings(data="/data/corpus.txt")), "text that it would have to encode"),
     "weights with either GELU": (make_plan(run=RunSettings(init_from="/hf")), "model.init_from"),
     "routing": (make_plan(run=RunSettings(trace_routing=True)), "train.trace_routing"),
     "chats": (replace(PLAN, training=replace(PLAN.training, task="sft")), "chats"),
@@ -119,12 +120,35 @@ def test_what_megatrons_own_loop_can_not_train_is_said(name: str) -> None:
 
 
 def test_megatrons_own_loop_gets_the_arguments_of_the_file_and_looks_at_the_loss_itself() -> None:
-    job = Job(name="x", module="ours", arguments=(), files=(), environment={}, num_nodes=1, ranks_per_node=2, backend="gloo",
-              without_worker="it has no such layers")  # fmt: skip
-    own = own_job(PLAN, job)
+    own = own_job(PLAN, replace(JOB, without_worker="it has no such layers"))
     assert not own.without_worker, "what our worker can't train Megatron's loop may"
     assert own.module == "orchestrator.programs.megatron"
     assert own.program is None
-    of_file = [word for flag in megatron_flags(PLAN) for word in flag]
-    assert list(own.arguments[: len(of_file)]) == of_file
+    plan = make_plan(run=RunSettings(data="/a.idx"))
+    of_file = [word for flag in megatron_flags(plan) for word in flag]
+    assert list(own_job(plan, JOB).arguments[: len(of_file)]) == of_file
     assert own.arguments[-1] == "--no-check-for-nan-in-loss-and-grad"
+
+
+def test_text_is_read_as_the_corpora_that_the_ranks_make_of_it_each_share_one_of_its_own() -> None:
+    sources = (Source(weight=0.25, path="/a.txt"), Source(weight=0.75, path="/b.jsonl"))
+    blended = own_job(make_plan(run=RunSettings(blend=sources, split=(9, 1, 0), eval_every=2)), JOB).arguments
+    at = blended.index("--train-data-path")
+    assert blended[at + 1 : at + 5] == ("0.25", "data/train-0", "0.75", "data/train-1")
+    assert blended[at + 5 : at + 10] == ("--valid-data-path", "0.25", "data/valid-0", "0.75", "data/valid-1")
+    made_up = own_job(make_plan(run=RunSettings()), JOB).arguments
+    assert made_up[made_up.index("--train-data-path") :][1:3] == ("1.0", "data/train-0")
+    assert "--valid-data-path" not in made_up
+    assert {"--mock-data", "--split"}.isdisjoint({*blended, *made_up})
+    indexed = own_job(make_plan(run=RunSettings(data="/a.idx")), JOB).arguments
+    assert "--split" in indexed
+    assert indexed[indexed.index("--data-path") + 1] == "/a"
+
+
+def test_the_wheel_has_a_loop_from_0_19_on() -> None:
+    def of(version: str) -> Plan:
+        cluster = replace(PLAN.cluster, software=replace(PLAN.cluster.software, megatron_core=version))
+        return replace(PLAN, cluster=cluster)
+
+    assert why_absent(of("0.19.0")) is None
+    assert str(why_absent(of("0.16.1"))).startswith("megatron-core 0.16.1 has no training loop of its own: megatron-core>=0.19")

@@ -15,11 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import corpora
+import numpy as np
 import own_ranks
 import pytest
 import torch
@@ -35,6 +37,7 @@ from orchestrator.job import Job
 from orchestrator.launch import local, render
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan, RunSettings, from_json, to_json
+from orchestrator.workers import data
 from orchestrator.workers.schedule import learning_rate
 
 HAS_TRAINING = find_spec("megatron.training") is not None
@@ -180,6 +183,8 @@ def test_it_begins_with_weights_of_hugging_face_and_writes_such(workshop: Worksh
 CONTINUED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tp2 to pp2": ({"tp": 2}, {"pp": 2}),
     "dp2 zero1 to tp2 dp2 zero1": ({"dp": 2, "zero_stage": 1}, {"tp": 2, "dp": 2, "zero_stage": 1}),
+    "pp2 zero0 to dp2 zero1": ({"pp": 2}, {"dp": 2, "zero_stage": 1}),
+    "dp2 zero1 to tp2 zero0": ({"dp": 2, "zero_stage": 1}, {"tp": 2}),
 }
 
 
@@ -340,9 +345,9 @@ def test_the_command_starts_it_says_so_and_resumes_it(workshop: Workshop, tmp_pa
         f"data={workshop.theirs}",
         "launch=local",
     )
-    first = command(*words, "program=own", "pin.tp=2", "pin.zero_stage=0", f"out={tmp_path / 'first'}")
+    first = command(*words, "pin.tp=2", "pin.zero_stage=0", f"out={tmp_path / 'first'}")
     assert first.returncode == 0
-    assert "\ntrained by Megatron's own training loop: program=own\n" in first.stdout
+    assert "\ntrained by Megatron's own training loop: the default\n" in first.stdout
     rows = rows_of(tmp_path / "first")
     half = tmp_path / "first" / "checkpoints" / "iter_0000002"
     rest = command(f"resume={half}", "pin.pp=2", "pin.tp=1", f"out={tmp_path / 'rest'}")
@@ -357,11 +362,25 @@ def test_the_command_starts_it_says_so_and_resumes_it(workshop: Workshop, tmp_pa
     )
     for more, said in {
         "program=instrument": "was written by Megatron's own training loop, which alone reads it: program=own",
-        "pin.zero_stage=1": "Megatron's own training loop reads it into plans of zero_stage=0, not of 1; pin.zero_stage=0",
     }.items():
         refused = command(f"resume={half}", "pin.tp=1", more, f"out={tmp_path / 'refused'}")
         assert refused.returncode == 2
         assert said in refused.stderr
+
+
+def test_text_is_trained_on_and_evaluated_on_as_the_shares_that_our_worker_has(workshop: Workshop, tmp_path: Path) -> None:
+    """A recipe as it is, without a word on data: Python's own sources."""
+    words = ("recipe=gpt_tiny", "gpus=2", "engine=megatron", "pin.tp=2", "train.steps=3", "train.warmup=1", "train.eval_every=3")
+    done = command(*words, "data.split=9,1,0", f"out={tmp_path / 'run'}")
+    assert done.returncode == 0
+    assert "\ndata: Python's own sources, byte by byte, as data= is not given\n" in done.stdout
+    assert "\ntrained by Megatron's own training loop: the default\n" in done.stdout
+    assert [row["step"] for row in rows_of(tmp_path / "run") if "valid_loss" in row] == [3]
+    row = data.encode(data.standard_library(), None, data.Specials.of_bytes())
+    cut = len(row) * 9 // 10
+    for name, ids in {"train": row[:cut], "valid": row[cut:]}.items():
+        written = data.IndexedTokens(str(tmp_path / "run" / "data" / f"{name}-0"))
+        assert np.array_equal(written.window(0, len(written)), ids)
 
 
 @pytest.mark.skipif(HAS_TRAINING, reason="this megatron-core has megatron/training")
@@ -374,6 +393,16 @@ def test_the_command_says_what_it_lacks_before_a_start(tmp_path: Path, monkeypat
         "Megatron's own training loop needs megatron.training, which is not installed here: megatron-core>=0.19, whose wheel has it, or a"
     )
     assert f"error: launch=local: {lacks} checkout of Megatron-LM named by env.MEGATRON_LM=PATH" in done.stderr
+
+
+@pytest.mark.skipif(HAS_TRAINING, reason="this megatron-core has megatron/training")
+def test_by_default_our_worker_trains_and_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEGATRON_LM", raising=False)
+    words = ("recipe=gpt_tiny", "gpus=2", "cluster=cpu", "engine=megatron", "launch=none")
+    said = f"\ntrained by our worker: megatron-core {version('megatron-core')} has no training loop of its own: megatron-core>=0.19, whose"
+    assert said in command(*words, f"out={tmp_path / 'run'}").stdout
+    monkeypatch.setenv("MEGATRON_LM", "/checkout")
+    assert "\ntrained by Megatron's own training loop: the default\n" in command(*words, f"out={tmp_path / 'checkout'}").stdout
 
 
 @pytest.mark.skipif(HAS_TRAINING, reason="this megatron-core has megatron/training")

@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.engines.engine import Engine, OwnLoop
 from orchestrator.engines.megatron.capabilities import capabilities
 from orchestrator.engines.megatron.entry import start
-from orchestrator.engines.megatron.own import CHECKOUT, INSTALL, OF_MEGATRON, own_job, why_no_resume, why_not_own
+from orchestrator.engines.megatron.own import CHECKOUT, INSTALL, OF_MEGATRON, own_job, why_absent, why_not_own
 from orchestrator.engines.megatron.program import PROGRAM
 from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.megatron.traits import traits
@@ -29,9 +29,9 @@ ENGINE: Final = Engine(
         checkout=CHECKOUT,
         install=INSTALL,
         checkpoints=OF_MEGATRON,
-        why_no_resume=why_no_resume,
-        made_up="Megatron's mock data",
         reshardable=True,
+        is_default=True,
+        why_absent=why_absent,
     ),
     entry=start,
     why_no_exchange=why_no_exchange,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from orchestrator.engines.engine import Entry
-from orchestrator.engines.megatron.entry import arguments
+from orchestrator.engines.megatron.entry import arguments, without_flags
 from orchestrator.engines.megatron_args import program_of, reads_indexed_data, why_not
+from orchestrator.engines.megatron_versions import number
 from orchestrator.job import Job
 from orchestrator.plan import Plan
 
@@ -16,6 +18,8 @@ PROGRAM: Final = "orchestrator.programs.megatron"
 CHECKOUT: Final = "MEGATRON_LM"
 """The variable that names a checkout of Megatron-LM (programs/megatron_hooks.py)."""
 INSTALL: Final = f"megatron-core>=0.19, whose wheel has it, or a checkout of Megatron-LM named by env.{CHECKOUT}=PATH"
+FIRST: Final = number("0.19.0")
+"""The release from which on it has."""
 OF_MEGATRON: Final = "iter_"
 """How the names of Megatron's checkpoints begin (training/checkpointing.py, get_checkpoint_name)."""
 LOSS_IS_LOOKED_AT: Final = "--no-check-for-nan-in-loss-and-grad"
@@ -31,9 +35,6 @@ def why_not_own(plan: Plan) -> str | None:
         "chats (task=sft) as packed here": plan.training.task == "sft",
         "choice between a checkpoint's forms of GELU (model.init_from)": run.init_from is not None and plan.model.activation == "gelu",
         "train.trace_routing": run.trace_routing,
-        "text that it would have to encode: python -m orchestrator.data writes the .bin and .idx that it reads": (
-            (run.data is not None or bool(run.blend)) and not reads_indexed_data(plan)
-        ),
         "relu": plan.model.activation == "relu",
         "vocabulary file of BERT's and T5's programs, which entry= can be given: entry.args=--vocab-file": plan.model.stack != "decoder",
         "saving beside the training on CPU ranks": run.async_save and plan.cluster.is_cpu,
@@ -42,15 +43,35 @@ def why_not_own(plan: Plan) -> str | None:
     return f"Megatron's own training loop has no {found}" if found else why_not(plan)
 
 
-def why_no_resume(before: Plan, now: Plan) -> str | None:
-    """Why Megatron's loop can't read a checkpoint of the first plan under the second; None: it can."""
-    if (before.zero_stage == 0) == (now.zero_stage == 0):
-        return None
-    stages = f"{before.zero_stage}, not of {now.zero_stage}"
-    return f"Megatron's own training loop reads it into plans of zero_stage={stages}; pin.zero_stage={before.zero_stage}"
+def why_absent(plan: Plan) -> str | None:
+    """Why the wheel of the planned release has no training loop; None: it has."""
+    version = plan.cluster.software.megatron_core
+    return None if number(version) >= FIRST else f"megatron-core {version} has no training loop of its own: {INSTALL}"
+
+
+def encoded(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(prefixes, in the run's folder, of the corpora that a plan's text is encoded into to be trained on; of those that it is evaluated
+    on). A share of data.split is a corpus of its own: Megatron would divide whole documents."""
+    run = plan.run
+    sources = max(1, len(run.blend))
+    valid = 0 if not run.eval_every else 1 if run.valid else sources
+    return tuple(f"data/train-{number}" for number in range(sources)), tuple(f"data/valid-{number}" for number in range(valid))
+
+
+def _data(plan: Plan) -> tuple[str, ...]:
+    """The arguments that name the corpora of a plan's text."""
+    train, valid = encoded(plan)
+    weights = [repr(source.weight) for source in plan.run.blend] or ["1.0"]
+
+    def blend(prefixes: Sequence[str]) -> list[str]:
+        return [word for pair in zip(weights, prefixes, strict=False) for word in pair]
+
+    return ("--train-data-path", *blend(train), *(("--valid-data-path", *blend(valid)) if valid else ()))
 
 
 def own_job(plan: Plan, job: Job, exit_minutes: int | None = None, trial_steps: int | None = None) -> Job:
     """The job with Megatron's loop in the place of our worker. `exit_minutes`, `trial_steps`: as of `Entry`. Raises InputError."""
     words = arguments(plan, Entry(program=program_of(plan) or PROGRAM, exit_minutes=exit_minutes, trial_steps=trial_steps))
+    if not reads_indexed_data(plan):
+        words = (*without_flags(words, ("--mock-data", "--split")), *_data(plan))
     return replace(job, module=PROGRAM, arguments=(*words, LOSS_IS_LOOKED_AT), without_worker="")
