@@ -3,7 +3,6 @@ lengths in this precision (orchestrator/tracing makes it, `python -m orchestrato
 
 from __future__ import annotations
 
-import json
 from typing import Final, Literal
 
 from orchestrator.errors import InputError
@@ -12,8 +11,8 @@ from orchestrator.values import Value
 
 FAMILY = "traced"
 """Family of the architectures whose layers were recorded from the model's own code instead of made by a reader."""
-Reads = Literal["text", "interactions", "images", "labelled_texts"]
-"""What `data=` is: text or token files, a CSV of what users took, images with a label each, texts with labels."""
+Reads = Literal["text", "labelled_texts"]
+"""What `data=` is: text or token files, texts with labels."""
 LANGUAGE_MODELS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
 """How transformers' classes end whose labels are the ids of their text."""
 
@@ -107,13 +106,15 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
         """Which data it can be trained on beside batches that are drawn; None: no others."""
         fed = {feed.name: feed for feed in self.feeds}
         labels = fed.get("labels")
-        if self.config and json.loads(self.config).get("interactions"):
-            return "interactions"
-        if labels is not None and "pixel_values" in fed and labels.shape == ():
-            return "images"
         if labels is not None and self.config and "input_ids" in fed and "Classification" in self.model_class:
             return "labelled_texts"
         return "text" if self.text_stack is not None else None
+
+    @property
+    def classifies_images(self) -> bool:
+        """Whether it gives a picture one label."""
+        fed = {feed.name: feed for feed in self.feeds}
+        return "pixel_values" in fed and "labels" in fed and fed["labels"].shape == ()
 
     @property
     def text_stack(self) -> Literal["decoder", "encoder", "encoder_decoder"] | None:

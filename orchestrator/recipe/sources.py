@@ -52,10 +52,7 @@ def data_settings(merged: Mapping[str, Any], base: RunSettings, traced: Traced |
     for key in ("data", "data.train"):
         if key in given:
             path = given[key]
-            if path is not None:
-                images = traced is not None and traced.reads == "images" and Path(path).is_dir()
-                path = str(Path(path).resolve()) if images else existing(key, path)
-            found |= {"data": path, "blend": ()}
+            found |= {"data": existing(key, path) if path is not None else None, "blend": ()}
     if "data.blend" in given:
         blend = (Source(weight=source.weight, path=existing("data.blend", source.path)) for source in given["data.blend"])
         found |= {"data": None, "blend": tuple(blend)}

@@ -234,5 +234,5 @@ def _listed(names: list[str]) -> str:
 
 
 LISTED = 6
-SCORING = ("target", "popularity_rank", "loss_scale")
-"""What a batch has for `scores` and the loss alone."""
+SCORING = ("loss_scale",)
+"""What a batch has for the loss alone."""

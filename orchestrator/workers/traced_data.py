@@ -1,5 +1,5 @@
-"""Batches of models that are described by their own code, by the names of their forward's arguments: drawn, labelled images or texts, what
-users took, or text as the readers' models read it."""
+"""Batches of models that are described by their own code, by the names of their forward's arguments: drawn, labelled texts, or text as the
+readers' models read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.model.labelled import labels_tokens
 from orchestrator.model.traced import Feed, Traced
 from orchestrator.plan import Plan
 from orchestrator.tracing.feeds import IGNORED, sample, stacked
-from orchestrator.workers import data, distributed, interactions, sft, traced_text
+from orchestrator.workers import data, distributed, sft, traced_text
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.data import permuted
 
@@ -25,7 +25,6 @@ Take = Callable[[int, int], Sample]
 """A function of (a sample's number, the epoch's) that returns the sample."""
 HELD_OUT: Final = 10
 """Samples of which the first one is evaluated on, where nothing else is said."""
-IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 DRAWN: Final = 2048
 """Different samples that are drawn where there are no data."""
 NOISE: Final = 0.3
@@ -99,18 +98,12 @@ def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[AnyBatches, AnyBatche
     reads, here = traced.reads, {"build": distributed.local_rank_is_first(), "wait": dist.barrier}
     if plan.training.task == "sft":
         return sft.open_batches(plan, cache, dp_rank, **here)
-    if reads == "interactions":
-        found = interactions.opened(plan, traced)
-        users = Batches(plan, traced.feeds, len(found), found.masked, dp_rank)
-        return users, Batches(plan, traced.feeds, len(found), found.left_out, dp_rank) if plan.run.eval_every else None
     if reads == "text" and (plan.run.data is not None or plan.run.blend):
         corpus = data.open_corpus(plan, cache, **here)
         valid = TextBatches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
         return TextBatches(plan, corpus.train, corpus.specials, dp_rank), valid
     if plan.run.data is None:
         take, count = drawn(traced, plan.training.seed), DRAWN
-    elif reads == "images":
-        take, count = images(traced, Path(plan.run.data))
     elif reads == "labelled_texts":
         texts = traced_text.Texts(traced, Path(plan.run.data), plan.run.tokenizer)
         take, count = (lambda index, epoch: texts.samples[index]), len(texts.samples)
@@ -132,7 +125,7 @@ def drawn(traced: Traced, seed: int) -> Take:
 
     def take(index: int, epoch: int) -> Sample:
         found = sample(traced.feeds, np.random.default_rng((seed, index)))
-        if traced.reads == "images":
+        if traced.classifies_images:
             found["pixel_values"] = _picture(int(found["labels"]), found["pixel_values"], index)
         return found
 
@@ -149,61 +142,8 @@ def _picture(label: int, noise: np.ndarray, index: int) -> np.ndarray:
     return np.roll(picture, tuple(moved), axis=(1, 2)) + NOISE * noise
 
 
-def images(traced: Traced, path: Path) -> tuple[Take, int]:
-    """(sample by number, how many): an .npz with images [n, c, h, w] or [n, h, w] and labels [n], or a folder of images by class, each
-    class a folder. Scaled to the model's size, mean 0 and standard deviation 1 an image. Raises InputError."""
-    shape = next(feed.shape for feed in traced.feeds if feed.name == "pixel_values")
-    classes = next(feed.high for feed in traced.feeds if feed.name == "labels")
-    read, labels = _npz(path) if path.suffix == ".npz" else _folder(path)
-    if max(labels) >= classes:
-        raise InputError("data", path, f"has {max(labels) + 1} classes; {traced.model_class} has num_labels={classes}")
-
-    def take(index: int, epoch: int) -> Sample:
-        return {"pixel_values": _fit(read(index), shape), "labels": np.asarray(labels[index], dtype=np.int64)}
-
-    return take, len(labels)
-
-
-def _npz(path: Path) -> tuple[Callable[[int], np.ndarray], list[int]]:
-    with np.load(path) as file:
-        if not {"images", "labels"} <= set(file.files):
-            raise InputError("data", path, f"has arrays {', '.join(file.files)}; images and labels are needed")
-        pictures, labels = file["images"].astype(np.float32), file["labels"].astype(np.int64)
-    if pictures.ndim == 3:
-        pictures = pictures[:, None]
-    if pictures.ndim != 4 or len(pictures) != len(labels) or not len(labels):
-        raise InputError("data", path, f"has images {pictures.shape} and labels {labels.shape}; [n, c, h, w] and [n] are needed")
-    return lambda index: pictures[index], labels.tolist()
-
-
-def _folder(path: Path) -> tuple[Callable[[int], np.ndarray], list[int]]:
-    from PIL import Image
-
-    classes = sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
-    files = [(file, label) for label, folder in enumerate(classes) for file in sorted(folder.iterdir()) if file.suffix.lower() in IMAGES]
-    if not files:
-        raise InputError("data", path, "is neither an .npz of images and labels nor a folder with a folder of images for each class")
-
-    def read(index: int) -> np.ndarray:
-        with Image.open(files[index][0]) as image:
-            return np.asarray(image.convert("RGB"), dtype=np.float32).transpose(2, 0, 1)
-
-    return read, [label for _, label in files]
-
-
-def _fit(picture: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """An image [c, h, w] of the model's size, by the nearest pixel, one channel for all where it has one; mean 0, standard deviation 1."""
-    c, h, w = shape
-    rows, columns = np.arange(h) * picture.shape[1] // h, np.arange(w) * picture.shape[2] // w
-    fitted = picture[:, rows][:, :, columns]
-    fitted = np.broadcast_to(fitted.mean(axis=0, keepdims=True), shape) if fitted.shape[0] != c else fitted
-    return ((fitted - fitted.mean()) / (fitted.std() + 1e-6)).astype(np.float32)
-
-
 def scores(batch: Batch, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Sums over the samples of a micro-batch, "samples" among them: right labels of a classification, ranks of items left out."""
-    if "target" in batch:
-        return interactions.scores(batch, logits)
+    """Sums over the samples of a micro-batch, "samples" among them: right labels of a classification."""
     labels: Any = batch.get("labels")
     if labels is None or labels.dim() != 1 or logits.dim() != 2:
         return {}

@@ -335,14 +335,13 @@ def test_what_a_recorded_model_reads_follows_from_what_it_is_fed() -> None:
         ((ids, decoder, replace(labels, copies="decoder_input_ids")), {}, "text", "encoder_decoder"),
         ((ids, labels), {}, None, None),
         ((ids,), {}, None, None),
-        ((pixels, label), {}, "images", None),
+        ((pixels, label), {}, None, None),
         ((pixels, labels), {}, None, None),
         ((ids, label), {"model_class": "NewForSequenceClassification"}, "labelled_texts", None),
         ((ids, text), {"model_class": "New"}, None, None),
         ((ids, text), {"model_class": "New", "config": ""}, "text", "decoder"),
         ((replace(ids, values=(1,)), text), {}, None, None),
         ((ids, replace(text, joined=True)), {}, None, None),
-        ((ids, text), {"config": '{"interactions": 1}'}, "interactions", "decoder"),
     ):
         one = recorded(feeds=feeds, **more)
         assert (one.reads, one.text_stack) == (reads, stack), (feeds, more)
