@@ -44,19 +44,17 @@ KEYS: Final = {
 }
 WORKER: Final = "orchestrator.workers.indexing"
 NEEDED: Final = ("megatron", "torch", "numpy")
-GRACE_S: Final = 120.0
-"""A part takes seconds, a tokenizer's minutes."""
+GRACE_S: Final = 10.0
 
 
 def main(words: Sequence[str]) -> int:
     """Runs the command and returns its exit status. Known errors come as one message, without a traceback."""
-    kept = "interrupted: what is done is kept, the same command continues"
-    return command(words, help_text, lambda given: start([sys.executable, "-m", WORKER, *arguments(given)]), interrupted=kept)
+    said = "interrupted: nothing is kept, the same command begins anew"
+    return command(words, help_text, lambda given: start([sys.executable, "-m", WORKER, *arguments(given)]), interrupted=said)
 
 
 def start(command: Sequence[str]) -> int:
-    """Runs a command to its end and returns its exit status. On Ctrl-C, which it gets too, it may finish the parts at hand; on another one
-    it may not."""
+    """Runs a command to its end and returns its exit status. On Ctrl-C, which it gets too, it may remove what it has written by half."""
     process = subprocess.Popen(command)
     try:
         return process.wait()

@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.model.shared import SENTINELS
 from orchestrator.plan import Plan
-from orchestrator.workers import distributed
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst", ".text")
 BYTES = 256
@@ -267,7 +265,10 @@ def write_indexed(plan: Plan, folder: Path, prefixes: Sequence[str]) -> None:
     """Writes what this plan trains on, and then what it evaluates on, as Megatron's .bin/.idx under these prefixes in the folder, with a
     document behind each end-of-document token. Every rank calls this; each node's first writes, and nobody where all is there. Raises
     InputError where the vocabulary is too small."""
+    import torch.distributed as dist
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+
+    from orchestrator.workers import distributed
 
     first = distributed.local_rank_is_first()
     if not all((folder / f"{prefix}.idx").is_file() for prefix in prefixes):

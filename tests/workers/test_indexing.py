@@ -1,4 +1,4 @@
-"""Text becomes .bin/.idx that give the text back, whatever the parts, and a start that was interrupted continues."""
+"""Text becomes .bin/.idx that give the text back; what ends early leaves nothing."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ def jsonl(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("part_bytes", [1, 37, 300, 10**6])
-def test_every_line_is_read_once_however_the_file_is_cut(part_bytes: int, jsonl: Path) -> None:
-    parts = indexing.parts_of([jsonl], part_bytes)
-    assert [text.decode() for part in parts for piece in part for text in indexing.documents(piece)] == TEXTS
+def test_every_line_is_a_document(jsonl: Path) -> None:
+    assert [text.decode() for text in indexing.documents(jsonl)] == TEXTS
 
 
 TEXT = "\n\n  one\nmore of one\n\n \n\ntwo\r\n\r\nthree <end> with a word\nand a line\n\nfour"
@@ -47,12 +45,10 @@ CUT = {
 
 
 @pytest.mark.parametrize("cut", CUT)
-@pytest.mark.parametrize("part_bytes", [1, 2, 7, 20, 10**6])
-def test_a_text_is_cut_into_documents_however_it_is_read(cut: str, part_bytes: int, tmp_path: Path) -> None:
+def test_a_text_is_cut_into_documents(cut: str, tmp_path: Path) -> None:
     path = tmp_path / "in.txt"
     path.write_bytes(TEXT.encode())
-    parts = indexing.parts_of([path], part_bytes, cut)
-    assert [text.decode() for part in parts for piece in part for text in indexing.documents(piece)] == CUT[cut]
+    assert [text.decode() for text in indexing.documents(path, cut)] == CUT[cut]
 
 
 def test_a_separator_that_is_nowhere_is_refused(tmp_path: Path) -> None:
@@ -80,7 +76,7 @@ def test_the_command_cuts_a_text_as_it_is_asked(word: str, count: int, tmp_path:
 def test_the_index_gives_the_text_back_and_trains(jsonl: Path, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("whole file\n" * 300)
     out = tmp_path / "deep" / "corpus"
-    documents, tokens = indexing.index([str(jsonl), str(tmp_path / "more.txt")], out, None, workers=2, part_bytes=800)
+    documents, tokens = indexing.index([str(jsonl), str(tmp_path / "more.txt")], out, None, workers=2)
     assert documents == len(TEXTS) + 1
     row = data.IndexedTokens(str(out))
     assert len(row) == tokens
@@ -92,27 +88,14 @@ def test_the_index_gives_the_text_back_and_trains(jsonl: Path, tmp_path: Path) -
     assert batches_of(plan, tmp_path / "cache").microbatches(0)[0]["tokens"].shape == (1, 32)
 
 
-def test_an_interrupted_start_continues_and_another_input_begins_anew(
-    jsonl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "corpus"
+def test_what_ends_early_leaves_nothing(jsonl: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "corpus"
     with jsonl.open("a") as file:
         file.write("no json\n")
-    with pytest.raises(InputError, match=r"in.jsonl: at byte \d+: is not a JSON object"):
-        indexing.index([str(jsonl)], out, None, workers=2, part_bytes=800)
-    left = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "corpus.parts").glob("part-*.npz")}
-    assert left
-    assert not out.with_suffix(".bin").exists()
-    stamp = jsonl.stat()
-    with pytest.raises(InputError):
-        indexing.index([str(jsonl)], out, None, workers=1, part_bytes=800)
-    assert "parts are there" in capsys.readouterr().out
-    assert left.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "corpus.parts").glob("part-*.npz")}.items()
-    jsonl.write_text(jsonl.read_text().removesuffix("no json\n"))
-    assert jsonl.stat().st_size < stamp.st_size
-    assert indexing.index([str(jsonl)], out, None, workers=1, part_bytes=800)[0] == len(TEXTS)
-    assert "parts are there" not in capsys.readouterr().out
-    assert not (tmp_path / "corpus.parts").exists()
+    for workers in (1, 2):
+        with pytest.raises(InputError, match=r"in.jsonl:52: is not a JSON object"):
+            indexing.index([str(jsonl)], out, None, workers=workers)
+        assert not list(out.parent.iterdir())
 
 
 def test_what_can_not_be_written_is_told_in_a_line(
@@ -121,14 +104,6 @@ def test_what_can_not_be_written_is_told_in_a_line(
     monkeypatch.setattr("sys.argv", ["indexing", "--out", "/proc/nowhere/all", str(jsonl)])
     assert indexing.main() == 2
     assert capsys.readouterr().err == "error: /proc/nowhere: No such file or directory\n"
-
-
-def test_a_folder_that_is_not_ours_is_left_alone(jsonl: Path, tmp_path: Path) -> None:
-    (tmp_path / "corpus.parts").mkdir()
-    (tmp_path / "corpus.parts" / "mine").write_text("")
-    with pytest.raises(InputError, match="is in the way"):
-        indexing.index([str(jsonl)], tmp_path / "corpus", None, workers=1)
-    assert (tmp_path / "corpus.parts" / "mine").exists()
 
 
 def run_here(command: list[str]) -> int:
@@ -171,23 +146,23 @@ def left_of_group(leader: int) -> bool:
 
 
 @pytest.mark.full
-def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path: Path) -> None:
-    # 240 MB, 8 parts, of short documents: each part takes a second or more, so that some are left at the signal.
+def test_ctrl_c_leaves_no_file_and_no_process(tmp_path: Path) -> None:
+    # 240 MB of short documents: some seconds.
     (tmp_path / "in.jsonl").write_text((json.dumps({"text": "word " * 80}) + "\n") * 580_000)
     command = [sys.executable, "-m", "orchestrator.data", "input=in.jsonl", "out=corpus", "workers=2"]
     process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not list((tmp_path / "corpus.parts").glob("part-*.npz")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("corpus.bin*")) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert said == "interrupted: what is done is kept, the same command continues\n"
+    assert said == "interrupted: nothing is kept, the same command begins anew\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
     deadline = time.monotonic() + 30
     while left_of_group(process.pid) and time.monotonic() < deadline:  # multiprocessing's own tracker ends after its parent
         time.sleep(0.1)
     assert not left_of_group(process.pid)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "parts are there" in done.stdout
     assert "580,000 documents" in done.stdout
