@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from orchestrator.audit import megatron
 from orchestrator.audit.document import Content, Given, changed
-from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
+from orchestrator.audit.hugging_face import SHARDED, as_ds, fsdp, named_ds_config, read_ds, sorted_out, zero
 from orchestrator.audit.megatron_yaml import typed
-from orchestrator.audit.reading import Reading, Setup, Source, differing
+from orchestrator.audit.reading import Reading, Setup, Source, changes
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.errors import InputError
-from orchestrator.words.terms import kinds
+from orchestrator.words.terms import Table, Term, kinds
 
 PLUGIN: Final = {
     "tp_degree": "tensor_model_parallel_size", "pp_degree": "pipeline_model_parallel_size", "sequence_parallelism": "sequence_parallel",
@@ -39,6 +39,7 @@ KINDS: Final = (
     | {f"megatron_lm_{name}": kind for name, kind in kinds("accelerate_megatron").items()}
 )
 """Settings of accelerate 1.15 (commands/config/config_args.py and cluster.py, commands/launch.py), with what each does that is not read."""
+ONE_SAMPLE: Final = "micro-batches of 1: the training script says them; pin.micro_batch_size= does too"
 ALONE: Final = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
@@ -67,49 +68,44 @@ def read(text: str, name: str, content: Content) -> Source:
     reading = sorted_out(given, KINDS, reading)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
-        changes = _changes(before, after, kind, content)
-        return None if changes is None else changed(text, name, changes)
+        values = _changes(before, after, kind, content)
+        return None if values is None else changed(text, name, values)
 
     return Source(text=text, reading=reading, edited=edited)
 
 
 def _ranks(given: Given, kind: str, precision: str, content: Content, name: str) -> Reading:
     """The reading of a configuration for DeepSpeed, FSDP or DDP. Raises InputError."""
-    assumed = ["micro-batches of 1: the training script says them; pin.micro_batch_size= does too"]
-    named: str | None = None
-    ds: Content = {"zero_optimization": {"stage": 0}}
+    assumed, named, ds = [ONE_SAMPLE], None, zero(0)
     by_path: dict[str, Any] = {"bf16.enabled": precision in ("bf16", "fp8"), "fp16.enabled": precision == "fp16",
                                "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}  # fmt: skip
     setup: dict[str, Any] = {}
     if kind == "DEEPSPEED":
-        section = content.get("deepspeed_config") or {}
-        if section.get("deepspeed_config_file"):
+        if file := (content.get("deepspeed_config") or {}).get("deepspeed_config_file"):
             given.take("deepspeed_config.deepspeed_config_file")
-            ds, named, more = named_ds_config(section["deepspeed_config_file"], "deepspeed_config_file", name)
+            ds, named, more = named_ds_config(file, "deepspeed_config_file", name)
             assumed += more
         else:
             stage = given.number("deepspeed_config.zero_stage")
             if stage is None:
                 stage = 2
                 assumed.append("ZeRO stage 2: the plugin's own where the file does not say")
-            device = str(given.get("deepspeed_config.offload_optimizer_device", "none"))
-            ds = {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": device}}}
+            ds = zero(stage, given.get("deepspeed_config.offload_optimizer_device", "none") != "none")
             steps = given.number("deepspeed_config.gradient_accumulation_steps")
             if steps is not None and steps > 1:
                 assumed.append(f"gradient_accumulation_steps={steps} follows from train.global_batch_size= and pin.micro_batch_size=")
             by_path["gradient_clipping"] = given.number("deepspeed_config.gradient_clipping", float) or 1.0
     elif kind == "FSDP":
-        stage, said = _fsdp_stage(given)
-        device = "cpu" if given.truth("fsdp_config.fsdp_offload_params") else "none"
-        ds = {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": device}}}
-        assumed.append(f"FSDP's {said} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks")
+        stage, strategy = _fsdp_stage(given)
+        ds = zero(stage, given.truth("fsdp_config.fsdp_offload_params"))
+        assumed.append(fsdp(strategy, stage))
         if given.truth("fsdp_config.fsdp_activation_checkpointing"):
             setup["recompute"] = "full"
     else:
         assumed.append("priced as DeepSpeed's ZeRO-0: data parallelism alone")
-    sizes = {size: given.number(f"parallelism_config.parallelism_config_{size}_size") or 1 for size in ("tp", "cp", "sp")}
-    shard, copies = (given.number(f"parallelism_config.parallelism_config_dp_{size}_size") or 1 for size in ("shard", "replicate"))
-    setup |= {"tp": sizes["tp"], "cp": sizes["cp"] * sizes["sp"]}
+    tp, cp, sp, shard, copies = (
+        given.number(f"parallelism_config.parallelism_config_{size}_size") or 1 for size in ("tp", "cp", "sp", "dp_shard", "dp_replicate")
+    )
     if copies > 1 and shard > 1:
         setup["zero_shard_size"] = shard
     reading = as_ds(read_ds(ds, by_path), f"accelerate's configuration, {kind}", named, assumed)
@@ -119,10 +115,7 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     kept = [line for line in reading.assumed if not (line.startswith("recompute=") and kind == "FSDP")]
     if precision == "fp8":
         reading = replace(reading, keys={**reading.keys, "train.precision": "fp8"})
-    if reading.setup.cp > 1:
-        setup["cp"] = reading.setup.cp
-    if reading.setup.tp > 1:
-        setup["tp"] = reading.setup.tp
+    setup |= {"tp": tp if reading.setup.tp == 1 else reading.setup.tp, "cp": cp * sp if reading.setup.cp == 1 else reading.setup.cp}
     return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, steps=None, assumed=tuple(kept))
 
 
@@ -142,7 +135,7 @@ def _fsdp_stage(given: Given) -> tuple[int, str]:
 def _megatron(given: Given, precision: str) -> Reading:
     """The reading of a configuration for the Megatron-LM plugin. Raises InputError."""
     prefix = "megatron_lm_config.megatron_lm_"
-    assumed = ["micro-batches of 1: the training script says them; pin.micro_batch_size= does too"]
+    assumed = [ONE_SAMPLE]
     fields: dict[str, Any] = {}
     for ours, theirs in PLUGIN.items():
         value = given.get(prefix + ours)
@@ -166,42 +159,34 @@ def _megatron(given: Given, precision: str) -> Reading:
                    assumed=(*assumed, *f.assumed))  # fmt: skip
 
 
+def _table(kind: str, content: Content) -> Table:
+    """Where a configuration of this kind has what it chooses; nothing where another file has it."""
+    section = content.get("deepspeed_config") or {}
+    if kind == "DEEPSPEED" and not section.get("deepspeed_config_file"):
+        return (
+            Term("deepspeed_config.zero_stage", "zero_stage"),
+            Term("deepspeed_config.offload_optimizer_device", "offload_optimizer", to=lambda on: "cpu" if on else "none"),
+        )
+    if kind != "FSDP":
+        return ()
+    later = "fsdp_reshard_after_forward" in (content.get("fsdp_config") or {})
+    return (
+        Term("fsdp_config.fsdp_reshard_after_forward", "zero_stage", to=lambda stage: stage == 3)
+        if later
+        else Term("fsdp_config.fsdp_sharding_strategy", "zero_stage", to={3: "FULL_SHARD", 2: "SHARD_GRAD_OP"}.get),
+        Term("fsdp_config.fsdp_activation_checkpointing", "recompute", to=lambda mode: mode == "full"),
+        Term("fsdp_config.fsdp_offload_params", "offload_optimizer"),
+    )
+
+
 def _changes(before: Setup, after: Setup, kind: str, content: Content) -> dict[str, Any] | None:
     """New values of the file for another setup, by path; None: this file can't say the change."""
-    differ = differing(before, after)
-    if kind == "MEGATRON_LM":
-        return _plugin_changes(before, after)
-    found: dict[str, Any] = {}
-    section = content.get("deepspeed_config") or {}
-    if kind == "DEEPSPEED" and not section.get("deepspeed_config_file") and differ <= {"zero_stage", "offload_optimizer"}:
-        if "zero_stage" in differ:
-            found["deepspeed_config.zero_stage"] = after.zero_stage
-        if "offload_optimizer" in differ:
-            found["deepspeed_config.offload_optimizer_device"] = "cpu" if after.offload_optimizer else "none"
-        return found
-    if kind == "FSDP" and differ <= {"zero_stage", "recompute", "offload_optimizer"} and after.recompute in ("none", "full"):
-        if after.zero_stage not in (2, 3):
-            return None
-        if "zero_stage" in differ:
-            later = "fsdp_reshard_after_forward" in (content.get("fsdp_config") or {})
-            word = "FULL_SHARD" if after.zero_stage == 3 else "SHARD_GRAD_OP"
-            where = "fsdp_reshard_after_forward" if later else "fsdp_sharding_strategy"
-            found[f"fsdp_config.{where}"] = after.zero_stage == 3 if later else word
-        if "recompute" in differ:
-            found["fsdp_config.fsdp_activation_checkpointing"] = after.recompute == "full"
-        if "offload_optimizer" in differ:
-            found["fsdp_config.fsdp_offload_params"] = after.offload_optimizer
-        return found
-    return None
-
-
-def _plugin_changes(before: Setup, after: Setup) -> dict[str, Any] | None:
+    if kind == "FSDP" and (after.recompute not in ("none", "full") or after.zero_stage not in (2, 3)):
+        return None
+    if kind != "MEGATRON_LM":
+        return changes(_table(kind, content), before, after)
     by_name = {theirs: ours for ours, theirs in PLUGIN.items()}
-    found: dict[str, Any] = {}
-    for name, value in megatron.fields_changed(before, after).items():
-        if name not in by_name:
-            if value is not None:
-                return None
-            continue
-        found[f"megatron_lm_config.megatron_lm_{by_name[name]}"] = value
-    return found
+    fields = megatron.fields_changed(before, after)
+    if any(value is not None and name not in by_name for name, value in fields.items()):
+        return None
+    return {f"megatron_lm_config.megatron_lm_{by_name[name]}": value for name, value in fields.items() if name in by_name}

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any, Final
 
 from orchestrator.audit.document import Given, changed
-from orchestrator.audit.reading import Reading, Setup, Source, differing, recipe_keys
+from orchestrator.audit.reading import Reading, Setup, Source, changes, recipe_keys
 from orchestrator.engines.deepspeed.requirements import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, paths
 from orchestrator.errors import InputError
 from orchestrator.words import deepspeed as words
-from orchestrator.words.terms import decided, differs, kind
+from orchestrator.words.terms import kind
 
 SIGNS: Final = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """A JSON object with one of these is DeepSpeed's."""
@@ -85,17 +85,10 @@ CHANGED: Final = [term for term in words.PLAN if term.ours in {"micro_batch_size
 """AutoEP has more to say than its size."""
 
 
-def changes(before: Setup, after: Setup) -> dict[str, Any] | None:
-    """New values of a ds_config for another setup, by path; None: it can't say the change."""
-    if not differing(before, after) <= {term.ours for term in CHANGED}:
-        return None
-    return {name: decided(CHANGED, name, after) for name in differs(CHANGED, before, after)}
-
-
 def _edited(text: str, content: Mapping[str, Any], before: Setup, after: Setup, gpus: int) -> str | None:
     """The text with the changes of a setup, in its own indentation; None: they can't be said in it. Where accumulation is said it follows:
     from the batch over all GPUs, or else from what a step was."""
-    values = changes(before, after)
+    values = changes(CHANGED, before, after)
     if values is None:
         return None
     steps, batch = content.get("gradient_accumulation_steps"), content.get("train_batch_size")

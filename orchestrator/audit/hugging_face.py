@@ -23,6 +23,16 @@ SHARDED: Final = {
 """ZeRO stages that share the same things as FSDP's strategies, by torch's names and numbers (torch/distributed/fsdp/api.py)."""
 
 
+def zero(stage: int, offload: bool = False) -> Content:
+    """A ds_config of this ZeRO stage, with the optimizer's states on the host or not."""
+    return {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu" if offload else "none"}}}
+
+
+def fsdp(strategy: str, stage: int) -> str:
+    """What is said of FSDP's strategy, in the file's words, that is priced as this ZeRO stage."""
+    return f"FSDP's {strategy} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks"
+
+
 def beside_file(named: str, file: str) -> Path | None:
     """A file that another names: beside it, or below one of the folders above it; None: it is nowhere there."""
     path = Path(named).expanduser()

@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.strategy.spec import RANK_ORDER, Options, Recompute
 from orchestrator.values import Value
-from orchestrator.words.terms import Kind
+from orchestrator.words.terms import Kind, Table, decided, differs
 
 
 class Setup(Options, frozen=True, kw_only=True):
@@ -82,6 +82,13 @@ class Source(msgspec.Struct, frozen=True):
 def differing(before: Setup, after: Setup) -> set[str]:
     """Fields in which two setups differ."""
     return {name for name in Setup.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+
+
+def changes(table: Table, before: Setup, after: Setup) -> dict[str, Any] | None:
+    """New values of a file for another setup, by path; None: this table has no place for all that changes."""
+    if not differing(before, after) <= {term.ours for term in table}:
+        return None
+    return {name: decided(table, name, after) for name in differs(table, before, after)}
 
 
 def recipe_keys(said: Mapping[str, Any]) -> dict[str, Any]:

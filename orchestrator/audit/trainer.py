@@ -10,12 +10,12 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from orchestrator.audit.document import Content, Given, changed
-from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
-from orchestrator.audit.reading import Reading, Setup, Source, differing
+from orchestrator.audit.hugging_face import SHARDED, as_ds, fsdp, named_ds_config, read_ds, sorted_out, zero
+from orchestrator.audit.reading import Reading, Setup, Source, changes
 from orchestrator.errors import InputError
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words import trainer as words
-from orchestrator.words.terms import kinds
+from orchestrator.words.terms import Term, always, kinds
 
 MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 KINDS: Final = kinds("trainer", "trainer_older", "around_trainer")
@@ -35,8 +35,8 @@ def read(text: str, name: str, content: Content) -> Source:
     reading, ds = _reading(content, name)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
-        changes = _changes(before, after, content, ds)
-        return None if changes is None else changed(text, name, changes)
+        values = _changes(before, after, content, ds)
+        return None if values is None else changed(text, name, values)
 
     return Source(text=text, reading=reading, edited=edited)
 
@@ -69,11 +69,11 @@ def _reading(content: Content, name: str) -> tuple[Reading, str]:
         parts = [str(word) for word in (sharded if isinstance(sharded, list) else str(sharded).split())]
         strategy = next((word for word in parts if word.lower() in SHARDED), "full_shard")
         stage, where = SHARDED[strategy.lower()], "fsdp"
-        ds = {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu" if "offload" in parts else "none"}}}
-        assumed.append(f"FSDP's {strategy} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks")
+        ds = zero(stage, "offload" in parts)
+        assumed.append(fsdp(strategy, stage))
         kind = "arguments of Hugging Face's Trainer, with FSDP"
     else:
-        ds = {"zero_optimization": {"stage": 0}}
+        ds = zero(0)
         assumed.append("no deepspeed and no fsdp: priced as data parallelism alone, unless accelerate's own file says more")
         kind = "arguments of Hugging Face's Trainer"
     reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
@@ -131,26 +131,19 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _changes(before: Setup, after: Setup, content: Content, where: str) -> dict[str, Any] | None:
     """New values of the file for another setup, by path; None: this file can't say the change."""
-    differ = differing(before, after)
-    if not differ <= {"micro_batch_size", "recompute", "zero_stage", "offload_optimizer"} or after.recompute not in ("none", "full"):
+    table = [Term(MICRO, "micro_batch_size"), Term("gradient_checkpointing", "recompute", to=lambda mode: mode == "full")]
+    if where == "deepspeed":
+        stage, _, offload = ds_words.ZERO
+        table += [term._replace(theirs=f"deepspeed.{term.theirs}", when=always) for term in (stage, offload)]
+    elif where == "fsdp" and isinstance(written := content["fsdp"], str) and after.zero_stage in (2, 3):
+        old = next((word for word in written.split() if word.lower() in SHARDED), "full_shard")
+        table.append(Term("fsdp", "zero_stage", to=lambda stage: written.replace(old, "full_shard" if stage == 3 else "shard_grad_op")))
+    values = changes(table, before, after)
+    if values is None or after.recompute not in ("none", "full"):
         return None
-    found: dict[str, Any] = {}
-    if "micro_batch_size" in differ:
+    if MICRO in values:
         samples = int(content.get(STEPS) or 1) * before.micro_batch_size
         if samples % after.micro_batch_size:
             return None
-        found |= {MICRO: after.micro_batch_size, STEPS: samples // after.micro_batch_size}
-    if "recompute" in differ:
-        found["gradient_checkpointing"] = after.recompute == "full"
-    if {"zero_stage", "offload_optimizer"} & differ:
-        if where == "deepspeed":
-            if "zero_stage" in differ:
-                found["deepspeed.zero_optimization.stage"] = after.zero_stage
-            if "offload_optimizer" in differ:
-                found["deepspeed.zero_optimization.offload_optimizer.device"] = "cpu" if after.offload_optimizer else "none"
-        elif where == "fsdp" and "offload_optimizer" not in differ and isinstance(content["fsdp"], str) and after.zero_stage in (2, 3):
-            old = next((word for word in content["fsdp"].split() if word.lower() in SHARDED), "full_shard")
-            found["fsdp"] = content["fsdp"].replace(old, "full_shard" if after.zero_stage == 3 else "shard_grad_op")
-        else:
-            return None
-    return found
+        values = {MICRO: after.micro_batch_size, STEPS: samples // after.micro_batch_size} | values
+    return values

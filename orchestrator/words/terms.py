@@ -31,6 +31,11 @@ def same(value: Any) -> Any:
     return value
 
 
+def always(subject: Any) -> bool:
+    """True: said of every subject."""
+    return True
+
+
 SHORT_TYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 """torch's names of data types, and those of plans and of Megatron-LM's flags; 8 bits are kept as bytes (optimizer_config.py)."""
 LONG_TYPES: Final = {short: name for name, short in SHORT_TYPES.items()}
@@ -57,7 +62,7 @@ class Term(NamedTuple):
     default: Any = NOTHING
     to: Callable[[Any], Any] = same
     back: Callable[[Any], Any] = same
-    when: Callable[[Any], bool] = lambda subject: True
+    when: Callable[[Any], bool] = always
     of: Callable[[Any], Any] | None = None
     least: float | None = None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.audit import deepspeed, formats
+from orchestrator.audit import deepspeed, formats, reading
 from orchestrator.engines import ENGINES, passthrough
 from orchestrator.engines.deepspeed.trainer_files import ACCELERATE, DS_CONFIG, TRAINER
 from orchestrator.errors import InputError
@@ -121,7 +121,7 @@ def test_a_change_is_what_the_second_setup_says() -> None:
               for plan in plans]  # fmt: skip
     for before in setups:
         after = draw.choice(setups)
-        changes = deepspeed.changes(before, after)
+        changes = reading.changes(deepspeed.CHANGED, before, after)
         assert changes is not None
         again = deepspeed.reading_of(terms.nested(terms.say(deepspeed.CHANGED, before) | changes)).setup
         assert again == after

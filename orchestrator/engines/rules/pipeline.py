@@ -63,8 +63,6 @@ def vpp_microbatches(candidate: Candidate, _: Workload) -> str | None:
     return f"{given}: the last group has {m % group} micro-batches, fewer than pp"
 
 
-INTERLEAVING: Final = ("pp", "num_microbatches", "vpp", "microbatch_group_size_per_vp_stage")
-
 MEGATRON_PIPELINE_RULES: Final = (t5_pipeline, vpp_microbatches)
 """The rules of megatron-core's pipelines."""
 
