@@ -4,10 +4,11 @@ another setup is chosen. `stack` is the kind of model: "bert", "t5", or "" for a
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final, Literal
 
+from orchestrator.audit import shell
 from orchestrator.audit.reading import Reading, Setup, recipe_keys
 from orchestrator.engines.passthrough import FLAG_OF, flags
 from orchestrator.errors import InputError
@@ -32,9 +33,8 @@ DEFAULTS: Final[dict[str, Any]] = {
 
 NOT_A_MODEL: Final = {
     "hybrid_attention_ratio": "Mamba layers", "hybrid_override_pattern": "Mamba layers", "hybrid_layer_pattern": "Mamba layers",
-    "retro_add_retriever": "Retro's retrieval",
-    "img_h": "images",
-    "num_channels": "images", "language_model_type": "images", "heterogeneous_layers_config_path": "layers of many kinds",
+    "retro_add_retriever": "Retro's retrieval", "img_h": "images", "num_channels": "images", "language_model_type": "images",
+    "heterogeneous_layers_config_path": "layers of many kinds",
 }  # fmt: skip
 """Settings of models that nobody can describe here."""
 
@@ -50,10 +50,8 @@ ACTIVATIONS: Final = frozenset(term.theirs for term in (*words.ACTIVATION, *word
 MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
 """Our recompute mode for a set of --recompute-modules."""
 
-
 BESIDE: Final = {"shared_gate": "shared_ffn_hidden_size", "pad_to_capacity": "capacity_factor", "bias_update_rate": "expert_bias"}
 """What Megatron looks at beside another of its experts' settings alone."""
-
 
 ALIASES: Final = {
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank", "apply_layernorm_1p": "layernorm_zero_centered_gamma",
@@ -63,12 +61,9 @@ ALIASES: Final = {
 }  # fmt: skip
 """Other names of settings, in TransformerConfig, older releases and other tools."""
 
-
 LEAST: Final = {
-    **dict.fromkeys(
-        ("seq_length", "encoder_seq_length", "decoder_seq_length", "max_position_embeddings", "num_layers_per_virtual_pipeline_stage",
-         "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_size",
-         "num_distributed_optimizer_instances"), 1),
+    "seq_length": 1, "encoder_seq_length": 1, "decoder_seq_length": 1, "max_position_embeddings": 1, "pipeline_model_parallel_size": 1,
+    "num_layers_per_virtual_pipeline_stage": 1, "num_virtual_stages_per_pipeline_rank": 1, "num_distributed_optimizer_instances": 1,
     "tensor_model_parallel_size": 0,
 }  # fmt: skip
 """The least that sizes may be with which others are reckoned before anything is checked: a plan's own are checked with it (build.py)."""
@@ -111,10 +106,6 @@ class Fields:
         if value is None:
             raise InputError(name, None, "is missing: the configuration does not say it")
         return value
-
-    def left(self) -> Iterable[str]:
-        """Names that nothing has read."""
-        return [name for name in self.given if name not in self.used]
 
 
 def model_keys(f: Fields, stack: str) -> dict[str, Any]:
@@ -182,23 +173,18 @@ def _family(stack: str, keys: Mapping[str, Any]) -> str:
 
 
 def _vocabulary(f: Fields, two_stacks: bool) -> int:
-    size = f.get("vocab_size")
-    kind = f.get("tokenizer_type")
-    more = SENTINELS if two_stacks else 0
-    f.get("vocab_extra_ids")
-    f.get("tokenizer_model")
+    kind, size = f.get("tokenizer_type"), f.get("vocab_size")
+    f.used |= {"vocab_extra_ids", "tokenizer_model"}
     if size is not None:
-        more_than = 1 if kind == "NullTokenizer" else 0
-        return int(size) + more_than
+        return int(size) + int(kind == "NullTokenizer")
     f.weak.add("model.vocab_size")
-    padded = f.get("padded_vocab_size")
-    if padded is not None:
+    if (padded := f.get("padded_vocab_size")) is not None:
         f.assumed.append(f"vocab_size={padded}: the padded one")
         return int(str(padded))
     if kind in VOCABULARIES:
-        of_kind: int = VOCABULARIES[kind] + more
-        f.assumed.append(f"vocab_size={of_kind}: that of {kind}")
-        return of_kind
+        size = VOCABULARIES[kind] + (SENTINELS if two_stacks else 0)
+        f.assumed.append(f"vocab_size={size}: that of {kind}")
+        return int(size)
     f.assumed.append(f"vocab_size={COMMON_VOCABULARY}: the tokenizer's is not in the file; model.vocab_size= says it")
     return COMMON_VOCABULARY
 
@@ -212,27 +198,13 @@ def _pattern(value: Any, layers: int) -> list[int]:
     if isinstance(value, str):
         if value.isdecimal():
             return _pattern(int(value), layers)
-        found = _lists(ast.parse(value.strip(), mode="eval").body)
-        return (found * layers)[:layers]
+        try:
+            value = [int(one) for one in shell.evaluate(value)]
+        except (ValueError, TypeError):
+            raise InputError("pattern", value, "is no list of layers, as in ([0]*3+[1]*2)") from None
     if isinstance(value, list):
         return ([int(one) for one in value] * layers)[:layers]
     return [int(index % int(value) == 0) for index in range(layers)]
-
-
-def _lists(node: ast.expr) -> list[int]:
-    """The value of [0]*3+[1]*2 and the like. Raises InputError."""
-    if isinstance(node, ast.List):
-        return [int(ast.literal_eval(one)) for one in node.elts]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _lists(node.left) + _lists(node.right)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        one, other = node.left, node.right
-        if isinstance(one, ast.Constant):
-            one, other = other, one
-        times: object = ast.literal_eval(other)
-        if isinstance(times, int) and 0 <= times < 100_000:
-            return _lists(one) * times
-    raise InputError("pattern", ast.unparse(node), "is no list of layers, as in ([0]*3+[1]*2)")
 
 
 def _mixer(f: Fields) -> dict[str, Any]:
@@ -313,13 +285,12 @@ def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
     has = _pattern(frequency, layers)
     if all(has):
         return {"feed_forward": part}
-    runs: list[dict[str, Any]] = []
-    for one in has:
-        if runs and ("feed_forward" in runs[-1]) == bool(one):
-            runs[-1]["layers"] += 1
-        else:
-            runs.append({"layers": 1} | ({"feed_forward": part} if one else {}))
-    return {"pattern": runs}
+    return {"pattern": _runs({"feed_forward": part} if one else {} for one in has)}
+
+
+def _runs(layers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A pattern of layers that have these parts: equal ones that follow each other are one run."""
+    return [{"layers": len(list(run)), **layer} for layer, run in groupby(layers)]
 
 
 def with_windows(keys: dict[str, Any]) -> dict[str, Any]:
@@ -332,14 +303,9 @@ def with_windows(keys: dict[str, Any]) -> dict[str, Any]:
     layers, plain = keys["model.num_layers"], keys["model.mixer"]
     each = (each * layers)[:layers]
     parts = [run.get("feed_forward") for run in keys.get("model.pattern", [{"layers": layers}]) for _ in range(run["layers"])]
-    runs: list[dict[str, Any]] = []
-    for index, one in enumerate(each):
-        run = {"mixer": other if one else plain} | ({"feed_forward": parts[index]} if parts[index] else {})
-        if runs and {name: value for name, value in runs[-1].items() if name != "layers"} == run:
-            runs[-1]["layers"] += 1
-        else:
-            runs.append({"layers": 1, **run})
-    return keys | {"model.pattern": runs}
+    mixed = zip(each, parts, strict=False)
+    pattern = _runs({"mixer": other if one else plain} | ({"feed_forward": part} if part else {}) for one, part in mixed)
+    return keys | {"model.pattern": pattern}
 
 
 # ------------------------------------------------------------------------------------------------------------------ training
@@ -452,11 +418,19 @@ def _steps(f: Fields, batch: int) -> dict[str, int]:
 # -------------------------------------------------------------------------------------------------------------------- setup
 
 
+UNEVEN: Final = (
+    Term("microbatch_group_size_per_vp_stage", "microbatch_group_size_per_vp_stage", back=int),
+    Term("decoder_first_pipeline_num_layers", "first_layers", back=int),
+    Term("decoder_last_pipeline_num_layers", "last_layers", back=int),
+)
+LETTERS: Final = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+"""Layers in a layout string by their names in a layout of lists."""
+
+
 def setup_of(f: Fields, engine: str) -> Setup:
     """Parallel sizes, stages, recompute and options as these settings choose them. Raises InputError for what is missing."""
-    said = f.read(*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH)
-    tp, pp = said["tp"] or 1, said["pp"] or 1
-    vpp = f.get("num_virtual_stages_per_pipeline_rank")
+    said = f.read(*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH, *UNEVEN)
+    tp, pp, vpp = said["tp"] or 1, said["pp"] or 1, f.get("num_virtual_stages_per_pipeline_rank")
     per_chunk, layout = f.get("num_layers_per_virtual_pipeline_stage"), f.get("pipeline_model_parallel_layout")
     if per_chunk and not vpp:
         layers = int(f.need("num_layers"))
@@ -465,8 +439,7 @@ def setup_of(f: Fields, engine: str) -> Setup:
             chunks = f"chunks of {per_chunk} on {pp} stages (num_layers_per_virtual_pipeline_stage)"
             f.broken.append(f"num_layers={layers}: does not divide into {chunks}")
     if layout:
-        layout = layout if isinstance(layout, str) else "|".join("".join({"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}.get(
-            str(part), "t") for part in chunk) for chunk in layout)  # fmt: skip
+        layout = layout if isinstance(layout, str) else "|".join("".join(LETTERS.get(str(part), "t") for part in chunk) for chunk in layout)
         vpp = max(1, len(expand(layout)) // pp)
     stage, fsdp = _zero(f)
     by_blocks = said["fp8_param_gather"] and f.get("fp8_recipe") == "mxfp8"
@@ -476,6 +449,8 @@ def setup_of(f: Fields, engine: str) -> Setup:
     mode, first = recompute_of(f)
     f.used |= {"hierarchical_context_parallel_sizes", "world_size", "data_parallel_size"}
     instances = int(f.get("num_distributed_optimizer_instances") or 1)
+    if said.get("microbatch_group_size_per_vp_stage") == pp:
+        del said["microbatch_group_size_per_vp_stage"]
     if f.given.get("num_moe_experts"):
         said.setdefault("etp", tp)
     else:  # whose settings mean nothing then
@@ -484,14 +459,11 @@ def setup_of(f: Fields, engine: str) -> Setup:
         **said | {name: False for name in ("sequence_parallel", "tp_comm_overlap") if tp == 1},
         engine=engine,
         vpp=int(vpp or 1),
-        microbatch_group_size_per_vp_stage=_group(f, pp),
         experts=bool(f.given.get("num_moe_experts")),
         rank_order=PP_BEFORE_DP if f.get("use_tp_pp_dp_mapping") else RANK_ORDER,
         recompute=mode,
         recompute_layers=first,
         layout=layout,
-        first_layers=_count(f, "decoder_first_pipeline_num_layers"),
-        last_layers=_count(f, "decoder_last_pipeline_num_layers"),
         ends_count=(bool(f.get("account_for_embedding_in_pipeline_split")), bool(f.get("account_for_loss_in_pipeline_split"))),
         zero_stage=stage,  # type: ignore[arg-type]
         zero_shard_size=-instances if instances > 1 else None,
@@ -506,15 +478,6 @@ def _cuda_graphs(f: Fields) -> Literal["none", "local"]:
     if said not in ("none", "local"):
         f.assumed.append(f"cuda_graph_impl={said} is priced as none, which is slower")
     return "local" if said == "local" else "none"
-
-
-def _count(f: Fields, name: str) -> int | None:
-    return None if f.get(name) is None else int(f.get(name))
-
-
-def _group(f: Fields, pp: int) -> int | None:
-    size = f.get("microbatch_group_size_per_vp_stage")
-    return None if size is None or int(size) == pp else int(size)
 
 
 def _zero(f: Fields) -> tuple[int, bool]:

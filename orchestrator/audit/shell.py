@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from orchestrator.errors import InputError
 
@@ -74,39 +74,58 @@ MOST_BYTES: Final = 1_000_000
 MOST_EXPANDED: Final = 1_000_000
 """Characters that expansions may put into a script; a word counts for ten more. Those of the samples of tests have 2,000."""
 SBATCH: Final = re.compile(r"^#SBATCH\s+(\S[^#\n]*)", re.MULTILINE)
-INSIDE: Final = ("program", "list", "pipeline", "subshell", "compound_statement", "negated_command", "do_group", "variable_assignments")
+INSIDE: Final = ("program", "list", "pipeline", "subshell", "compound_statement", "negated_command", "do_group", "variable_assignments",
+                 "ERROR")  # fmt: skip
 """Kinds of nodes whose children are statements."""
 NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
-BINARY: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
+MOST_ITEMS: Final = 100_000
+"""Items that a list in an expression may have."""
+BINARY: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
 
 
-def calculate(text: str) -> int | None:
-    """The value of whole numbers with + - * / % and brackets; None: it has other things.
+def evaluate(text: str) -> Any:
+    """The value of whole numbers, and of lists of them, with + - * / % and brackets. Raises ValueError for other things.
 
-    >>> calculate("8*(2+1)"), calculate("7 / 2"), calculate("$X*2")
-    (24, 3, None)
+    >>> evaluate("8*(2+1)"), evaluate("7 / 2"), evaluate("([0]*1+[1]*2)")
+    (24, 3, [0, 1, 1])
     """
 
-    def value(node: ast.expr) -> int:
+    def value(node: ast.expr) -> Any:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
-        if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
-            found = BINARY[type(node.op)](value(node.left), value(node.right))
-            if abs(found) >= 2**63:  # bash's numbers end there
-                raise ValueError
-            return found
+        if isinstance(node, ast.List):
+            return [value(one) for one in node.elts]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -value(node.operand)
-        raise ValueError
+        if not isinstance(node, ast.BinOp) or type(node.op) not in BINARY:
+            raise ValueError
+        left, right = value(node.left), value(node.right)
+        if {type(left), type(right)} == {list, int}:
+            times, items = sorted((left, right), key=lambda one: isinstance(one, list))
+            if times * len(items) > MOST_ITEMS:
+                raise ValueError
+        found = BINARY[type(node.op)](left, right)
+        if isinstance(found, int) and abs(found) >= 2**63:  # bash's numbers end there
+            raise ValueError
+        return found
 
     try:
         return value(ast.parse(text.strip().replace("/", "//"), mode="eval").body)
-    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+    except (SyntaxError, TypeError, ZeroDivisionError, RecursionError, MemoryError):
+        raise ValueError(text) from None
+
+
+def calculate(text: str) -> int | None:
+    """The whole number that bash makes of this; None: none that can be told."""
+    try:
+        found = evaluate(text)
+    except ValueError:
         return None
+    return found if isinstance(found, int) else None
 
 
 def read(text: str) -> Script:
@@ -171,30 +190,31 @@ class _Reader:
     # ---- statements
 
     def statement(self, node: Node) -> None:
-        kind = node.type
-        if kind in INSIDE or kind == "ERROR":
-            for child in node.named_children:
-                self.statement(child)
-        elif kind == "variable_assignment":
-            self.assign(node)
-        elif kind == "declaration_command":
-            for child in node.named_children:
-                if child.type == "variable_assignment":
-                    self.assign(child)
-        elif kind == "redirected_statement":
-            self.redirected(node)
-        elif kind == "command":
-            self.command(node)
-        elif kind == "if_statement":
-            self.branches(node)
-        elif kind == "case_statement":
-            self.cases(node)
-        elif kind == "function_definition":
-            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-            if name is not None and body is not None:
-                self.functions[self.text(name)] = body
-        elif kind in ("for_statement", "c_style_for_statement", "while_statement"):
-            self.loop(node)
+        match node.type:
+            case "variable_assignment":
+                self.assign(node)
+            case "declaration_command":
+                self.statements(child for child in node.named_children if child.type == "variable_assignment")
+            case "redirected_statement":
+                self.redirected(node)
+            case "command":
+                self.command(node)
+            case "if_statement":
+                self.branches(node)
+            case "case_statement":
+                self.cases(node)
+            case "function_definition":
+                name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+                if name is not None and body is not None:
+                    self.functions[self.text(name)] = body
+            case "for_statement" | "c_style_for_statement" | "while_statement":
+                self.loop(node)
+            case kind if kind in INSIDE:
+                self.statements(node.named_children)
+
+    def statements(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self.statement(node)
 
     def loop(self, node: Node) -> None:
         variable = node.child_by_field_name("variable")
@@ -214,28 +234,21 @@ class _Reader:
             self.note(node, "sets one element of an array: not followed")
             return
         adds = any(child.type == "+=" for child in node.children)
+        before = self.variables.get(self.text(name), []) if adds else []
+        self.spend(node, before)
         if value is not None and value.type == "array":
             words = [word for child in value.named_children if child.type != "comment" for word in self.expand(child)]
-            self.spend(node, self.variables.get(self.text(name), []) if adds else [])
-            self.variables[self.text(name)] = (self.variables.get(self.text(name), []) if adds else []) + words
-            return
-        pieces = () if value is None else self.pieces(value)
-        if adds:
-            before = self.variables.get(self.text(name), [])
-            self.spend(node, before)
-            joined = tuple(piece for word in before for piece in word.pieces)
-            pieces = (*joined, *pieces)
-        self.variables[self.text(name)] = [Word(tuple(pieces))]
+            self.variables[self.text(name)] = before + words
+        else:
+            joined = [piece for word in before for piece in word.pieces]
+            self.variables[self.text(name)] = [Word((*joined, *(() if value is None else self.pieces(value))))]
 
     def command(self, node: Node) -> None:
         name = node.child_by_field_name("name")
         words: list[Word] = []
         for child in node.named_children:
-            if child.type == "variable_assignment":
-                continue
-            if child.type in ("herestring_redirect", "file_redirect", "comment"):
-                continue
-            words += self.expand(child.named_children[0] if child == name and child.named_children else child)
+            if child.type not in ("variable_assignment", "herestring_redirect", "file_redirect", "comment"):
+                words += self.expand(child.named_children[0] if child == name and child.named_children else child)
         if not words:
             return
         called = words[0].text
@@ -253,24 +266,20 @@ class _Reader:
         body = node.child_by_field_name("body")
         if body is not None:
             self.statement(body)
-        for redirect in node.children_by_field_name("redirect"):
+        redirects = node.children_by_field_name("redirect")
+        for redirect in redirects:
             if redirect.type == "heredoc_redirect":
-                self.document(redirect)
+                self.document(redirect, redirects)
 
-    def document(self, redirect: Node) -> None:
+    def document(self, redirect: Node, beside: Sequence[Node]) -> None:
         """A here document goes to the file that the same line names."""
-        target = [child for child in redirect.children if child.type == "file_redirect"]
-        siblings = redirect.parent.children_by_field_name("redirect") if redirect.parent is not None else []
-        target += [child for child in siblings if child.type == "file_redirect"]
-        bodies = [child for child in redirect.children if child.type == "heredoc_body"]
-        if not target or not bodies:
+        parts = {child.type: child for child in reversed((*redirect.children, *beside))}
+        target, body, start = (parts.get(kind) for kind in ("file_redirect", "heredoc_body", "heredoc_start"))
+        destination = None if target is None else target.child_by_field_name("destination")
+        if destination is None or body is None:
             return
-        destination = target[0].child_by_field_name("destination")
-        if destination is None:
-            return
-        start = next((child for child in redirect.children if child.type == "heredoc_start"), None)
         quoted = start is not None and self.text(start)[:1] in "'\"\\"
-        text = self.text(bodies[0]) if quoted else "".join(piece.text for piece in self.inside(bodies[0]))
+        text = self.text(body) if quoted else "".join(piece.text for piece in self.inside(body))
         self.files["".join(word.text for word in self.expand(destination))] = text
 
     # ---- conditions
@@ -281,9 +290,7 @@ class _Reader:
         for clause in (node, *others):
             conditions = clause.named_children[:1] if clause.type == "elif_clause" else clause.children_by_field_name("condition")
             if clause.type == "else_clause" or self.truth(conditions):
-                for child in clause.named_children:
-                    if child not in conditions and child not in others:
-                        self.statement(child)
+                self.statements(child for child in clause.named_children if child not in conditions and child not in others)
                 return
 
     def truth(self, conditions: Sequence[Node]) -> bool | None:
@@ -341,14 +348,10 @@ class _Reader:
         if value is None:
             return
         said = self.value(value)
-        for item in node.named_children:
-            if item.type != "case_item":
-                continue
+        for item in (child for child in node.named_children if child.type == "case_item"):
             patterns = item.children_by_field_name("value")
             if any(fnmatchcase(said, self.text(pattern).strip("'\"")) for pattern in patterns):
-                for child in item.named_children:
-                    if child not in patterns:
-                        self.statement(child)
+                self.statements(child for child in item.named_children if child not in patterns)
                 return
 
     # ---- words
