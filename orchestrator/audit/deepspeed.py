@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any, Final
 
 from orchestrator.audit.document import Given, changed
-from orchestrator.audit.reading import Reading, Setup, Source, changes, recipe_keys
+from orchestrator.audit.reading import Reading, Setup, Source, changes, listed, recipe_keys
 from orchestrator.engines.deepspeed.requirements import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, paths
 from orchestrator.errors import InputError
 from orchestrator.words import deepspeed as words
-from orchestrator.words.terms import kind
+from orchestrator.words.terms import Kind, kind
 
 SIGNS: Final = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """A JSON object with one of these is DeepSpeed's."""
@@ -27,6 +27,12 @@ def is_ds_config(value: object) -> bool:
 def read(text: str, content: Mapping[str, Any]) -> Source:
     """Raises InputError for a value that is none."""
     return Source(text=text, reading=reading_of(content), edited=partial(_edited, text, content))
+
+
+def kind_of(path: str) -> Kind | None:
+    """What a setting does of which no plan says anything; None: DeepSpeed has none such."""
+    known = path in paths() or any(path == section or path.startswith(f"{section}.") for section in OPEN_SECTIONS)
+    return kind("ds_config", path) if known else None
 
 
 CHOSEN: Final = {term.ours for term in (*words.ZERO, *words.OWN_PARALLELISM)}
@@ -58,13 +64,7 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
             keys["train.lr"] = peak
     given.take("scheduler", "optimizer.params.momentum", "zero_optimization.reduce_scatter", "zero_optimization.contiguous_gradients")
     given.assumed.append("recompute=none: a ds_config does not say whether the model checkpoints its activations; pin.recompute=full does")
-    lists: dict[str, list[str]] = {"unknown": [], "unpriced": [], "beside": []}
-    known = paths()
-    for path, value in given.values.items():
-        if path not in given.used:
-            open_to_all = any(path == section or path.startswith(f"{section}.") for section in OPEN_SECTIONS)
-            of = "unknown" if path not in known and not open_to_all else "unpriced" if kind("ds_config", path) == "cost" else "beside"
-            lists[of].append(f"{path}={json.dumps(value)}")
+    left = ((f"{path}={json.dumps(value)}", kind_of(path), True) for path, value in given.values.items() if path not in given.used)
     if micro is None and batch is None:
         given.assumed.append("micro-batches of 1: the file does not say; pin.micro_batch_size= does")
     return Reading(
@@ -75,7 +75,7 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
         steps=None if batch is None or (micro and not steps) else steps or 1,
         divided=bool(batch and not micro),
         assumed=tuple(given.assumed),
-        **{of: tuple(lines) for of, lines in lists.items()},  # type: ignore[arg-type]
+        **listed(left),  # type: ignore[arg-type]
     )
 
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from orchestrator.audit import deepspeed
 from orchestrator.audit.document import AUTO, Content, Given, content_of, leaves
-from orchestrator.audit.reading import Reading, costs
+from orchestrator.audit.reading import Reading, listed
 from orchestrator.errors import InputError
 from orchestrator.recipe.sources import read_text
-from orchestrator.words.terms import Kind
+from orchestrator.words.terms import Kind, nested
 
 SHARDED: Final = {
     "full_shard": 3, "hybrid_shard": 3, "1": 3, "4": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "_hybrid_shard_zero2": 2, "2": 2,
@@ -58,18 +58,11 @@ def named_ds_config(value: Any, key: str, file: str) -> tuple[Content, str | Non
     return content_of(text, str(path)), str(path), []
 
 
-def filled(ds: Mapping[str, Any], by_path: Mapping[str, Any]) -> Content:
-    """The ds_config with its `auto` values, and what it leaves out, as the Trainer or accelerate fills them."""
-    found: Content = {}
-    for path, value in {**dict.fromkeys(by_path, AUTO), **dict(leaves(ds))}.items():
-        *above, last = path.split(".")
-        section = found
-        for name in above:
-            section = section.setdefault(name, {})
-        here = by_path.get(path) if value == AUTO and path in by_path else value
-        if here is not None:
-            section[last] = here
-    return found
+def read_ds(ds: Mapping[str, Any], by_path: Mapping[str, Any]) -> Reading:
+    """The reading of a ds_config whose `auto` values, and what it leaves out, the Trainer or accelerate fills. Raises InputError."""
+    said = {**dict.fromkeys(by_path, AUTO), **dict(leaves(ds))}
+    whole = {path: by_path[path] if value == AUTO and path in by_path else value for path, value in said.items()}
+    return deepspeed.reading_of(nested({path: value for path, value in whole.items() if value is not None}))
 
 
 def as_ds(reading: Reading, kind: str, named: str | None, assumed: Iterable[str], inside: str = "") -> Reading:
@@ -83,18 +76,14 @@ def as_ds(reading: Reading, kind: str, named: str | None, assumed: Iterable[str]
                    assumed=(*assumed, *reading.assumed))  # fmt: skip
 
 
-def read_ds(ds: Mapping[str, Any], by_path: Mapping[str, Any]) -> Reading:
-    """The reading of a ds_config with Trainer's "auto" filled in. Raises InputError."""
-    return deepspeed.reading_of(filled(ds, by_path))
-
-
 def sorted_out(given: Given, known: Mapping[str, Kind], reading: Reading) -> Reading:
     """The reading with what is left of the file in its lists. `known`: settings that the tools have; those in a group that costs cost."""
-    lists: dict[str, list[str]] = {"unknown": [], "unpriced": [], "beside": []}
-    for path, said in given.left():
+
+    def kind(path: str) -> Kind | None:
         group, *parts = path.split(".")
-        found = [kind for name in (path, group, *parts) if (kind := known.get(name)) is not None]
-        what = next((kind for kind in found if kind == "cost"), next(iter(found), None))
-        lists["unknown" if what is None else "unpriced" if costs(what, given.values[path]) else "beside"].append(said)
+        found = [known[name] for name in (path, group, *parts) if name in known]
+        return "cost" if "cost" in found else next(iter(found), None)
+
+    lists = listed((said, kind(path), given.values[path]) for path, said in given.left())
     return replace(reading, assumed=(*given.assumed, *reading.assumed),
                    **{name: (*lines, *getattr(reading, name)) for name, lines in lists.items()})  # fmt: skip

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any, Final, Literal
 
 from orchestrator.audit import shell
-from orchestrator.audit.reading import Reading, Setup, recipe_keys
+from orchestrator.audit.reading import Reading, Setup, listed, recipe_keys
 from orchestrator.engines.passthrough import FLAG_OF, flags
 from orchestrator.errors import InputError
 from orchestrator.model.shared import SENTINELS
@@ -320,6 +320,7 @@ def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: M
     """All that a file of this kind says. `said`: its settings by name, in its own words, of which those that nothing has read are listed by
     what they do; `lists`: more for the lists of a Reading."""
     left = {name: text for name, text in said.items() if name not in f.used and f.given.get(name) != AS_PRICED.get(name, NOTHING)}
+    found = listed((text, terms.kind("megatron_lm", name), True) for name, text in left.items())
     return Reading(
         format=kind,
         keys=keys,
@@ -327,9 +328,7 @@ def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: M
         weak=frozenset(f.weak),
         broken=tuple(f.broken),
         assumed=(*lists.get("assumed", ()), *f.assumed),
-        unknown=tuple(lists.get("unknown", ())),
-        unpriced=(*(text for name, text in left.items() if terms.kind("megatron_lm", name) == "cost"), *lists.get("unpriced", ())),
-        beside=(*(text for name, text in left.items() if terms.kind("megatron_lm", name) != "cost"), *lists.get("beside", ())),
+        **{name: (*lines, *lists.get(name, ())) for name, lines in found.items()},  # type: ignore[arg-type]
     )
 
 

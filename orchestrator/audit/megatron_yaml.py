@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from orchestrator.audit import megatron
 from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, resolved
 from orchestrator.audit.megatron import ALIASES
-from orchestrator.audit.reading import Reading, Setup, Source, costs
+from orchestrator.audit.reading import Lists, Reading, Setup, Source, listed
 from orchestrator.engines.megatron.requirements import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
@@ -44,6 +44,11 @@ class Schema(NamedTuple):
     """Rewrites in place what the file says in several settings, from those seen so far and the whole file."""
     made: Mapping[str, Any] = {}
     """Defaults of the program, by Megatron's name."""
+
+    def place(self, path: str) -> tuple[str | None, str]:
+        """The section of Megatron's settings in which a path is, and its name there; (None, the path): it is in none."""
+        section = max((one for one in self.sections if not one or path.startswith(f"{one}.")), key=len, default=None)
+        return section, path.removeprefix(f"{section}.") if section else path
 
     def term(self, field: str) -> Term:
         """Where and how a setting is written that the file does not have yet."""
@@ -270,10 +275,9 @@ def _terms(path: str, schema: Schema) -> Table:
     """The terms of a setting of the file; none where nobody here knows it as one of Megatron's."""
     if terms := [term for term in schema.table if term.theirs == path]:
         return terms
-    section = max((one for one in schema.sections if not one or path.startswith(f"{one}.")), key=len, default=None)
+    section, name = schema.place(path)
     if section is None:
         return ()
-    name = path.removeprefix(f"{section}.")
     name = ALIASES.get(name, FIELD_OF.get(name, name))
     return [Term(path, name)] if megatron_kind(name) is not None or name in ALIASES.values() or name.startswith(MORE) else ()
 
@@ -284,8 +288,7 @@ MORE: Final = ("activation_func", "gated_linear_unit", "share_embeddings_and_out
 
 def _kind(path: str, schema: Schema) -> Kind | None:
     """What a setting does that is none of Megatron's; None: nobody knows that the tool has it."""
-    section = max((one for one in schema.sections if not one or path.startswith(f"{one}.")), key=len, default=None)
-    name = path.removeprefix(f"{section}.") if section else path
+    section, name = schema.place(path)
     if found := schema.known.get(name) or schema.known.get(name.split(".")[0]) or schema.known.get(name.rpartition(".")[2]):
         return found
     known = name in megatron.DEFAULTS or name.rpartition(".")[2] in ("_target_", "_call_", "_factory_")
@@ -293,11 +296,11 @@ def _kind(path: str, schema: Schema) -> Kind | None:
     return "harmless" if known or any(path == one or path.startswith(f"{one}.") for one in schema.others) else None
 
 
-def _seen(content: Content, schema: Schema) -> tuple[Seen, dict[str, list[str]], list[str]]:
+def _seen(content: Content, schema: Schema) -> tuple[Seen, Lists, list[str]]:
     """Settings by Megatron's name; the others as "path=value", by what they do ("unknown", "unpriced", "beside"); and notes on values that
     the file only refers to. Raises InputError for a value of the wrong type."""
     seen: Seen = {}
-    lists: dict[str, list[str]] = {"unknown": [], "unpriced": [], "beside": []}
+    others: dict[str, tuple[str, Kind | None, Any]] = {}
     notes: list[str] = []
     for path, value in leaves(content):
         if value in (None, {}, []):
@@ -309,11 +312,10 @@ def _seen(content: Content, schema: Schema) -> tuple[Seen, dict[str, list[str]],
         found = {term.ours: term.back(value) for term in table if term.ours not in seen}
         seen |= {name: (path, typed(path, name, one)) for name, one in found.items() if one is not NOTHING}
         if not found or NOTHING in found.values():
-            kind = "harmless" if table else _kind(path, schema)
-            lists["unknown" if kind is None else "unpriced" if costs(kind, value) else "beside"].append(f"{path}={value}")
+            others[path] = f"{path}={value}", "harmless" if table else _kind(path, schema), value
     schema.adapt(seen, content)
     read = {path for path, _ in seen.values()}
-    return seen, {kind: [said for said in lines if said.partition("=")[0] not in read] for kind, lines in lists.items()}, notes
+    return seen, listed(other for path, other in others.items() if path not in read), notes
 
 
 def typed(path: str, name: str, value: Any) -> Any:
@@ -338,7 +340,7 @@ SIMPLE: Final = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden
 """What is taken of the model from such a file: settings that a recipe has under the same name."""
 
 
-def _reading(seen: Seen, lists: dict[str, list[str]], notes: list[str], schema: Schema, content: Content) -> Reading:
+def _reading(seen: Seen, lists: Lists, notes: list[str], schema: Schema, content: Content) -> Reading:
     """All that the file says, sorted into a recipe's keys, the setup, and settings that neither has (`Reading`). Raises InputError."""
     fields = {name: value for name, (_, value) in seen.items()}
     model = content.get("model")
@@ -381,12 +383,8 @@ def _reading(seen: Seen, lists: dict[str, list[str]], notes: list[str], schema: 
         keys["gpus"] = gpus
     said = {name: f"{path}={value}" for name, (path, value) in seen.items() if path and name != "fp32"}
     if content.get("peft"):
-        lists["unpriced"].append(f"peft={_one_line(content['peft'])}: all weights are priced as trained")
+        lists["unpriced"] += (f"peft={' '.join(str(content['peft']).split())[:80]}: all weights are priced as trained",)
     return megatron.reading_of(f, schema.kind, keys, setup, said, assumed=notes, **lists)
-
-
-def _one_line(value: Any) -> str:
-    return " ".join(str(value).split())[:80]
 
 
 SAID_BY: Final[dict[str, tuple[str, ...]]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -105,6 +105,14 @@ OFF: Final = (False, "no", "none", "NO", "NONE", "false")
 """Values of a setting that is not used."""
 
 
-def costs(kind: Kind | None, value: Any) -> bool:
-    """Whether a setting of this kind takes time or memory with this value."""
-    return kind == "cost" and value not in OFF
+Lists = dict[str, tuple[str, ...]]
+"""Settings by the list of a Reading in which they are."""
+
+
+def listed(left: Iterable[tuple[str, Kind | None, Any]]) -> Lists:
+    """The lists of a Reading, of settings that nothing else has: how each is said, what it does (None: nobody knows it), its value. One
+    that costs is not priced, unless it is off."""
+    lists: Lists = dict.fromkeys(("unknown", "unpriced", "beside"), ())
+    for said, kind, value in left:
+        lists["unknown" if kind is None else "unpriced" if kind == "cost" and value not in OFF else "beside"] += (said,)
+    return lists
