@@ -31,7 +31,7 @@ from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import UNKNOWN, Bounds, Outcome, Progress, search
-from orchestrator.search.question import PlannedEngine, SearchSettings
+from orchestrator.search.question import Kinds, PlannedEngine, SearchSettings
 from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.legality import lacking_parts, plan_only
@@ -210,9 +210,17 @@ class Planner:
         fitted = calibration.kept(base, plan.calibration, saved.fitted_on, saved.constants, saved.interval, saved.measured)
         return EnginePrices(self.settings, traits, fitted, saved)
 
-    def space(self, top_k: int | None = None, without: Collection[str] = (), prunings: tuple[Rule, ...] = ()) -> Space:
-        """The space of the settings. `top_k`: how many of the best plans are wanted; None: those that are shown, each of another kind.
-        `without`: engines that are left out; `prunings`: further rules that a plan must keep. Raises InputError where no engine is left."""
+    def space(
+        self,
+        top_k: int | None = None,
+        without: Collection[str] = (),
+        prunings: tuple[Rule, ...] = (),
+        *,
+        kinds: Kinds = "choices",
+    ) -> Space:
+        """The space of the settings. `top_k`: how many of the best plans are wanted, which differ in `kinds`; None: those that are shown,
+        each of another mesh, if there are so many. `without`: engines that are left out; `prunings`: further rules that a plan must keep.
+        Raises InputError where no engine is left."""
         settings = self.settings
         engines = [engine for engine in self.engines if engine.name not in without]
         programs = settings.entry is not None or settings.program == "own"
@@ -224,7 +232,11 @@ class Planner:
             prices=prices,
             planned=tuple(each.engine(capabilities) for each, capabilities in zip(prices, able, strict=True)),
             settings=SearchSettings(
-                pins=settings.pins, limit=settings.limit, top_k=top_k or SHOWN_PLANS, of_other_kinds=not top_k, prunings=prunings
+                pins=settings.pins,
+                limit=settings.limit,
+                top_k=top_k or SHOWN_PLANS,
+                kinds=kinds if top_k else "meshes",
+                prunings=prunings,
             ),
         )
 

@@ -1,12 +1,12 @@
 """tune=K: K plans run some steps each in one allocation, and the fastest by measurement is trained.
 
-The first is the plan that is predicted to be the fastest. What a run's timers say (report/after.py) goes into the prices, by which the
-next is searched among the plans that were not tried; so K runs see the K best plans as far as prices are right, and better ones where
-these were wrong. A run that crashes or runs out of memory is a result: after that no plan is tried that is predicted to take as much
-memory. Then those run again that one run can't tell apart (contenders), there and back in rounds, and the median of all of a plan's steps
-counts: what disturbs one run of three doesn't move it. A user's own program (entry=) is measured by what it tells of its steps
-(launch/program_metrics.py); it has no timers, and the prices stay as they were. Everything is in OUT/tune, a run's folder each, N of plan
-N's first run and N.2 of its second: a tune that was cut off goes on with what it has, under the same command.
+The first is the plan that is predicted to be the fastest. What a run's timers say (report/after.py) goes into the prices, and how far
+these are off then says what the next one may take (may_take): that which may be the fastest is next, mostly one of another mesh or
+micro-batch, of which the prices are less sure than of a plan like one that ran. A run that crashes or runs out of memory is a result: after
+that no plan is tried that is predicted to take as much memory. Then they run in turn, there and back in rounds, until one is clearly ahead
+(contenders): plans of one round are compared, since the machine of the next may be another one. A user's own program (entry=) is measured
+by what it tells of its steps (launch/program_metrics.py); it has no timers, and the prices stay as they were. Everything is in OUT/tune, a
+run's folder each, N of plan N's first run and N.2 of its second: a tune that was cut off goes on with what it has, under the same command.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ import json
 import shutil
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import expm1, log, log1p
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator import pictures, recipe
 from orchestrator.cost.calibration import CalibrationFile
+from orchestrator.cost.uncertainty import pairs_of
 from orchestrator.engine_prices import kept_limit
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError, NoPlanError
@@ -40,6 +44,8 @@ from orchestrator.report import after
 from orchestrator.report.measured import measured_peak_memory, measured_step_time, steady_steps
 from orchestrator.report.text import _table, choice
 from orchestrator.search.planner import reprice
+from orchestrator.search.question import Kinds
+from orchestrator.strategy.spec import twins
 from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Value
 
@@ -53,21 +59,35 @@ MEMORY_WORDS: Final = ("out of memory", "OutOfMemory", "SIGKILL")
 """How a rank ends that ran out of memory (torch.OutOfMemoryError, the kernel)."""
 
 
+DRIFT, DRIFT_ON_SHARED_CORES = 0.02, 0.3
+"""How much longer one plan's run may take than another of it some minutes before, as a share: clocks and neighbours on the network; ranks
+that share cores with whatever else runs (measured here: a third)."""
+ALIKE: Final = (4.0, 0.6, 0.38, 0.02)
+"""The parts of the variance of a price's error, in units of that of a difference between two plans: what is common to all plans (a slower
+machine), to those of one mesh, of one micro-batch as well, and a plan's own."""
+HALF: Final = 0.6745
+"""Standard deviations of a normal distribution that half of all lie within."""
+UNPUBLISHED: Final = 0.15
+"""Standard deviation of the logarithm of a predicted ratio of two plans where no run like them was published: after a profile of two CPU
+ranks the plan chosen took 24 to 30% longer than another one of which the profile said the contrary."""
+SAME_AGAIN: Final = 0.02
+"""Standard deviation of the logarithm of a plan's measured step."""
+
+
 class Trial(Value, frozen=True, kw_only=True):
-    """A plan that ran, as it was predicted when it was chosen. `steps_s`: seconds of the steps after the warm-up of each of its `runs`;
+    """A plan that ran, as it was predicted when it was chosen. `runs_s`: the median step of each of its runs after the warm-up, in seconds;
     none where one ended badly, which `why` says."""
 
     number: int
     plan: Plan
-    steps_s: tuple[float, ...]
+    runs_s: tuple[float, ...]
     peak_memory_bytes: float | None
     why: str = ""
-    runs: int = 1
 
     @property
     def measured_s(self) -> float | None:
-        """Seconds of its step: the median of all; None without steps."""
-        return median(self.steps_s) if self.steps_s else None
+        """Seconds of its step: the median of its runs; None without."""
+        return median(self.runs_s) if self.runs_s else None
 
     @property
     def predicted_s(self) -> float:
@@ -124,11 +144,10 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
         trials.append(trial)
         print(f"tune {number}/{settings.tune}: {_said(trial)}", flush=True)
     trials = with_rounds(settings, how, folder, trials)
-    finished = [trial for trial in trials if trial.measured_s is not None]
-    if not finished:
+    if not any(trial.runs_s for trial in trials):
         first = f"; the first: {trials[0].why}" if trials else ""
         raise LaunchError(f"tune={settings.tune}: none of {len(trials)} plans ran to its end{first}; see {folder}")
-    best = min(finished, key=_order)
+    best = ranked(trials)[0]
     chosen = learned_settings(settings, folder, trials)
     if learned(settings, best.plan.engine, folder, trials) is None:  # its trials have no timers
         chosen = settings
@@ -137,45 +156,67 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
     return replace(chosen, plan=plan), Found(plan=plan, limit=kept_limit(plan, prices.limits))
 
 
-def contenders(trials: Iterable[Trial]) -> list[Trial]:
-    """The fastest and those that may be: some step of theirs took less than its median step. Fastest first."""
-    finished = sorted((trial for trial in trials if trial.measured_s is not None), key=_order)
-    return [trial for trial in finished if trial is finished[0] or min(trial.steps_s) < (finished[0].measured_s or 0.0)]
+def slower(trial: Trial, other: Trial, rounds: int | None = None) -> list[float]:
+    """Logarithms of how much longer the trial took than another one, in each of the first `rounds` that both ran in."""
+    return [log(mine / its) for mine, its in zip(trial.runs_s[:rounds], other.runs_s, strict=False)]
+
+
+def ranked(trials: Iterable[Trial], rounds: int | None = None) -> list[Trial]:
+    """The trials that ran to their end, fastest first: by the median of the first `rounds`, in each of which a plan is compared with all
+    that ran in it, so that one disturbed run of three moves none; those that ran in more rounds before those left behind earlier."""
+    of_length: dict[int, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        of_length[len(trial.runs_s[:rounds])].append(trial)
+
+    def place(trial: Trial) -> tuple[int, float, int]:
+        length = len(trial.runs_s[:rounds])
+        each = zip(*(slower(trial, other, rounds) for other in of_length[length]), strict=True)
+        return -length, median(map(mean, each)), trial.number
+
+    return sorted((trial for length, each in of_length.items() if length for trial in each), key=place)
+
+
+def contenders(trials: Sequence[Trial], rounds: int) -> list[Trial]:
+    """The trials that may be the fastest by the first `rounds` runs of each, fastest first. Behind is a plan that took longer than it
+    by more than the median of the rounds may be wrong by: twice a mean's standard error; after one round, what the machine drifts."""
+    first, *others = ranked(trials, rounds)
+    drift = log1p(DRIFT_ON_SHARED_CORES if first.plan.cluster.is_cpu else DRIFT)
+
+    def behind(trial: Trial) -> bool:
+        each = slower(trial, first, rounds)
+        return median(each) > (drift if rounds == 1 else 2 * stdev(each) / rounds**0.5)
+
+    return [first, *(trial for trial in others if not behind(trial))]
 
 
 def with_rounds(settings: Settings, how: str, folder: Path, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials with the further runs of those that one run can't tell apart: rounds there and back, tune.rounds runs of a plan at most.
+    """The trials with the further runs that it takes until one is clearly ahead: rounds there and back, tune.rounds runs of a plan at most.
     Raises KeyboardInterrupt."""
-    runs = {trial.number: [_trial(path) for path in _run_folders(folder, trial.number)] for trial in trials}
-    now = [together(of_plan) for of_plan in runs.values()]
+    now = {trial.number: trial for trial in trials}
+    close = [trial for trial in trials if trial.runs_s]
     for round_ in range(2, settings.tune_rounds + 1):
-        close = contenders(now)
-        if len(close) == 1 or not close:
+        close = contenders([now[trial.number] for trial in close if now[trial.number].runs_s], round_ - 1) if close else []
+        if len(close) < 2:
             break
-        left = [trial for trial in (close if round_ % 2 else close[::-1]) if len(runs[trial.number]) < round_]
+        left = [trial for trial in (close if round_ % 2 else close[::-1]) if len(trial.runs_s) < round_]
         if left:
-            numbers = ", ".join(str(trial.number) for trial in sorted(close, key=lambda trial: trial.number))
+            numbers = ", ".join(map(str, sorted(trial.number for trial in close)))
             print(
                 f"tune: plans {numbers} are too close to tell; they run again, round {round_} of at most {settings.tune_rounds}", flush=True
             )
         for trial in left:
             again = tried(settings, trial.plan, how, folder / f"{trial.number}.{round_}", trial.number)
-            runs[trial.number].append(again)
+            now[trial.number] = together([trial, again])
             print(f"tune {trial.number}/{settings.tune}, run {round_}: {_said(again)}", flush=True)
-        now = [together(of_plan) for of_plan in runs.values()]
-    return now
+    return [*now.values()]
 
 
 def together(runs: Sequence[Trial]) -> Trial:
     """One trial of all runs of one plan: bad where one of them was."""
     why = next((run.why for run in runs if run.why), "")
-    steps = () if why else tuple(seconds for run in runs for seconds in run.steps_s)
     peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
-    return replace(runs[0], steps_s=steps, peak_memory_bytes=max(peaks, default=None), why=why, runs=len(runs))
-
-
-def _order(trial: Trial) -> tuple[bool, float, int]:
-    return trial.measured_s is None, trial.measured_s or 0.0, trial.number
+    every = () if why else tuple(seconds for run in runs for seconds in run.runs_s)
+    return replace(runs[0], runs_s=every, peak_memory_bytes=max(peaks, default=None), why=why)
 
 
 def _said(trial: Trial) -> str:
@@ -183,23 +224,60 @@ def _said(trial: Trial) -> str:
 
 
 def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[str]) -> Plan | None:
-    """The fastest by these settings' prices of the outer choices that were not tried, below the memory that one ran out of; None: there
-    is none."""
-    seen = {trial.plan.candidate for trial in trials}
+    """The plan, of those that were not tried, that may be the fastest (`may_take`), below the memory that one ran out of: of each mesh and
+    micro-batch the best, and the best of all; None: there is none."""
     most = min((_peak(trial.plan) for trial in trials if trial.out_of_memory), default=float("inf"))
-    some, more = len(trials) + 1, 4 * len(trials) + 8
-    for top_k, filled in ((some, False), (more, False), (more, True)):  # last, what is less sure: the trial shows whether it fits
-        asked = Planner(settings).space(top_k=top_k, without=without)
-        try:
-            found = Planner(settings).fastest(asked.held_to(-1) if filled else asked)
-        except NoPlanError:
-            if not trials:
-                raise
-            return None
-        for plan in (found.plan, *found.alternatives):
-            if plan.candidate not in seen and _peak(plan) < most:
-                return replace(plan, run=settings.run, extra=settings.extra)
+    many = 4 * len(trials) + 8
+    for filled in (False, True):  # last, what is less sure: the trial shows whether it fits
+        plans: list[Plan] = []
+        looks: tuple[tuple[Kinds, int], ...] = (("choices", len(trials) + 1), ("batches", many))
+        for kinds, top_k in looks if trials else looks[:1]:
+            asked = Planner(settings).space(top_k=top_k, without=without, kinds=kinds)
+            try:
+                found = Planner(settings).fastest(asked.held_to(-1) if filled else asked)
+            except NoPlanError:
+                if not trials:
+                    raise
+                return None
+            plans += (found.plan, *found.alternatives)
+        left = [plan for plan in plans
+                if not any(twins(plan.candidate, trial.plan.candidate) for trial in trials) and _peak(plan) < most]  # fmt: skip
+        if left:
+            seconds = may_take(settings, trials, left)
+            return replace(left[seconds.index(min(seconds))], run=settings.run, extra=settings.extra)
     return None
+
+
+def may_take(settings: Settings, trials: Sequence[Trial], plans: Sequence[Plan]) -> list[float]:
+    """Seconds that each of the plans may take if all goes well: what is predicted by these settings' prices and by how far they are off
+    for the plans that ran, less one standard deviation of what is not known of it. The errors' logarithms are a Gaussian process
+    (Rasmussen and Williams, 2006, equations 2.25 and 2.26) in which plans are the nearer the more they share (`ALIKE`)."""
+    ran = [trial for trial in trials if trial.measured_s is not None]
+    predicted = np.log([_seconds(plan) for plan in plans])
+    if not ran:
+        return list(np.exp(predicted))
+    off = np.array([log((trial.measured_s or 0.0) / _seconds(Planner(settings).prices_for(trial.plan.engine).priced(trial.plan)))
+                    for trial in ran])  # fmt: skip
+    prior = UNPUBLISHED if settings.cluster.is_cpu else pairs_of(settings.architecture).half / HALF
+    deviation = max(prior, float(np.std(off)))
+    known = np.array([[_alike(one.plan, other.plan) for other in ran] for one in ran]) + SAME_AGAIN**2 / deviation**2 * np.eye(len(ran))
+    near = np.array([[_alike(plan, other.plan) for other in ran] for plan in plans])
+    weights = np.linalg.solve(known, near.T).T
+    left = np.maximum(sum(ALIKE) - (weights * near).sum(axis=1), 0.0)
+    return list(np.exp(predicted + weights @ off - deviation * np.sqrt(left)))
+
+
+def _alike(one: Plan, other: Plan) -> float:
+    """The errors' covariance of two plans, in that of one."""
+    a, b = one.candidate, other.candidate
+    mesh = one.engine == other.engine and a.mesh == b.mesh
+    shared = (True, mesh, mesh and a.micro_batch_size == b.micro_batch_size, twins(a, b))
+    return sum(part for part, same in zip(ALIKE, shared, strict=True) if same)
+
+
+def _seconds(plan: Plan) -> float:
+    assert plan.predicted is not None  # every plan that is found is priced
+    return plan.predicted.step_time_s
 
 
 def _peak(plan: Plan) -> float:
@@ -280,7 +358,8 @@ def _trial(folder: Path) -> Trial:
     rows = pictures.measured_rows(folder / "metrics.jsonl")
     good = status["status"] == "finished"
     why = "" if good else f"{status['status']}: {status['error'] or 'it said nothing'}"
-    return Trial(number=int(folder.name.partition(".")[0]), plan=plan, steps_s=tuple(steady_steps(rows)) if good else (),
+    steps = steady_steps(rows) if good else ()
+    return Trial(number=int(folder.name.partition(".")[0]), plan=plan, runs_s=(median(steps),) if steps else (),
                  peak_memory_bytes=measured_peak_memory(rows), why=why)  # fmt: skip
 
 
@@ -338,15 +417,14 @@ def learned(settings: Settings, engine: str, folder: Path, trials: Sequence[Tria
 
 def tune_table(trials: Sequence[Trial]) -> RenderableType:
     """Every plan that ran, fastest first, as predicted when it was chosen and as measured; what ended badly last, with why."""
-    finished = [trial.measured_s for trial in trials if trial.measured_s is not None]
-    best = min(finished, default=None)
+    order = ranked(trials)
     table = _table(("tuned", False), ("plan", False), ("predicted", True), ("measured", True), ("against the fastest", True),
                    ("memory", True))  # fmt: skip
-    for trial in sorted(trials, key=_order):
+    for trial in [*order, *(trial for trial in trials if not trial.runs_s)]:
         measured, against = trial.why, ""
-        if trial.measured_s is not None and best is not None:
-            measured = format_seconds(trial.measured_s) + (f" ({trial.runs} runs)" if trial.runs > 1 else "")
-            against = f"+{trial.measured_s / best - 1:.0%}" if trial.measured_s > best else "taken"
+        if trial.measured_s is not None:
+            measured = format_seconds(trial.measured_s) + (f" ({len(trial.runs_s)} runs)" if len(trial.runs_s) > 1 else "")
+            against = "taken" if trial is order[0] else f"{expm1(median(slower(trial, order[0]))):+.0%}"
         peak = trial.peak_memory_bytes
         table.add_row(str(trial.number), Text(f"{trial.plan.engine} {choice(trial.plan)}"), format_seconds(trial.predicted_s),
                       Text(measured), against, format_bytes(peak) if peak else "-")  # fmt: skip

@@ -166,7 +166,7 @@ class Actions(Value, frozen=True, kw_only=True):
         int | None,
         Key(
             "tune",
-            "so many of the best plans run some steps each, where this command runs, and the fastest by measurement is trained; what our "
+            "so many of the plans that may be best run some steps each, where this command runs, and the fastest is trained; what our "
             "workers' timers teach goes into the prices, and entry='s program runs without saving; the same command with the same out= "
             "goes on with a tune that was cut off",
             type=int,
@@ -181,7 +181,7 @@ class Actions(Value, frozen=True, kw_only=True):
         int,
         Key(
             "tune.rounds",
-            "of the plans that tune= tried, those too close to tell apart run so often at most; the median of all steps of each counts",
+            "of the plans that tune= tried, those too close to tell apart run so often at most; plans of one round are compared",
             unit="runs",
             low=1,
             high=64,

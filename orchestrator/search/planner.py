@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from heapq import heapify, heappop, heappush
+from math import isclose
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -33,7 +34,7 @@ from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Rule, Traits
 from orchestrator.strategy.legality import legal_modes, rules_of
 from orchestrator.strategy.megatron_layout import chunk_sizes
-from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, twins
 from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
@@ -308,9 +309,9 @@ class _Search:
                 self.crowded.append((states, mesh))
             else:
                 self.queue.append((space.bound(mesh), mesh.order, SHAPE, [mesh], None))
-        kind = _itself
-        if self.settings.of_other_kinds:
-            kind = _by_mesh if len({_by_mesh(mesh) for *_, (mesh,), _ in self.queue}) >= self.settings.top_k else _by_batch
+        kind = _itself if self.settings.kinds == "choices" else _by_batch
+        if self.settings.kinds == "meshes" and len({_by_mesh(mesh) for *_, (mesh,), _ in self.queue}) >= self.settings.top_k:
+            kind = _by_mesh
         self.best = _Best(top_k or self.settings.top_k, below_s, kind)
         heapify(self.queue)
         self.total, self.done = len(self.queue), 0
@@ -549,10 +550,20 @@ class _Best:
         while rest and len(self.ranked) < self.k:
             tie = [item for item in rest if item[0].step_time_s <= rest[0][0].step_time_s * (1 + ROUNDING)]
             for item in sorted(tie, key=lambda item: item[1].order):
-                if self.kind(item[1]) not in map(self.kind, (other for _, other in self.ranked)):
+                if not any(self.kind(item[1]) == self.kind(other) or _twins(item[0], one) for one, other in self.ranked):
                     self.ranked.append(item)
             rest = rest[len(tie) :]
         del self.ranked[self.k :]
+
+
+def _twins(one: Solution, other: Solution) -> bool:
+    """Whether two solutions are one plan under two names."""
+    return (
+        one.candidate != other.candidate
+        and twins(one.candidate, other.candidate)
+        and isclose(one.step_time_s, other.step_time_s, rel_tol=ROUNDING)
+        and isclose(one.peak_memory_bytes, other.peak_memory_bytes, rel_tol=ROUNDING)
+    )
 
 
 def _percent(bound: float, top: float) -> str:

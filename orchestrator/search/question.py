@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.memory_policy import MemoryPolicy, reserve_alone
@@ -53,6 +54,11 @@ class PlannedEngine:
 Engines = Sequence[PlannedEngine]
 
 
+Kinds = Literal["choices", "meshes", "batches"]
+"""In what each of the best plans is to differ from the others: in any choice; in engine or mesh or, of fewer meshes than plans, in
+micro-batch; in one of these three."""
+
+
 class SearchSettings(Value, frozen=True, kw_only=True):
     """`pins` fix choices; `top_k` best plans are wanted, one for each outer choice; `prunings` are further rules that a plan must
     keep."""
@@ -61,8 +67,7 @@ class SearchSettings(Value, frozen=True, kw_only=True):
     limit: MemoryLimit | None = None
     """The bytes that a plan may use; None: all that the GPU has, less what each engine keeps free."""
     top_k: int = 5
-    of_other_kinds: bool = False
-    """Whether each of the `top_k` is to have another engine or mesh or, of fewer meshes, another micro-batch, not other chunks alone."""
+    kinds: Kinds = "choices"
     prunings: tuple[Rule, ...] = ()
     most_further: int = 1_500_000
     """Passes simulated at the end, or what takes as long (a second), to prove that no partition that was left out is the fastest."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, get_args
 
+from msgspec.structs import replace
+
 from orchestrator.model.training import Dtype
 from orchestrator.strategy.choices import Choice, Offered, declared, getter, line, shown
 from orchestrator.values import Value
@@ -305,6 +307,20 @@ _OPTIONS: Final = tuple(Options.__struct_fields__)
 _LAYER_PRICE = getter(
     choice.path.removeprefix("strategy.") for choice in CHOICES if choice.in_layer_price and choice.path.startswith("strategy.")
 )
+
+
+def twins(one: Candidate, other: Candidate) -> bool:
+    """Whether two candidates are the same or differ in nothing but the ZeRO stage where there is one replica, whose states nobody shares:
+    where an engine treats them alike they are one plan.
+
+    >>> plain = Candidate(engine="megatron", strategy=Strategy(mesh=Mesh(pp=2)), micro_batch_size=1, num_microbatches=8)
+    >>> zero_1 = replace(plain, strategy=replace(plain.strategy, zero_stage=1))
+    >>> twins(plain, zero_1), twins(plain, replace(zero_1, micro_batch_size=2))
+    (True, False)
+    """
+    if one.mesh.dp * one.mesh.cp == 1:
+        one = replace(one, strategy=replace(one.strategy, zero_stage=other.strategy.zero_stage))
+    return one == other
 
 
 def price_key(strategy: Strategy) -> tuple[Any, ...]:

@@ -283,7 +283,7 @@ def test_tuning_tries_what_only_the_reserve_lets_through_last() -> None:
     settings = recipe.load([f"{key}={value}" for key, value in keys.items()], Machine(host_memory=1 << 34), tuple(ENGINES))
     trials: list[tuning.Trial] = []
     while (plan := tuning.next_plan(settings, trials, ())) is not None:
-        trials.append(tuning.Trial(number=len(trials) + 1, plan=plan, steps_s=(1.0,), peak_memory_bytes=None, why=""))
+        trials.append(tuning.Trial(number=len(trials) + 1, plan=plan, runs_s=(1.0,), peak_memory_bytes=None))
     chances = [Planner(settings).chance_of_not_fitting(trial.plan) for trial in trials]
     assert chances[0] <= USUAL_RISK < chances[-1]
     assert chances == sorted(chances)

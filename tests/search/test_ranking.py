@@ -114,7 +114,7 @@ def test_alternatives_of_other_kinds_change_nothing_of_the_fastest(seed: int) ->
         alone = search(i.workload, i.planned_engines, i.settings)
     except NoPlanError:
         pytest.skip("nothing fits")
-    found = search(i.workload, i.planned_engines, replace(i.settings, top_k=4, of_other_kinds=True))
+    found = search(i.workload, i.planned_engines, replace(i.settings, top_k=4, kinds="meshes"))
     assert (found.plan.candidate, found.plan.stages) == (alone.plan.candidate, alone.plan.stages)
     assert found.at_least_s == alone.at_least_s
     plans = [found.plan, *found.alternatives]
