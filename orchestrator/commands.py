@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from orchestrator.errors import NO_ROOM, InputError, OrchestratorError, nearest, no_room
@@ -97,6 +98,15 @@ def arguments(words: Sequence[str], keys: Sequence[str], required: Sequence[str]
         if key not in given:
             raise InputError(key, None, "is missing; --help says what it is")
     return given
+
+
+def write_text(path: Path, text: str, key: str) -> None:
+    """Writes a file of the user's choice, and the folders above it. Raises InputError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(key, path, f"can't be written: {error.strerror or error}") from None
 
 
 def truth(given: dict[str, str], key: str) -> bool:

@@ -13,10 +13,7 @@ from orchestrator.cost.memory_policy import MemoryPolicy
 from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError
-from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import describe
-from orchestrator.model.parts import FeedForward
-from orchestrator.model.parts.experts import Experts
 from orchestrator.model.routing import Routing, Unevenness
 from orchestrator.plan import Plan, Prices
 from orchestrator.plan.check import fits, workload_of
@@ -70,11 +67,10 @@ class EnginePrices:
 
     def chance_of(self, plan: Plan) -> float:
         """The chance, 0 to 1, that the plan's fullest rank runs out of memory."""
-        assert plan.predicted is not None  # every plan that is found is priced
         if not plan.cluster.parts:
-            return self.chance(plan.predicted.peak_memory_bytes)
+            return self.chance(plan.prediction.peak_memory_bytes)
         rooms = [self.settings.limit.parts[plan.cluster.part_of(index, plan.pp)] for index in range(plan.pp)]
-        return memory_policy.chance([stage.peak_memory_bytes for stage in plan.predicted.by_stage], rooms, self.situation)
+        return memory_policy.chance([stage.peak_memory_bytes for stage in plan.prediction.by_stage], rooms, self.situation)
 
     def engine(self, capabilities: Capabilities) -> PlannedEngine:
         """The engine as a search sees it, if this is what it can do. Raises InputError as `policy`."""
@@ -95,9 +91,9 @@ class EnginePrices:
             return None
 
         def seconds(change: Callable[[Routing], Routing | None]) -> float:
-            other = self.priced(replace(plan, model=_with_routing(plan.model, change)))
-            assert other.predicted is not None
-            return other.predicted.step_time_s
+            """Seconds of the step with another routing in place of each one that the model's experts have."""
+            model = plan.model.with_experts(lambda part: part if part.routing is None else replace(part, routing=change(part.routing)))
+            return self.priced(replace(plan, model=model)).prediction.step_time_s
 
         return Unevenness(
             routing=routing,
@@ -106,15 +102,3 @@ class EnginePrices:
             even_s=seconds(lambda _: None),
             copied_s=seconds(lambda routing: replace(routing, busiest=routing.copied)),
         )
-
-
-def _with_routing(architecture: Architecture, change: Callable[[Routing], Routing | None]) -> Architecture:
-    """The architecture with another routing in place of each one that its experts have."""
-
-    def part(feed_forward: FeedForward | None) -> FeedForward | None:
-        if not isinstance(feed_forward, Experts) or feed_forward.routing is None:
-            return feed_forward
-        return replace(feed_forward, routing=change(feed_forward.routing))
-
-    pattern = tuple(replace(run, feed_forward=part(run.feed_forward)) for run in architecture.pattern)
-    return replace(architecture, feed_forward=part(architecture.feed_forward), pattern=pattern)

@@ -329,9 +329,7 @@ class Planner:
 
     def _shown_fuller(self, space: Space, fuller: Plan | None, plan: Plan) -> Plan | None:
         """The plan that fills memory further where it is faster by enough to be shown, and what the user said does not contradict it."""
-        if fuller is None or fuller.predicted is None or plan.predicted is None:
-            return None
-        if fuller.predicted.step_time_s >= plan.predicted.step_time_s * (1 - SHOWN_FASTER):
+        if fuller is None or fuller.prediction.step_time_s >= plan.prediction.step_time_s * (1 - SHOWN_FASTER):
             return None
         try:
             return self._completed(space, fuller)
@@ -492,7 +490,7 @@ def on_fewer(plan_on: Callable[[int], Found], numbers: Iterable[int]) -> tuple[F
             found.append(plan_on(number))
         except (NoPlanError, InputError) as error:
             why.append(str(error) if not tried else "")
-    best = min(found, key=lambda one: one.plan.predicted.step_time_s if one.plan.predicted else 0.0, default=None)
+    best = min(found, key=lambda one: one.plan.prediction.step_time_s, default=None)
     return best, next(iter(why), "")
 
 

@@ -50,13 +50,9 @@ class Rehearsed(Value, frozen=True, kw_only=True):
 
 def stages_to_rehearse(plan: Plan) -> dict[int, str]:
     """The fullest stage and the one whose micro-batch takes longest, each with why. Raises ValueError for a plan without prediction."""
-    if plan.predicted is None:
-        raise ValueError("the plan has no prediction")
-    stages = plan.predicted.by_stage
-    fullest = max(range(len(stages)), key=lambda i: (stages[i].peak_memory_bytes, -i))
-    slowest = max(range(len(stages)), key=lambda i: (stages[i].forward_s + stages[i].backward_s, -i))
+    fullest, slowest = plan.prediction.fullest, plan.prediction.busiest
     if fullest == slowest:
-        return {fullest: "fullest and slowest" if len(stages) > 1 else "the only one"}
+        return {fullest: "fullest and slowest" if plan.pp > 1 else "the only one"}
     return {fullest: "fullest", slowest: "slowest"}
 
 
@@ -114,7 +110,6 @@ def check_layers(out: Path) -> None:
 
 def rehearse(plan: Plan, module: str, environment: dict[str, str], cost: CostModel, out: Path) -> list[Rehearsed]:
     """Rehearses each stage of `stages_to_rehearse` for real, on this machine's first device. Raises LaunchError."""
-    assert plan.predicted is not None
     check_layers(out)
     found = []
     for stage, why in stages_to_rehearse(plan).items():
@@ -124,7 +119,7 @@ def rehearse(plan: Plan, module: str, environment: dict[str, str], cost: CostMod
                 stage=stage,
                 rank=result["rank"],
                 why=why,
-                predicted_bytes=plan.predicted.by_stage[stage].peak_memory_bytes,
+                predicted_bytes=plan.prediction.by_stage[stage].peak_memory_bytes,
                 measured_bytes=result["peak_memory_bytes"],
                 predicted_s=alone_seconds(plan, cost, stage),
                 measured_s=median(result["microbatch_s"]),

@@ -74,7 +74,7 @@ def replan(folder: Path, nodes: int, least: int, ranks_per_node: int) -> int:
     _write(folder, settings, replace(best, plan=plan), former)
     changes = resuming.layout_changes(former, plan) or "the same layout"
     took = format_seconds(time.monotonic() - began)
-    step = format_seconds(_step_time(plan))
+    step = format_seconds(plan.prediction.step_time_s)
     print(f"replan: {count} of {nodes} nodes, {choice(plan)} ({changes}): {step} a step predicted, planned in {took}", file=sys.stderr)
     return count
 
@@ -83,11 +83,6 @@ def _settings(folder: Path, former: Plan, gpus: int) -> Settings:
     """The run's own, on so many GPUs, with the engine that wrote its checkpoints."""
     words = [f"recipe={folder / 'config.yaml'}", "plan=null", f"engine={former.engine}", f"gpus={gpus}"]
     return replace(recipe.load(words, detect.machine(), list(ENGINES)), take=None)
-
-
-def _step_time(plan: Plan) -> float:
-    assert plan.predicted is not None  # every plan that is found is priced
-    return plan.predicted.step_time_s
 
 
 def _write(folder: Path, settings: Settings, found: Found, former: Plan) -> None:

@@ -91,8 +91,7 @@ class Trial(Value, frozen=True, kw_only=True):
 
     @property
     def predicted_s(self) -> float:
-        assert self.plan.predicted is not None  # every plan that is found is priced
-        return self.plan.predicted.step_time_s
+        return self.plan.prediction.step_time_s
 
     @property
     def out_of_memory(self) -> bool:
@@ -136,9 +135,8 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
             print(f"tune: no other plan is legal and fits: {len(trials)} of {settings.tune} were tried", flush=True)
             break
         number = len(trials) + 1
-        assert plan.predicted is not None  # every plan that is found is priced
         Planner(settings).job(plan)  # what can't be started as it is to be trained is refused before it runs
-        said = f"{plan.engine} {choice(plan)}: predicted {format_seconds(plan.predicted.step_time_s)}"
+        said = f"{plan.engine} {choice(plan)}: predicted {format_seconds(plan.prediction.step_time_s)}"
         print(f"tune {number}/{settings.tune}: {said}; it runs now", flush=True)
         trial = tried(settings, plan, how, folder / str(number), number)
         trials.append(trial)
@@ -226,7 +224,7 @@ def _said(trial: Trial) -> str:
 def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[str]) -> Plan | None:
     """The plan, of those that were not tried, that may be the fastest (`may_take`), below the memory that one ran out of: of each mesh and
     micro-batch the best, and the best of all; None: there is none."""
-    most = min((_peak(trial.plan) for trial in trials if trial.out_of_memory), default=float("inf"))
+    most = min((trial.plan.prediction.peak_memory_bytes for trial in trials if trial.out_of_memory), default=float("inf"))
     many = 4 * len(trials) + 8
     for filled in (False, True):  # last, what is less sure: the trial shows whether it fits
         plans: list[Plan] = []
@@ -241,7 +239,7 @@ def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[s
                 return None
             plans += (found.plan, *found.alternatives)
         left = [plan for plan in plans
-                if not any(twins(plan.candidate, trial.plan.candidate) for trial in trials) and _peak(plan) < most]  # fmt: skip
+                if not any(twins(plan.candidate, trial.plan.candidate) for trial in trials) and plan.prediction.peak_memory_bytes < most]  # fmt: skip
         if left:
             seconds = may_take(settings, trials, left)
             return replace(left[seconds.index(min(seconds))], run=settings.run, extra=settings.extra)
@@ -253,10 +251,10 @@ def may_take(settings: Settings, trials: Sequence[Trial], plans: Sequence[Plan])
     for the plans that ran, less one standard deviation of what is not known of it. The errors' logarithms are a Gaussian process
     (Rasmussen and Williams, 2006, equations 2.25 and 2.26) in which plans are the nearer the more they share (`ALIKE`)."""
     ran = [trial for trial in trials if trial.measured_s is not None]
-    predicted = np.log([_seconds(plan) for plan in plans])
+    predicted = np.log([plan.prediction.step_time_s for plan in plans])
     if not ran:
         return list(np.exp(predicted))
-    off = np.array([log((trial.measured_s or 0.0) / _seconds(Planner(settings).prices_for(trial.plan.engine).priced(trial.plan)))
+    off = np.array([log((trial.measured_s or 0.0) / Planner(settings).prices_for(trial.plan.engine).priced(trial.plan).prediction.step_time_s)
                     for trial in ran])  # fmt: skip
     prior = UNPUBLISHED if settings.cluster.is_cpu else pairs_of(settings.architecture).half / HALF
     deviation = max(prior, float(np.std(off)))
@@ -273,16 +271,6 @@ def _alike(one: Plan, other: Plan) -> float:
     mesh = one.engine == other.engine and a.mesh == b.mesh
     shared = (True, mesh, mesh and a.micro_batch_size == b.micro_batch_size, twins(a, b))
     return sum(part for part, same in zip(ALIKE, shared, strict=True) if same)
-
-
-def _seconds(plan: Plan) -> float:
-    assert plan.predicted is not None  # every plan that is found is priced
-    return plan.predicted.step_time_s
-
-
-def _peak(plan: Plan) -> float:
-    assert plan.predicted is not None  # every plan that is found is priced
-    return plan.predicted.peak_memory_bytes
 
 
 class ReportedSteps:
@@ -347,7 +335,7 @@ def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -
     if outcome.status == "interrupted":
         print(f"tune: cut off while plan {number} ran; the same command goes on with out={folder.parents[1]}", file=sys.stderr)
         raise KeyboardInterrupt
-    local.write_status(folder, outcome, predicted_step_time_s=plan.predicted.step_time_s if plan.predicted else None,
+    local.write_status(folder, outcome, predicted_step_time_s=plan.prediction.step_time_s,
                        measured_step_time_s=measured_step_time(outcome.rows))  # fmt: skip
     return _trial(folder)
 

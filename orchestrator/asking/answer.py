@@ -44,8 +44,7 @@ class Answer(Value, frozen=True, kw_only=True):
     @property
     def predicted(self) -> Prediction:
         """Time and memory by cause and stage."""
-        assert self.plan.predicted is not None  # every plan that is found is priced
-        return self.plan.predicted
+        return self.plan.prediction
 
     @property
     def step_time_s(self) -> float:

@@ -127,10 +127,7 @@ class Audit:
     @property
     def tightest_stage(self) -> int | None:
         """The pipeline stage whose ranks are fullest; None: there is no plan."""
-        if self.plan is None or self.plan.predicted is None:
-            return None
-        stages = self.plan.predicted.by_stage
-        return max(range(len(stages)), key=lambda index: stages[index].peak_memory_bytes)
+        return None if self.plan is None else self.plan.prediction.fullest
 
     @cached_property
     def _found(self) -> tuple[tuple[Better, ...], Better | None]:

@@ -34,13 +34,11 @@ class Judged(Value, frozen=True, kw_only=True):
 
     @property
     def step_time_s(self) -> float:
-        assert self.plan.predicted is not None
-        return self.plan.predicted.step_time_s
+        return self.plan.prediction.step_time_s
 
     @property
     def peak_memory_bytes(self) -> float:
-        assert self.plan.predicted is not None
-        return self.plan.predicted.peak_memory_bytes
+        return self.plan.prediction.peak_memory_bytes
 
     @property
     def lacking_bytes(self) -> float:

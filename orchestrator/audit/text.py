@@ -99,8 +99,8 @@ def change_lines(audit: Audit) -> Iterator[str]:
     fastest = audit.fastest
     if fastest is None:
         yield "A search over all plans of all engines finds none that fits."
-    elif fastest.predicted is not None:
-        seconds = format_seconds(fastest.predicted.step_time_s)
+    else:
+        seconds = format_seconds(fastest.prediction.step_time_s)
         yield f"A search over all plans of all engines: {seconds} a step: {fastest.engine} {text.choice(fastest)}"
 
 

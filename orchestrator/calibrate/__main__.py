@@ -25,7 +25,7 @@ from rich.progress import Progress, TaskID
 from orchestrator.calibrate.fit import Fitted, Group, chooser, fit
 from orchestrator.calibrate.groups import CARRIED, CPU_NAMES, DEFAULT_NAMES, GROUPS, CarryOver, FitGroup, unit
 from orchestrator.calibrate.left_out import errors_of, judged, left_out
-from orchestrator.commands import arguments, command, truth, usage
+from orchestrator.commands import arguments, command, truth, usage, write_text
 from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, Constant, digest
 from orchestrator.cost.uncertainty import LINEAR, is_linear, trained_as
 from orchestrator.errors import InputError
@@ -296,15 +296,6 @@ def write(files: Sequence[CalibrationFile], out: str | None, console: Console, k
         if single and len(files) > 1:
             raise InputError(key, out, f"must be a folder: there are {len(files)} calibrations")
         write_text(Path(out) if single else Path(out) / f"{file.engine}-{file.gpu}.json", text, key)
-
-
-def write_text(path: Path, text: str, key: str) -> None:
-    """A file of the user's choice, and the folders above it. Raises InputError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as failure:
-        raise InputError(key, path, f"can't be written: {failure.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator import api, detect, recipe, tuning
-from orchestrator.commands import arguments, command, usage
+from orchestrator.commands import arguments, command, usage, write_text
 from orchestrator.console.plans import say_json, without_json
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
@@ -63,22 +63,15 @@ def _report(words: Sequence[str]) -> None:
     check_drawable()
     files = report_files(settings, found, measured_rows(folder / "metrics.jsonl"), after, drawn)
     trace = page.with_name(TRACE) if page.name == PAGE else page.with_suffix(".trace.json")
-    try:
-        for path, file in zip((page, trace), files, strict=True):
-            path.write_text(file.content, encoding="utf-8")
-    except OSError as error:
-        raise InputError("out", page, f"can't be written: {error.strerror or error}") from None
+    for path, file in zip((page, trace), files, strict=True):
+        write_text(path, file.content, "out")
     if as_json:
-        say_json({"page": str(page), "trace": str(trace), "step_time_s": found.plan.predicted.step_time_s if found.plan.predicted else None,
-                  "interval_s": found.plan.predicted.interval if found.plan.predicted else None,
-                  "lacking_bytes": lacking(found)})  # fmt: skip
+        predicted = found.plan.prediction
+        lacking = max(0.0, predicted.peak_memory_bytes - found.limit.usable)
+        say_json({"page": str(page), "trace": str(trace), "step_time_s": predicted.step_time_s, "interval_s": predicted.interval,
+                  "lacking_bytes": lacking})  # fmt: skip
     else:
         print(f"Written: {page} and {trace}")
-
-
-def lacking(found: Found) -> float:
-    """Bytes that the fullest rank needs beyond what a GPU has for it; 0: it fits."""
-    return max(0.0, found.plan.predicted.peak_memory_bytes - found.limit.usable) if found.plan.predicted else 0.0
 
 
 def of_run(run: Path) -> tuple[Settings, Found, Drawn | None]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle, repeat
 from typing import Annotated
+
+from msgspec.structs import replace
 
 from orchestrator.key import Key
 from orchestrator.model.parts import FeedForward, Mixer
@@ -105,6 +107,21 @@ class Architecture(Shared, frozen=True, kw_only=True):
         """The different ones of its layers; none in a dense model."""
         found = (layer.feed_forward for layer in self.kinds_of_layers())
         return tuple(dict.fromkeys(part for part in found if isinstance(part, Experts)))
+
+    def with_experts(self, change: Callable[[Experts], Experts]) -> Architecture:
+        """The architecture with what `change` makes of each of its experts in their place.
+
+        >>> base = Architecture(family="llama", name="m", num_layers=1, hidden_size=8, num_attention_heads=1, ffn_hidden_size=8,
+        ...                     vocab_size=8, max_position_embeddings=8, feed_forward=Experts(num_experts=4, topk=2, ffn_hidden_size=8))
+        >>> base.with_experts(lambda experts: replace(experts, topk=1)).experts[0].topk
+        1
+        """
+
+        def changed(part: FeedForward | None) -> FeedForward | None:
+            return change(part) if isinstance(part, Experts) else part
+
+        pattern = tuple(replace(run, feed_forward=changed(run.feed_forward)) for run in self.pattern)
+        return replace(self, feed_forward=changed(self.feed_forward), pattern=pattern)
 
     def features(self) -> tuple[str, ...]:
         """What an engine must have to compute this model, as words that capabilities use: of the stack, the layers and the ends."""

@@ -14,8 +14,6 @@ from msgspec.structs import replace
 
 from orchestrator.model.describe import layers
 from orchestrator.model.ops import ACTIVATIONS, NORMS
-from orchestrator.model.parts import FeedForward
-from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Scan, Weight
 
 RMS_NORM_MOVED: Final = 36.0
@@ -113,12 +111,8 @@ def _all_experts(model: ModelSpec) -> ModelSpec:
     if not any(part.scores_on_input for part in a.experts):
         return model
 
-    def whole(part: FeedForward | None) -> FeedForward | None:
-        return replace(part, topk=part.num_experts) if isinstance(part, Experts) and part.scores_on_input else part
-
-    pattern = tuple(replace(run, feed_forward=whole(run.feed_forward)) for run in a.pattern)
-    computed = layers(replace(a, feed_forward=whole(a.feed_forward), pattern=pattern), model.seq_length)
-    return replace(computed, architecture=a)
+    whole = a.with_experts(lambda part: replace(part, topk=part.num_experts) if part.scores_on_input else part)
+    return replace(layers(whole, model.seq_length), architecture=a)
 
 
 def _layer(layer: LayerSpec, context: _Context) -> LayerSpec:

@@ -56,8 +56,7 @@ def fits(plan: Plan, limit: MemoryLimit) -> bool:
 
 def check_fits(plan: Plan, limit: MemoryLimit) -> None:
     """Raises InputError where a stage of the plan is predicted to need more than its GPUs may use."""
-    assert plan.predicted is not None
-    peaks = [stage.peak_memory_bytes for stage in plan.predicted.by_stage]
+    peaks = [stage.peak_memory_bytes for stage in plan.prediction.by_stage]
     parts = [plan.cluster.part_of(index, plan.pp) for index in range(plan.pp)]
     rooms = [limit.usable_of(part) for part in parts]
     worst = max(range(plan.pp), key=lambda index: peaks[index] - rooms[index])

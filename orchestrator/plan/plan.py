@@ -175,6 +175,13 @@ class Plan(Options, frozen=True, kw_only=True):
     """What reaches the engine unchanged: "megatron": {field or flag: value}, "ds": {"zero_optimization.overlap_comm": value}."""
 
     @property
+    def prediction(self) -> Prediction:
+        """The prediction of a plan that is priced. Raises ValueError for one that is not."""
+        if self.predicted is None:
+            raise ValueError("the plan has no prediction")
+        return self.predicted
+
+    @property
     def mesh(self) -> Mesh:
         return Mesh(tp=self.tp, cp=self.cp, dp=self.dp, pp=self.pp, ep=self.ep, etp=self.etp, order=self.rank_order)
 

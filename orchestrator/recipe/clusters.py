@@ -32,7 +32,7 @@ from orchestrator.key import Key, parse, shown
 from orchestrator.recipe.cluster_fields import with_fields
 from orchestrator.recipe.keys import MAX_GPUS, Mixed
 from orchestrator.recipe.quantities import BYTES, FLOPS, RATES, SECONDS, quantity
-from orchestrator.recipe.read import Tree, read_yaml
+from orchestrator.recipe.read import Tree, as_texts, read_yaml
 
 PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4")
 SUFFIXES: Final = (".yaml", ".yml")
@@ -373,13 +373,13 @@ def to_tree(cluster: Cluster) -> dict[str, Any]:
 
 def changed(tree: Tree, fields: Mapping[str, str]) -> Tree:
     """A cluster's YAML content with fields of cluster.FIELD=value over it. Raises InputError."""
-    trees = {name: _texts(gpu_tree(gpu)) for name, gpu in GPUS.items()} if any(name.startswith("gpu.") for name in fields) else {}
+    trees = {name: as_texts(gpu_tree(gpu)) for name, gpu in GPUS.items()} if any(name.startswith("gpu.") for name in fields) else {}
     return with_fields(tree, fields, trees)
 
 
 def changed_cluster(cluster: Cluster, fields: Mapping[str, str]) -> Cluster:
     """A cluster that did not come from YAML with fields of cluster.FIELD=value over it. Raises InputError."""
-    tree = changed(_texts(to_tree(cluster)), fields)
+    tree = changed(as_texts(to_tree(cluster)), fields)
     return cluster_from(tree, cluster.name, "cluster", cluster.num_gpus, cluster.gpus_per_node)
 
 
@@ -389,18 +389,9 @@ def resized(cluster: Cluster, num_gpus: int) -> Cluster:
     >>> resized(load_cluster("dgx_h100", 32), 24).num_nodes
     3
     """
-    return cluster_from(_texts(to_tree(cluster)), cluster.name, "cluster", num_gpus, cluster.gpus_per_node)
+    return cluster_from(as_texts(to_tree(cluster)), cluster.name, "cluster", num_gpus, cluster.gpus_per_node)
 
 
 def check_cluster(cluster: Cluster, where: str) -> None:
     """Hold a cluster that did not come from YAML to the rules of one that did. Raises InputError."""
-    cluster_from(_texts(to_tree(cluster)), cluster.name, where, cluster.num_gpus)
-
-
-def _texts(value: Any) -> Any:
-    """The content with every leaf as text, as read_yaml gives it."""
-    if isinstance(value, dict):
-        return {name: _texts(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_texts(item) for item in value]
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    cluster_from(as_texts(to_tree(cluster)), cluster.name, where, cluster.num_gpus)

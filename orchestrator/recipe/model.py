@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from math import gcd, lcm
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,7 +20,7 @@ from orchestrator.recipe import supervised
 from orchestrator.recipe.clusters import stored
 from orchestrator.recipe.described import TRACED, check_untouched
 from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
-from orchestrator.recipe.sources import data_settings, read_text
+from orchestrator.recipe.sources import data_settings, read_object, read_text
 
 
 def label_of(merged: Flat) -> str:
@@ -51,7 +49,9 @@ def architecture_of(merged: Flat, label: str) -> Architecture:
         return msgspec.structs.replace(families.of_traced(traced, label), name=fields.get("name", label))
     path = value_of(merged, "model.hf_config", None)
     if path is not None:
-        base = families.from_hf_config(_json(path), label)
+        if Path(path).is_dir():
+            raise InputError("model.hf_config", shown(path), "is a folder; give the path of its config.json")
+        base = families.from_hf_config(read_object(Path(path), "model.hf_config", path), label)
         return msgspec.structs.replace(base, **fields)
     fields.setdefault("name", label)
     for info in msgspec.structs.fields(Architecture):
@@ -73,17 +73,14 @@ def with_routing(architecture: Architecture, text: str | None) -> Architecture:
         skew = None
     lines = "" if skew is not None else _trace(text)
 
-    def uneven(part: Any) -> Any:
-        if not isinstance(part, Experts):
-            return part
+    def uneven(part: Experts) -> Experts:
         if skew is not None:
             found = routing.stated(skew, part.num_experts, part.topk, part.capacity_factor)
         else:
             found = routing.trace(lines, text, part.num_experts, part.capacity_factor)
         return msgspec.structs.replace(part, routing=found)
 
-    pattern = tuple(msgspec.structs.replace(run, feed_forward=uneven(run.feed_forward)) for run in architecture.pattern)
-    return msgspec.structs.replace(architecture, feed_forward=uneven(architecture.feed_forward), pattern=pattern)
+    return architecture.with_experts(uneven)
 
 
 def _trace(path: str) -> str:
@@ -91,20 +88,6 @@ def _trace(path: str) -> str:
         return read_text(Path(path))
     except InputError as error:
         raise InputError(routing.KEY, shown(path), f"is no number, and as a trace: {error.why}") from None
-
-
-def _json(path: str) -> dict[str, Any]:
-    if Path(path).is_dir():
-        raise InputError("model.hf_config", shown(path), "is a folder; give the path of its config.json")
-    try:
-        found = json.loads(read_text(Path(path)))
-    except InputError as error:
-        raise InputError("model.hf_config", shown(path), error.why) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError("model.hf_config", shown(path), f"is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError("model.hf_config", shown(path), "is not a JSON object")
-    return found
 
 
 def training_of(merged: Flat) -> Training:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import shlex
 from collections.abc import Mapping
@@ -208,3 +209,16 @@ def read_text(path: Path, limit: int | None = MAX_FILE_BYTES) -> str:
         raise InputError(str(path), None, "is not a text file (UTF-8)") from None
     except (OSError, ValueError) as error:
         raise InputError(shown(str(path)), None, f"can't be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_object(path: Path, key: str, value: object, whose: str = "") -> dict[str, Any]:
+    """The JSON object in the file. Raises InputError of `key` and `value`, and with `whose` file it is, where there is none."""
+    try:
+        found = json.loads(read_text(path))
+    except InputError as error:
+        raise InputError(key, shown(str(value)), whose + error.why) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(key, shown(str(value)), f"{whose}is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(key, shown(str(value)), f"{whose}is not a JSON object")
+    return found

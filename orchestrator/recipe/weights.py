@@ -12,12 +12,11 @@ import msgspec
 from orchestrator.errors import InputError
 from orchestrator.key import shown
 from orchestrator.model import families
-from orchestrator.model.parts import FeedForward
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.layers import Flat, Given, value_of
-from orchestrator.recipe.sources import existing_folder, read_text
+from orchestrator.recipe.sources import existing_folder, read_object
 
 FROM: Final = "model.init_from"
 TO: Final = "model.export_to"
@@ -66,15 +65,7 @@ def model_type(folder: str) -> str:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(read_text(folder / CONFIG))
-    except InputError as error:
-        raise InputError(FROM, shown(str(folder)), f"its {CONFIG} {error.why}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(FROM, shown(str(folder)), f"its {CONFIG} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise InputError(FROM, shown(str(folder)), f"its {CONFIG} is not a JSON object")
-    return config
+    return read_object(folder / CONFIG, FROM, folder, f"its {CONFIG} ")
 
 
 def _check_checkpoint(folder: Path, ours: Architecture) -> None:
@@ -114,15 +105,9 @@ def _check_config(folder: Path, text: str) -> None:
 
 def _as_computed(a: Architecture) -> Architecture:
     """The architecture without what says how the load of experts is balanced, which further training may change."""
-
-    def part(found: FeedForward | None) -> FeedForward | None:
-        if not isinstance(found, Experts):
-            return found
-        plain = Experts(num_experts=1, topk=1, ffn_hidden_size=1)
-        return msgspec.structs.replace(found, **{name: getattr(plain, name) for name in BALANCE})
-
-    pattern = tuple(msgspec.structs.replace(run, feed_forward=part(run.feed_forward)) for run in a.pattern)
-    return msgspec.structs.replace(a, feed_forward=part(a.feed_forward), pattern=pattern)
+    plain = Experts(num_experts=1, topk=1, ffn_hidden_size=1)
+    balance = {name: getattr(plain, name) for name in BALANCE}
+    return a.with_experts(lambda experts: msgspec.structs.replace(experts, **balance))
 
 
 def written(folder: str) -> bool:

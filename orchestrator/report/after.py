@@ -161,22 +161,14 @@ def alone_seconds(plan: Plan, cost: CostModel, stage: int) -> float:
     return total
 
 
-def busiest(plan: Plan) -> int:
-    """The stage with most work, which a prediction's causes are of."""
-    assert plan.predicted is not None
-    stages = plan.predicted.by_stage
-    return max(range(len(stages)), key=lambda index: (stages[index].forward_s + stages[index].backward_s, -index))
-
-
 def predicted_causes(plan: Plan, step_overhead_s: float) -> dict[str, float]:
     """Seconds of the predicted step by the causes that are measured. What is predicted once a step beside the update (the norm, the
     learning rate, logging) is with the optimizer, where it is measured."""
-    assert plan.predicted is not None
-    by_cause = plan.predicted.by_cause
+    by_cause = plan.prediction.by_cause
     found = {"compute": sum(seconds for cause, seconds in by_cause.items() if cause in COMPUTE) - step_overhead_s}
     found |= {axis: by_cause.get(axis, 0.0) for axis in AXES}
     bubble = by_cause.get("bubble", 0.0)  # what is left of the step: without a pipeline only rounding
-    found |= {"other": 0.0, "waiting": bubble if bubble > 1e-9 * plan.predicted.step_time_s else 0.0}
+    found |= {"other": 0.0, "waiting": bubble if bubble > 1e-9 * plan.prediction.step_time_s else 0.0}
     found |= {"optimizer": by_cause.get("optimizer", 0.0) + step_overhead_s, "data": 0.0}
     return found
 
@@ -184,7 +176,7 @@ def predicted_causes(plan: Plan, step_overhead_s: float) -> dict[str, float]:
 def measured_causes(plan: Plan, rows: Sequence[RankTimes]) -> dict[str, float]:
     """Mean seconds over the steps that were timed and the ranks of the busiest stage; they sum to the mean step."""
     found = dict.fromkeys(NAMES, 0.0)
-    stage = busiest(plan)
+    stage = plan.prediction.busiest
     mine = [row for row in rows if stage_of(plan, row.rank) == stage]
     for row in mine:
         parts = len(mine) * len(row.phases)
@@ -205,8 +197,7 @@ def _bound(plan: Plan) -> float:
 def slow_ranks(plan: Plan, rows: Sequence[RankTimes]) -> list[Standing]:
     """Ranks whose own computing takes longer than that of their like in every step that was timed: of the other ranks of their stage, or,
     where there are none, of the other stages for the work that was predicted."""
-    assert plan.predicted is not None
-    work = [stage.forward_s + stage.backward_s for stage in plan.predicted.by_stage]
+    work = [stage.forward_s + stage.backward_s for stage in plan.prediction.by_stage]
     found = []
     for row in rows:
         stage = stage_of(plan, row.rank)

@@ -102,9 +102,7 @@ class Budget(Value, frozen=True, kw_only=True):
 
 def budget(plan: Plan, price_per_gpu_hour: float | None = None) -> Budget:
     """Raises ValueError for a plan without prediction."""
-    predicted, training = plan.predicted, plan.training
-    if predicted is None:
-        raise ValueError("the plan has no prediction")
+    predicted, training = plan.prediction, plan.training
     tokens = training.steps * training.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
     ends = predicted.interval
     return Budget(

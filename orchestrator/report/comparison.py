@@ -37,14 +37,14 @@ class Comparison(Value, frozen=True, kw_only=True):
     @property
     def difference(self) -> float:
         """How much longer the other's step takes, as a share; below 0: it is the faster one."""
-        return step_s(self.other) / step_s(self.one) - 1
+        return self.other.prediction.step_time_s / self.one.prediction.step_time_s - 1
 
     @property
     def pairs(self) -> Pairs | None:
         """What is known of such a difference by pairs of published runs: those of one training on the same GPUs, under an engine of
         which runs were fitted; None elsewhere."""
         alike = all(getattr(self.one, name) == getattr(self.other, name) for name in ("engine", "model", "training", "cluster"))
-        fitted = self.one.predicted is not None and self.one.predicted.interval and BEYOND["engine"] not in self.one.predicted.beyond
+        fitted = self.one.prediction.interval and BEYOND["engine"] not in self.one.prediction.beyond
         return pairs_of(self.one.model) if alike and fitted else None
 
     @property
@@ -52,7 +52,7 @@ class Comparison(Value, frozen=True, kw_only=True):
         """The 90% interval of `difference`: by `pairs` or, without, as far as the two steps' own go, and then as wide as both."""
         if self.pairs is not None:
             return ((1 + self.difference) / exp(self.pairs.most) - 1, (1 + self.difference) * exp(self.pairs.most) - 1)
-        one, other = (plan.predicted.interval if plan.predicted else None for plan in (self.one, self.other))
+        one, other = (plan.prediction.interval for plan in (self.one, self.other))
         return (other[0] / one[1] - 1, other[1] / one[0] - 1) if one and other else None
 
     def difference_text(self) -> str:
@@ -86,15 +86,9 @@ class Comparison(Value, frozen=True, kw_only=True):
         }
 
 
-def step_s(plan: Plan) -> float:
-    assert plan.predicted is not None  # compared() has looked
-    return plan.predicted.step_time_s
-
-
 def facts(plan: Plan) -> dict[str, Any]:
     """What a plan is, and its figures. Raises ValueError for a plan without prediction."""
-    of, predicted = budget(plan), plan.predicted
-    assert predicted is not None  # budget() has looked
+    of, predicted = budget(plan), plan.prediction
     return {
         "model": plan.model.name, "cluster": plan.cluster.name, "gpus": plan.world_size, "engine": plan.engine, "choice": choice(plan),
         "calibration": plan.calibration, "step_time_s": predicted.step_time_s, "interval_s": predicted.interval,
@@ -104,10 +98,8 @@ def facts(plan: Plan) -> dict[str, Any]:
 
 def compared(one: Plan, other: Plan, chances: tuple[float | None, float | None] = (None, None)) -> Comparison:
     """The two plans side by side, with the `chances` that they run out of memory. Raises ValueError for a plan without prediction."""
-    if one.predicted is None or other.predicted is None:
-        raise ValueError("a plan has no prediction")
-    memory = [max(plan.by_stage, key=lambda stage: stage.peak_memory_bytes).memory_by_cause for plan in (one.predicted, other.predicted)]
-    seconds = _pairs(one.predicted.by_cause, other.predicted.by_cause)
+    memory = [predicted.by_stage[predicted.fullest].memory_by_cause for predicted in (one.prediction, other.prediction)]
+    seconds = _pairs(one.prediction.by_cause, other.prediction.by_cause)
     return Comparison(one=one, other=other, seconds=seconds, memory_bytes=_pairs(*memory), chances=chances)
 
 

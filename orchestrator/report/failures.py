@@ -47,9 +47,7 @@ class Failures(Value, frozen=True, kw_only=True):
 
 def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:
     """The goodput at the plan's save interval, and at the best one."""
-    if plan.predicted is None:
-        raise ValueError("the plan has no prediction")
-    step_s = plan.predicted.step_time_s
+    step_s = plan.prediction.step_time_s
     nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
     mtbf_s = mtbf_of_job(of.mtbf_hours * HOUR_S, nodes)
     save_s = nbytes / of.storage_bandwidth
@@ -72,13 +70,11 @@ def elsewhere_text(plan: Plan, gpus: int, other: Plan | None, why: str, refused:
     """What the same training would be on so many GPUs, by its best plan there."""
     if other is None:
         return f"With gpus={gpus} there is no plan: {why}"
-    if plan.predicted is None or other.predicted is None:
-        raise ValueError("the plan has no prediction")
-    seconds = format_seconds(other.predicted.step_time_s)
+    seconds = format_seconds(other.prediction.step_time_s)
     alone = 100 * (plan.world_size / other.world_size - 1)
     idle = "" if other.world_size == gpus else f" {other.world_size} of them are best used"
     took, takes = (budget(one).said("seconds", format_time) for one in (plan, other))
     route = "checkpoints of this plan go there whole" if refused is None else f"no checkpoint of this plan goes there: it {refused}"
-    costs = f"{seconds} a step, {difference(plan.predicted, other.predicted)} ({alone:+.1f}% by the number of GPUs alone)"
+    costs = f"{seconds} a step, {difference(plan.prediction, other.prediction)} ({alone:+.1f}% by the number of GPUs alone)"
     costs += "" if chance is None else f", {format_amount(100 * chance, 2)}% chance of running out of memory"
     return f"With gpus={gpus}{idle}: {other.engine} {choice(other)}, {costs}; the training takes {takes}, here {took}; {route}"

@@ -30,8 +30,7 @@ class Drawn(Value, frozen=True, kw_only=True):
 
 def digest(plan: Plan) -> str:
     """SHA-256 of the plan, of what it is for, and of its price: with other prices the candidates have others too."""
-    assert plan.predicted is not None  # shown plans are priced
-    about = (plan.engine, plan.candidate, plan.stages, plan.model, plan.training, plan.cluster, plan.predicted.step_time_s)
+    about = (plan.engine, plan.candidate, plan.stages, plan.model, plan.training, plan.cluster, plan.prediction.step_time_s)
     return hashlib.sha256(msgspec.json.encode(about, order="deterministic")).hexdigest()
 
 

@@ -38,7 +38,7 @@ def layerwise_table(plan: LayerwisePlan, engine_plan: Plan | None, at_least_s: f
     if engine_plan is None or engine_plan.predicted is None:
         lines.append("best engine plan: there is none")
     else:
-        seconds = engine_plan.predicted.step_time_s
+        seconds = engine_plan.prediction.step_time_s
         gain = 100 * (plan.global_batch_size / plan.step_time_s * seconds / engine_plan.global_batch_size - 1)
         lines.append(f"best engine plan: {format_seconds(seconds)} a step ({engine_plan.engine} {choice(engine_plan)})")
         lines.append(f"what a layer-wise runtime would add: {gain:+.1f}% speed")

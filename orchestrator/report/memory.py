@@ -7,18 +7,13 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from orchestrator.plan import Plan, Prediction, StagePrediction
+from orchestrator.plan import Plan, Prediction
 from orchestrator.report.text import Fitting, _table, cause_name
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import format_bytes
 
 STATES = ("weights", "gradients", "optimizer", "activations")
 """Causes that have a column of their own; the rest is one."""
-
-
-def fullest(predicted: Prediction) -> StagePrediction:
-    """The stage with the highest peak."""
-    return max(predicted.by_stage, key=lambda stage: stage.peak_memory_bytes)
 
 
 def verdict(nbytes: float, limit: MemoryLimit) -> str:
@@ -32,7 +27,7 @@ def verdict(nbytes: float, limit: MemoryLimit) -> str:
 
 def memory_table(refused: str, predicted: Prediction, limit: MemoryLimit) -> RenderableType:
     """The memory of one choice that does not fit, cause by cause, at its fullest stage."""
-    stage = fullest(predicted)
+    stage = predicted.by_stage[predicted.fullest]
     table = _table((f"memory of {refused}", False), ("", True))
     for name, nbytes in sorted(stage.memory_by_cause.items(), key=lambda item: -item[1]):
         if nbytes > 0:
@@ -47,8 +42,6 @@ def memory_table(refused: str, predicted: Prediction, limit: MemoryLimit) -> Ren
 def data_parallel_table(plan: Plan, rows: Iterable[tuple[str, int, Prediction | None, str]], limit: MemoryLimit) -> RenderableType:
     """The plan's memory beside that of data parallelism alone; `rows`: engine, ZeRO stage, its price (None: refused, because of the last).
     Raises ValueError for a plan without prediction."""
-    if plan.predicted is None:
-        raise ValueError("the plan has no prediction")
     title = f"Data parallelism alone (tp=1 pp=1 dp={plan.world_size}, mbs=1, all recomputed) against {format_bytes(limit.usable)} usable"
     names = (*STATES, "rest", "needs", "over")
     table = _table(("", False), *((name, True) for name in names), title=title)
@@ -58,7 +51,7 @@ def data_parallel_table(plan: Plan, rows: Iterable[tuple[str, int, Prediction | 
         table.add_row(Text(name, no_wrap=True), *row)
         narrow.add_row(Text(name, no_wrap=True), *row[-2:])
 
-    add("the plan", _row(plan.predicted, limit))
+    add("the plan", _row(plan.prediction, limit))
     illegal = []
     for engine, stage, predicted, why in rows:
         if predicted is None:
@@ -69,7 +62,7 @@ def data_parallel_table(plan: Plan, rows: Iterable[tuple[str, int, Prediction | 
 
 
 def _row(predicted: Prediction, limit: MemoryLimit) -> Sequence[str]:
-    stage = fullest(predicted)
+    stage = predicted.by_stage[predicted.fullest]
     peak = stage.peak_memory_bytes
     shown = [stage.memory_by_cause.get(name, 0.0) for name in STATES]
     return [*(format_bytes(value) for value in (*shown, peak - sum(shown), peak)), verdict(peak, limit).removeprefix("lacks ")]

@@ -184,8 +184,7 @@ def legend_of(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def head(shown: Shown, title: str) -> str:
-    plan, predicted = shown.plan, shown.plan.predicted
-    assert predicted is not None  # shown plans are priced
+    plan, predicted = shown.plan, shown.plan.prediction
     usable = shown.limit.usable
     fits = predicted.peak_memory_bytes <= usable
     room = f"{100 * (1 - predicted.peak_memory_bytes / usable):.1f}% of it free" if fits else (
@@ -319,9 +318,12 @@ MEMORY_WORDS: Final = "The fullest stage by cause, the others as lines; dashed: 
 
 def cause_colours(plan: Plan) -> list[tuple[str, str]]:
     """The colours of the causes that a stage has, with their names."""
-    assert plan.predicted is not None  # shown plans are priced
-    return [(colour, cause_name(cause)) for cause, colour in CAUSE_COLOURS.items()
-            if any(stage.memory_by_cause.get(cause) for stage in plan.predicted.by_stage)]  # fmt: skip
+    return [(CAUSE_COLOURS[cause], cause_name(cause)) for cause in causes_of(plan)]
+
+
+def causes_of(plan: Plan) -> list[str]:
+    """The causes of memory that a stage of the plan has, in the order of their colours."""
+    return [cause for cause in CAUSE_COLOURS if any(stage.memory_by_cause.get(cause) for stage in plan.prediction.by_stage)]
 
 
 def moments(shown: Shown, step: Played, stage: int) -> list[tuple[float, float, dict[str, float]]]:
@@ -342,9 +344,7 @@ def memory_picture(shown: Shown, step: Played) -> Figure:
     """The fullest stage by cause, the others as lines, and the limit."""
     from bokeh.models import Span
 
-    predicted = shown.plan.predicted
-    assert predicted is not None  # shown plans are priced
-    fullest = max(range(shown.plan.pp), key=lambda index: predicted.by_stage[index].peak_memory_bytes)
+    fullest = shown.plan.prediction.fullest
     plot = blank(340, tools="xpan,xwheel_zoom,reset,hover", x_axis_label="seconds of the step", y_axis_label="GiB", active_scroll=None,
                  tooltips=[("", "$name"), ("GiB", "$snap_y{0.0}")])  # fmt: skip
     rows = moments(shown, step, fullest)
@@ -432,10 +432,9 @@ def measured_picture(seconds: Sequence[float], plan: Plan) -> Figure:
     """Seconds of each step, and the predicted ones."""
     from bokeh.models import Span
 
-    assert plan.predicted is not None  # shown plans are priced
     plot = blank(260, tools="pan,wheel_zoom,reset", x_axis_label="step", y_axis_label="seconds", active_scroll=None)
     plot.line(list(range(len(seconds))), list(seconds), line_width=1.5, line_color="#4e79a7")
-    plot.add_layout(Span(location=plan.predicted.step_time_s, dimension="width", line_color="#a3161f", line_dash="dashed"))
+    plot.add_layout(Span(location=plan.prediction.step_time_s, dimension="width", line_color="#a3161f", line_dash="dashed"))
     plot.y_range.start = 0
     return plot
 
@@ -477,11 +476,8 @@ def timeline_table(shown: Shown, step: Played) -> str:
 
 
 def memory_table(shown: Shown) -> str:
-    predicted = shown.plan.predicted
-    assert predicted is not None  # shown plans are priced
-    causes = [cause for cause in CAUSE_COLOURS if any(stage.memory_by_cause.get(cause) for stage in predicted.by_stage)]
-    rows = []
-    for index, stage in enumerate(predicted.by_stage):
+    causes, rows = causes_of(shown.plan), []
+    for index, stage in enumerate(shown.plan.prediction.by_stage):
         by_cause = [f"{stage.memory_by_cause.get(cause, 0.0) / GIB:.2f}" for cause in causes]
         rows.append((index, *by_cause, f"{stage.peak_memory_bytes / GIB:.2f}", stage.peak_phase))
     caption = f"GiB at each stage's peak; usable: {shown.limit.usable / GIB:.2f}"
@@ -489,8 +485,7 @@ def memory_table(shown: Shown) -> str:
 
 
 def cause_table(plan: Plan) -> str:
-    predicted = plan.predicted
-    assert predicted is not None  # shown plans are priced
+    predicted = plan.prediction
     total = predicted.step_time_s
     rows = [(cause_name(name), format_seconds(seconds), f"{100 * seconds / total:.1f}%") for name, seconds in
             sorted(predicted.by_cause.items(), key=lambda item: -item[1])]  # fmt: skip

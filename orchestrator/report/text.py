@@ -321,14 +321,13 @@ def _source(plan: Plan) -> str:
 def speed_text(plan: Plan, *, brief: bool = False) -> str:
     """The step and its rates, each with its interval, and why that may be wide. Raises ValueError for a plan without prediction."""
     of, rank = budget(plan), rank_name(plan)
-    assert plan.predicted is not None  # budget() has looked
     parts = [of.said("step_s", format_seconds, " a step"), of.said("tokens_per_s_per_gpu", "{:,.0f}".format, f" tokens/s/{rank}")]
     if of.flops_per_gpu and not (brief and of.mfu):
         parts.append(of.said("flops_per_gpu", format_flops, f"/{rank}"))
     if of.mfu:
         parts.append(f"MFU {of.said('mfu', '{:.0%}'.format if brief else _percent)}")
     why = "" if of.off else "no interval: no run like this was measured"
-    return ", ".join(parts) + "".join(f"; {each}" for each in (*plan.predicted.beyond, why) if each)
+    return ", ".join(parts) + "".join(f"; {each}" for each in (*plan.prediction.beyond, why) if each)
 
 
 def _share_words(causes: dict[str, float], total: float) -> str:
@@ -341,9 +340,7 @@ def _share_words(causes: dict[str, float], total: float) -> str:
 
 def price_table(plan: Plan, limit: MemoryLimit | None = None, *, brief: bool = False) -> RenderableType:
     """Predicted step time and the peak memory of the fullest stage, each by cause. Raises ValueError for a plan without prediction."""
-    predicted = plan.predicted
-    if predicted is None:
-        raise ValueError("the plan has no prediction")
+    predicted = plan.prediction
     lines = Table.grid(padding=(0, 2))
     lines.add_row(Text("predicted", style="bold"), speed_text(plan, brief=brief))
     if brief:
@@ -404,8 +401,6 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
     without prediction are not shown."""
     title = "" if brief else "Alternatives"
     table = _table(("take=", True), ("plan", False), ("step", True), ("memory", True), ("slower by", False), title=title)
-    if plan.predicted is None:
-        raise ValueError("the plan has no prediction")
     several_engines = len({other.engine for other in (plan, *others)}) > 1
 
     def name(entry: Plan) -> Text:
@@ -415,9 +410,8 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
 
     rest = [other for other in others if other.predicted is not None and other != plan]
     for number, entry in enumerate([*rest[: take - 1], plan, *rest[take - 1 :]], 1):
-        cost = entry.predicted
-        assert cost is not None  # shown ones are priced
-        why = "chosen" if entry is plan else difference(plan.predicted, cost, 1 if brief else CAUSES_IN_A_DIFFERENCE)
+        cost = entry.prediction
+        why = "chosen" if entry is plan else difference(plan.prediction, cost, 1 if brief else CAUSES_IN_A_DIFFERENCE)
         style = "bold" if entry is plan else None
         table.add_row(
             str(number), name(entry), format_seconds(cost.step_time_s), format_bytes(cost.peak_memory_bytes), Text(why), style=style
@@ -501,15 +495,13 @@ def even_text(ep: int, *, brief: bool = False) -> str:
 
 def unasked_text(plan: Plan, key: str, asks: str, other: Plan, *, modes_said: bool = True) -> str:
     """What this plan, or another, takes with a choice that nobody asked for, and what that `asks` for. `modes_said`: as of `choice`."""
-    if plan.predicted is None or other.predicted is None:
-        raise ValueError("a plan has no prediction")
-    seconds, peak = other.predicted.step_time_s, format_bytes(other.predicted.peak_memory_bytes)
-    gain = f"{100 * (seconds / plan.predicted.step_time_s - 1):+.1f}%"
+    seconds, peak = other.prediction.step_time_s, format_bytes(other.prediction.peak_memory_bytes)
+    gain = f"{100 * (seconds / plan.prediction.step_time_s - 1):+.1f}%"
     changed = [each for each in OUTER_CHOICES if getattr(other, each.name) != getattr(plan, each.name)]
     alike = len(changed) <= 1 and (other.engine, other.stages) == (plan.engine, plan.stages)
     which = "this plan" if alike else f"{other.engine} {choice(other, modes_said=modes_said)}"
     if gain[1:] == "0.0%":
-        gains = f"{peak} for {format_bytes(plan.predicted.peak_memory_bytes)}, no slower"
+        gains = f"{peak} for {format_bytes(plan.prediction.peak_memory_bytes)}, no slower"
     else:
         gains = f"{gain}, {format_seconds(seconds)} and {peak}"
     return f"Not asked for: {key}: {gains} ({which}); {asks}"
@@ -521,10 +513,8 @@ def wide_tp_text(plan: Plan, other: Plan | None, why: str, risk: float | None = 
     said = f"tp {plan.tp} is wider than {level}, which few published runs have been: its price is less sure than the others'. "
     if other is None:
         return f"{said}Inside {level} there is no plan: {why}"
-    if plan.predicted is None or other.predicted is None:
-        raise ValueError("the plan has no prediction")
-    costs = difference(plan.predicted, other.predicted)
-    return f"{said}With pin.tp={other.tp}, {choice(other)} takes {format_seconds(other.predicted.step_time_s)}: {costs}{_riskier(risk)}"
+    costs = difference(plan.prediction, other.prediction)
+    return f"{said}With pin.tp={other.tp}, {choice(other)} takes {format_seconds(other.prediction.step_time_s)}: {costs}{_riskier(risk)}"
 
 
 def _riskier(risk: float | None) -> str:
@@ -541,15 +531,14 @@ def explanation_text(
     out of memory, where it is above what is usual and the chosen one's is not."""
     if plan is None:
         return f"Why not {question}? {why}"
-    if plan.predicted is None or chosen.predicted is None:
-        raise ValueError("the plan has no prediction")
-    if plan.predicted.step_time_s <= chosen.predicted.step_time_s and plan.candidate == chosen.candidate:
+    best, with_it = chosen.prediction, plan.prediction
+    if with_it.step_time_s <= best.step_time_s and plan.candidate == chosen.candidate:
         return f"Why not {question}? The plan has it"
-    seconds, peak = format_seconds(plan.predicted.step_time_s), format_bytes(plan.predicted.peak_memory_bytes)
-    than = difference(chosen.predicted, plan.predicted)
+    seconds, peak = format_seconds(with_it.step_time_s), format_bytes(with_it.peak_memory_bytes)
+    than = difference(best, with_it)
     said = f"The best plan with it, {plan.engine} {choice(plan)}, takes {seconds} and {peak}: {than}"
     said += _riskier(risk)
-    if risk is None and plan.predicted.step_time_s < chosen.predicted.step_time_s:
+    if risk is None and with_it.step_time_s < best.step_time_s:
         words = question.split()
         held = [name for name in (word.split("=")[0] for word in words) if name in pinned]
         if held:

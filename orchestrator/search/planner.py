@@ -466,8 +466,7 @@ class _Search:
             raise no_plan(self.workload, self.engines, self.settings, [each for _, each in self.cut], missing, _first)
         plans = [self.plan(place) for place in range(len(self.best.ranked))]
         winner = plans[0]
-        assert winner.predicted is not None
-        top = winner.predicted.step_time_s
+        top = winner.prediction.step_time_s
         named = winner.candidate.label()
         for choice, bound in self.slower:
             why = f"slower than {named} by at least {_percent(bound, top)}"
@@ -579,10 +578,7 @@ def _in_order(cut: list[tuple[int, Outcome]], outcomes: dict[int, Outcome]) -> t
 
 def _rejected(plans: list[Plan], top: float, cut: list[tuple[int, Outcome]]) -> tuple[Reason, ...]:
     """The alternatives with what they lose, then the branches that were cut nearest to the root."""
-    reasons = []
-    for plan in plans[1:]:
-        assert plan.predicted is not None
-        reasons.append(Reason(choice=plan.candidate.label(), why=f"slower by {_percent(plan.predicted.step_time_s, top)}"))
+    reasons = [Reason(choice=plan.candidate.label(), why=f"slower by {_percent(plan.prediction.step_time_s, top)}") for plan in plans[1:]]
     broad = sorted((outcome for _, outcome in cut), key=lambda outcome: len(outcome.decided))[: REJECTED_IN_PLAN - len(reasons)]
     return (*reasons, *(Reason(choice=outcome.choice, why=outcome.reason or "") for outcome in broad))
 

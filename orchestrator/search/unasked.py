@@ -176,14 +176,11 @@ def _with_release(workload: Workload, release: str) -> Workload:
 
 
 def seconds_of(plan: Plan) -> float:
-    """Seconds of a step of a plan that a search gave: it is priced."""
-    assert plan.predicted is not None
-    return plan.predicted.step_time_s
+    """Seconds of the plan's predicted step."""
+    return plan.prediction.step_time_s
 
 
 def _smaller(other: Plan, plan: Plan) -> bool:
     """Whether it needs less memory by what is worth a line, and no more time."""
-    assert other.predicted is not None
-    assert plan.predicted is not None
-    peaks = other.predicted.peak_memory_bytes, plan.predicted.peak_memory_bytes
+    peaks = other.prediction.peak_memory_bytes, plan.prediction.peak_memory_bytes
     return peaks[0] < peaks[1] * (1 - WORTH_BYTES) and seconds_of(other) <= seconds_of(plan)

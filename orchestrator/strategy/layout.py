@@ -62,3 +62,13 @@ class Prediction(Value, frozen=True, kw_only=True):
     """Model FLOP/s per GPU (recompute not counted)."""
     interval: tuple[float, float] | None = None
     beyond: tuple[str, ...] = ()
+
+    @property
+    def fullest(self) -> int:
+        """The stage with the highest peak."""
+        return max(range(len(self.by_stage)), key=lambda index: (self.by_stage[index].peak_memory_bytes, -index))
+
+    @property
+    def busiest(self) -> int:
+        """The stage whose micro-batch takes longest, which `by_cause` is of."""
+        return max(range(len(self.by_stage)), key=lambda index: (self.by_stage[index].forward_s + self.by_stage[index].backward_s, -index))

@@ -16,72 +16,30 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from orchestrator.commands import arguments, command, truth, usage
+from orchestrator.commands import arguments, command, truth, usage, write_text
 from orchestrator.errors import InputError
 from orchestrator.validate import accuracy, own, page, pairs, picture, recipes, recovery
-from orchestrator.validate.metrics import Priced
+from orchestrator.validate.metrics import Priced, measured_beside, parts_of, report_of
 from orchestrator.validate.pricing import Choose, named, price_runs
-from orchestrator.validate.report import measured_beside, parts_of, report_of
 from orchestrator.validate.runs import Run, Unusable
 
 KEYS = ("runs", "report", "picture", "calibration", "recovery", "page", "recipes")
-COLUMNS = (
-    ("time_median_ape", "time", "{:.1%}"),
-    ("time_within_20", "within 20%", "{:.0%}"),
-    ("memory_median_ape", "memory", "{:.1%}"),
-    ("memory_p95_under", "mem p95 under", "{:.1%}"),
-    ("ran_but_refused", "refused", "{:.1%}"),
-    ("spearman", "Spearman", "{:.2f}"),
-    ("top1_regret", "top-1", "{:.1%}"),
-    ("top3_regret", "top-3", "{:.1%}"),
-    ("oom_precision", "oom prec.", "{:.2f}"),
-    ("oom_recall", "oom recall", "{:.2f}"),
-)
-
-
-def show(console: Console, title: str, parts: dict[str, dict[str, object]]) -> None:
-    """A table with a line a part."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    table.add_column("rows", justify="right")
-    for _, heading, _ in COLUMNS:
-        table.add_column(heading, justify="right")
-    for name, figures in parts.items():
-        cells = [form.format(figures[key]) if figures.get(key) is not None else "-" for key, _, form in COLUMNS]
-        table.add_row(name, str(figures["rows_used"]), *cells)
-    console.print(table)
-
-
-def show_planned(console: Console, rows: Sequence[dict[str, Any]]) -> None:
-    """What a prediction for a planned engine is worth."""
-    table = Table(title="Planned engines: where their constants are from", title_justify="left")
-    for heading in ("engine", "GPU", "constants"):
-        table.add_column(heading)
-    for heading in ("runs", "error", "kept out", "90% of measured / predicted"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        errors = ["-" if row[key] is None else f"{row[key]:.1%}" for key in ("median_error", "held_out_median_error")]
-        low, high = row["interval"]
-        table.add_row(row["engine"], row["gpu"], row["basis"], str(row["runs"]), *errors, f"{low:.2f} to {high:.2f}")
-    console.print(table)
-
-
-def show_pairs(console: Console, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    """How far a predicted difference between two plans can be trusted."""
-    table = Table(title="Two runs of one training: the difference predicted against the one measured", title_justify="left")
-    for heading in page.PAIRS:
-        table.add_column(heading, justify="right" if heading != "models" else "left")
-    for cells in page.pairs_cells(found):
-        table.add_row(*cells)
-    console.print(table)
+TITLES = {
+    "all rows": "All rows",
+    "kept out": "Rows that no constant was fitted on",
+    "datasheets": "All rows from datasheets alone",
+    "planned engines": "Planned engines: where their constants are from",
+    "pairs": "Two runs of one training: the difference predicted against the one measured",
+    "real routing": "Runs whose routers nothing forced to be even",
+}
+"""The tables by the names of their places on the page, as the screen heads them."""
 
 
 def show_unused(console: Console, unusable: Sequence[Unusable]) -> None:
@@ -106,7 +64,7 @@ def run(words: Sequence[str]) -> None:
                 raise InputError(key, given[key], "is about runs, and runs= is not given")
         judged = {"recipes": show_recipes(console, published, choose)}
         if "report" in given:
-            write(given["report"], json.dumps(judged, indent=1) + "\n", "report")
+            write_text(Path(given["report"]), json.dumps(judged, indent=1) + "\n", "report")
         return
     runs, unusable = own.measured(Path(given["runs"]))
     rows, failed = price_all(runs, choose)
@@ -117,28 +75,27 @@ def run(words: Sequence[str]) -> None:
     report["zero_shot"] = parts_of(unfitted)
     report["pairs"] = pairs.report(rows)
     report["real_routing"] = pairs.real_routing(rows)
-    show(console, "All rows", {**report["tables"], "all": report["all"]})
-    show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
-    show(console, "All rows from datasheets alone", {**report["zero_shot"]["tables"], "all": report["zero_shot"]["all"]})
-    show_planned(console, report["planned"])
-    show_pairs(console, report["pairs"])
+    tables = {
+        **{name: page.figures_table(parts) for name, parts in
+           (("all rows", report), ("kept out", report["held_out"]), ("datasheets", report["zero_shot"]))},
+        "planned engines": page.planned_table(report["planned"]),
+        "pairs": page.pairs_table(report["pairs"]),
+        "real routing": page.routing_table(report["real_routing"]),
+    }  # fmt: skip
+    for name, title in TITLES.items():
+        console.print(tables[name].shown(title))
     if recover:
         report["recovery"] = show_recovery(console, runs, choose)
     if published is not None:
         report["recipes"] = show_recipes(console, published, choose, runs)
     show_unused(console, unusable)
     if "report" in given:
-        write(given["report"], json.dumps(report, indent=1) + "\n", "report")
+        write_text(Path(given["report"]), json.dumps(report, indent=1) + "\n", "report")
     if "page" in given:
-        tables = {"planned engines": page.planned_table(report["planned"])}
-        tables["pairs"] = page.pairs_table(report["pairs"])
-        tables["real routing"] = page.routing_table(report["real_routing"])
-        for name, parts in (("kept out", report["held_out"]), ("all rows", report), ("datasheets", report["zero_shot"])):
-            tables[name] = page.figures_table({**parts["tables"], "all": parts["all"]})
-        write(given["page"], page.with_generated(read(given["page"]), tables), "page")
+        write_text(Path(given["page"]), page.with_generated(read(given["page"]), tables), "page")
     if "picture" in given:
         points = [(row.run.table, row.run.time_s, row.time_s) for row in rows if row.run.time_s is not None]
-        write(given["picture"], picture.scatter(points, f"{len(points)} published runs"), "picture")
+        write_text(Path(given["picture"]), picture.scatter(points, f"{len(points)} published runs"), "picture")
 
 
 def main(words: Sequence[str]) -> int:
@@ -167,13 +124,18 @@ def show_recovery(console: Console, runs: Sequence[Run], choose: Choose) -> dict
         task = progress.add_task("planning published configurations")
         found = recovery.recover_all(runs, choose, lambda done, total: progress.update(task, completed=done, total=total))
     for one in found:
-        ratio = "-" if one.ratio is None else f"{one.ratio:.2f}"
-        flags = f"{'legal' if one.legal else 'ILLEGAL ' + one.why}, {'fits' if one.fits else 'DOES NOT FIT'}"
-        shown = f"; measured {one.slower:+.1%} beside a published run divided so" if one.slower is not None else ""
-        console.print(f"  {one.label}: {flags}, {ratio} of our best ({one.best}){shown}", highlight=False, markup=False)
+        console.print(f"  {one.label}: {verdict(one)}", highlight=False, markup=False)
     figures = recovery.figures(found)
     console.print(f"recovery: {figures}", highlight=False, markup=False)
     return figures
+
+
+def verdict(one: recovery.Recovered | recipes.Judged, needs: str = "") -> str:
+    """Whether a published configuration is legal and fits (what it `needs`), and how near it comes to our best plan."""
+    ratio = "-" if one.ratio is None else f"{one.ratio:.2f}"
+    flags = f"{'legal' if one.legal else 'ILLEGAL ' + one.why}, {'fits' if one.fits else 'DOES NOT FIT'}{needs}"
+    slower = f"; measured {one.slower:+.1%} beside a published run divided so" if one.slower is not None else ""
+    return f"{flags}, {ratio} of our best ({one.best}){slower}"
 
 
 def show_recipes(console: Console, rows: Sequence[dict[str, str]], choose: Choose, runs: Sequence[Run] = ()) -> dict[str, Any]:
@@ -183,12 +145,10 @@ def show_recipes(console: Console, rows: Sequence[dict[str, str]], choose: Choos
         found = recipes.judge_all(rows, choose, lambda done, total: progress.update(task, completed=done, total=total), runs)
     for one in found:
         if one.judged:
-            ratio = "-" if one.ratio is None else f"{one.ratio:.2f}"
-            flags = f"{'legal' if one.legal else 'ILLEGAL ' + one.why}, {'fits' if one.fits else 'DOES NOT FIT'} ({one.peak_gib:.0f} GiB)"
-            more = f"; measured {one.slower:+.1%} beside a published run divided so" if one.slower is not None else ""
-            more += f"; repeats {one.copy_of}" if one.copy_of else ""
+            more = f"; repeats {one.copy_of}" if one.copy_of else ""
             more += "; its text decoder alone" if one.text_alone else ""
-            console.print(f"  {one.recipe}: {flags}, {ratio} of our best ({one.best}){more}", highlight=False, markup=False)
+            said = f"{verdict(one, f' ({one.peak_gib:.0f} GiB)')}{more}"
+            console.print(f"  {one.recipe}: {said}", highlight=False, markup=False)
         else:
             console.print(f"  {one.recipe}: not judged: {one.why}", highlight=False, markup=False)
     figures = recipes.figures(found)
@@ -202,14 +162,6 @@ def read(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise InputError("page", path, f"can't be read: {error.strerror}") from None
-
-
-def write(path: str, text: str, key: str) -> None:
-    """A file of the user's choice. Raises InputError."""
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(key, path, f"can't be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

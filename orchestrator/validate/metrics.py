@@ -1,14 +1,18 @@
-"""How far predictions are from measurements: errors, ranking within sweeps, what fits. All figures are fractions."""
+"""How far predictions are from measurements: errors, ranking within sweeps, what fits, as the report of a validation has them under keys
+that are fixed: tables.<name>, all, by.<split>.<value>, held_out, unused. All figures are fractions."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from orchestrator.validate.runs import Run
+from orchestrator.strategy.layout import Prediction
+from orchestrator.validate.pricing import seen_peak
+from orchestrator.validate.runs import DOUBTED_GPUS, Run, Unusable, counts, doubted, held_out
 
 WITHIN = 0.20
 """`time_within_20`: the share of rows whose step time is predicted within this."""
@@ -52,14 +56,9 @@ def ranks(values: Sequence[float]) -> np.ndarray:
     >>> ranks([10.0, 30.0, 20.0, 10.0]).tolist()
     [0.5, 3.0, 2.0, 0.5]
     """
-    array = np.asarray(values, dtype=float)
-    order = np.argsort(array, kind="stable")
-    result = np.empty(len(array))
-    result[order] = np.arange(len(array), dtype=float)
-    for value in np.unique(array):
-        same = array == value
-        result[same] = result[same].mean()
-    return result
+    _, which, many = np.unique(values, return_inverse=True, return_counts=True)
+    means: np.ndarray = np.cumsum(many) - (many + 1) / 2
+    return means[which]
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -69,9 +68,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     (1.0, -1.0)
     """
     x, y = ranks(a), ranks(b)
-    x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt((x * x).sum() * (y * y).sum()))
-    return round(float((x * y).sum()) / scale, 12) if scale else None
+    return round(float(np.corrcoef(x, y)[0, 1]), 12) if x.std() and y.std() else None
 
 
 def regret(ordered: Sequence[float], top: int) -> float:
@@ -210,3 +207,46 @@ def grouped(rows: Sequence[Priced], key: Callable[[Priced], str]) -> dict[str, l
     for priced in rows:
         found[key(priced)].append(priced)
     return dict(sorted(found.items()))
+
+
+def measured_beside(run: Run, prediction: Prediction) -> Priced:
+    """The prediction in the terms of the measurement."""
+    return Priced(
+        run=run,
+        time_s=prediction.step_time_s,
+        memory_bytes=seen_peak(run, prediction),
+        needed_bytes=prediction.peak_memory_bytes,
+        limit_bytes=run.cluster.gpu.memory,
+        interval=prediction.interval,
+    )
+
+
+def table_of(priced: Priced) -> str:
+    """The table that a row is reported under; with a colon, one that is not summed up."""
+    if priced.run.training.lora is not None:
+        return f"{priced.run.table}:lora"
+    if counts(priced.run):
+        return priced.run.table
+    return f"{priced.run.table}:{f'{DOUBTED_GPUS}_gpus' if doubted(priced.run) else 'not_fitted'}"
+
+
+def parts_of(rows: Sequence[Priced]) -> dict[str, Any]:
+    """The report's parts `tables` by name, `all`, and `by` split and value."""
+    trusted = [row for row in rows if ":" not in table_of(row)]
+    return {
+        "tables": {name: summary(part) for name, part in grouped(rows, table_of).items()},
+        "all": summary(trusted),
+        "by": {split: {name: summary(part) for name, part in grouped(trusted, key).items()} for split, key in SPLITS.items()},
+    }
+
+
+def report_of(rows: Sequence[Priced], unusable: Sequence[Unusable]) -> dict[str, Any]:
+    """Everything but the recovery of experts' configurations."""
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in unusable:
+        reasons[row.table][row.why] += 1
+    return {
+        **parts_of(rows),
+        "held_out": parts_of([row for row in rows if held_out(row.run) and ":" not in table_of(row)]),
+        "unused": {table: dict(sorted(counts.items())) for table, counts in sorted(reasons.items())},
+    }

@@ -285,8 +285,8 @@ class Judge:
             except OrchestratorError as error:
                 self._best[key] = Best(None, f"no plan: {error}", None)
             else:
-                predicted, chosen = found.plan.predicted, found.plan.candidate
-                self._best[key] = Best(None if predicted is None else predicted.step_time_s, chosen.label(), chosen)
+                chosen = found.plan.candidate
+                self._best[key] = Best(found.plan.prediction.step_time_s, chosen.label(), chosen)
         return self._best[key]
 
 

@@ -132,8 +132,7 @@ def recover(run: Run, choose: Choose, runs: Sequence[Run] = ()) -> Recovered:
         best, ratio = f"no plan: {error}", None
     else:
         best = found.plan.candidate.label()
-        predicted = found.plan.predicted
-        ratio = as_published.step_time_s / predicted.step_time_s if predicted is not None else None
+        ratio = as_published.step_time_s / found.plan.prediction.step_time_s
         theirs, ours = (fastest(runs, question_of(run), one) for one in (candidate, found.plan.candidate))
         alike = (mesh, candidate.vpp) == (found.plan.candidate.mesh, found.plan.candidate.vpp)
         slower = None if theirs is None or ours is None or alike else theirs / ours - 1

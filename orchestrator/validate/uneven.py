@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -92,13 +92,10 @@ def routed(architecture: Architecture, row: dict[str, str]) -> Architecture:
     if not spread and not rows:
         return architecture
 
-    def uneven(part: Any) -> Any:
-        if not isinstance(part, Experts):
-            return part
+    def uneven(part: Experts) -> Experts:
         return replace(part, routing=buffered(rows, part.num_experts) if rows else drawn(spread, part.num_experts, part.topk))
 
-    pattern = tuple(replace(run, feed_forward=uneven(run.feed_forward)) for run in architecture.pattern)
-    return replace(architecture, feed_forward=uneven(architecture.feed_forward), pattern=pattern)
+    return architecture.with_experts(uneven)
 
 
 def sent(model: ModelSpec, row: dict[str, str]) -> ModelSpec:

@@ -151,7 +151,7 @@ def test_a_choice_that_does_not_fit_says_by_what() -> None:
     assert "lacks 10.0 GiB" in less
     assert memory.verdict(72 * GIB, LIMIT) == "fits"
     assert memory.verdict(72 * GIB + GIB, LIMIT) == "lacks 1.0 GiB"
-    assert memory.fullest(PREDICTED).peak_memory_bytes == 70 * GIB
+    assert PREDICTED.by_stage[PREDICTED.fullest].peak_memory_bytes == 70 * GIB
 
 
 def test_data_parallelism_alone_stands_beside_the_plan() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import support_table as table
 from msgspec.structs import replace
 from report_plans import CLUSTER, PLAN, TRAINING, llama
+from support_table import AXES, FILES, candidate, markdown, refusal
 
 from orchestrator.engines import ENGINES
-from orchestrator.report import table
-from orchestrator.report.table import AXES, FILES, candidate, markdown, refusal
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.workload import Workload
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import support_table as table
 from msgspec.structs import replace
 from report_plans import CLUSTER, LLAMA, PLAN, TRAINING
 
@@ -11,7 +12,6 @@ from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
 from orchestrator.plan import LayerSpan, Plan, Stage
-from orchestrator.report import table
 from orchestrator.strategy.spec import PP_BEFORE_DP
 from orchestrator.strategy.workload import Workload
 

@@ -9,8 +9,8 @@ import pytest
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import trainable_parameters, with_lora
 from orchestrator.units import GIB
+from orchestrator.validate.metrics import measured_beside, table_of
 from orchestrator.validate.pricing import Pricer, seen_peak, zero_shot
-from orchestrator.validate.report import measured_beside, table_of
 from orchestrator.validate.runs import Run, Unusable
 from orchestrator.validate.tables import read_rows
 

@@ -63,7 +63,7 @@ def test_the_page_says_both_for_dense_models_and_for_experts() -> None:
         priced(1.25, 1.1, tp="4", dp="2"),
         priced(7.0, 1.0, engine="fsdp_torchtitan"),
     ]
-    assert page.pairs_cells(pairs.report(rows)) == [
+    assert page.pairs_table(pairs.report(rows)).rows == [
         ["dense", "2", "12.8%", "12.8%", "100% of 2", "1", "4.1%", "4.1%"],
         ["experts", "0", "-", "-", "-", "0", "-", "-"],
     ]
@@ -95,5 +95,5 @@ def test_a_configuration_with_real_routing_that_is_measured_again_counts_once() 
     found = pairs.real_routing(rows)
     assert found["runs"] == {"count": 3, "median": pytest.approx(0.1), "within_20": pytest.approx(2 / 3)}
     assert found["configurations"] == {"count": 2, "median": pytest.approx(0.5), "within_20": 0.5}
-    assert page.routing_table(found).splitlines()[-1] == "| configurations | 2 | 50.0% | 50% |"
+    assert page.routing_table(found).markdown().splitlines()[-1] == "| configurations | 2 | 50.0% | 50% |"
     assert pairs.real_routing([])["runs"] == {"count": 0, "median": None, "within_20": None}

@@ -20,10 +20,9 @@ from orchestrator.model.spec import Dispatch, Gemm, Pointwise
 from orchestrator.validate import accuracy, recovery
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.engines import ENGINES, nanotron
-from orchestrator.validate.metrics import Priced, summary, sweeps
+from orchestrator.validate.metrics import Priced, measured_beside, report_of, summary, sweeps
 from orchestrator.validate.page import BEGIN, END
 from orchestrator.validate.pricing import Pricer, named, price_runs, shipped_file, zero_shot
-from orchestrator.validate.report import measured_beside, report_of
 from orchestrator.validate.runs import READ_ONLY, Run, Unusable, counts, held_out
 from orchestrator.validate.tables import load, read_rows
 

@@ -14,6 +14,7 @@ import test_hf_parity
 import test_parity
 import test_pipeline_parity
 from msgspec.structs import replace
+from support_table import AXES, markdown, refusal
 from worker_plans import CPU, MIXTRAL, QWEN3_MOE
 
 from orchestrator.engines import ENGINES
@@ -22,7 +23,6 @@ from orchestrator.hardware.spec import Cluster, Level, Software
 from orchestrator.model.families import describe
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
-from orchestrator.report.table import AXES, markdown, refusal
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, GIB, US
