@@ -7,45 +7,13 @@ from math import prod
 
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.layer import Edge, LayerRun, LayerSpec
-from orchestrator.model.ops import (
-    Attention,
-    DeltaRule,
-    Dispatch,
-    Enter,
-    Exit,
-    Gemm,
-    Op,
-    Pointwise,
-    Saved,
-    Scan,
-    Shard,
-    Weight,
-    WeightKind,
-    padded,
-)
+from orchestrator.model.ops import Attention, DeltaRule, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Scan, Weight, padded
 from orchestrator.values import Value
 
 __all__ = [
-    "Architecture",
-    "Attention",
-    "DeltaRule",
-    "Dispatch",
-    "Edge",
-    "Enter",
-    "Exit",
-    "Gemm",
-    "LayerRun",
-    "LayerSpec",
-    "ModelSpec",
-    "Op",
-    "Pointwise",
-    "Saved",
-    "Scan",
-    "Shard",
-    "Weight",
-    "WeightKind",
-    "padded",
-]
+    "Architecture", "Attention", "DeltaRule", "Dispatch", "Edge", "Enter", "Exit", "Gemm", "LayerRun", "LayerSpec", "ModelSpec", "Op",
+    "Pointwise", "Saved", "Scan", "Weight", "padded",
+]  # fmt: skip
 
 
 class ModelSpec(Value, frozen=True, kw_only=True):

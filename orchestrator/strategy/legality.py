@@ -105,29 +105,29 @@ def derived_rules(capabilities: Capabilities, workload: Workload) -> tuple[Rule,
     def rule(name: str, check: Check, *needs: str) -> Rule:
         return Rule(id=name, engine_rule=capabilities.sources.get(name, PLANNER), check=check, needs=needs)
 
-    parts = workload.cluster.parts
+    of, parts = _Offers(capabilities), workload.cluster.parts
     return (
         rule("unsuited", lambda _, given: unsuited(capabilities, given), "model"),
         rule("precision_here", precision_here, "model"),
         rule("grad_dtype", gradient_dtype, "model"),
-        rule("optimizer_dtypes", _optimizer_dtypes(capabilities), "model"),
-        *(rule(f"axis_{name}", _axis(capabilities, name), name) for name in AXES),
+        rule("optimizer_dtypes", of.optimizer_dtypes, "model"),
+        *(rule(f"axis_{name}", of.axis(name), name) for name in AXES),
         *_arithmetic(rule, workload),
         *_pipeline(rule, capabilities, workload),
-        rule("rank_order", _rank_order(capabilities), "rank_order"),
+        rule("rank_order", of.rank_order, "rank_order"),
         *((rule("types_of_gpu", types_of_gpu, "cluster", "pp"), rule("types_order", types_order, "rank_order")) if parts else ()),
-        rule("megatron_fsdp", _fsdp(capabilities), "megatron_fsdp"),
-        rule("options", _pinned_options(capabilities), *(choice.name for choice in PINNED_ONLY)),
+        rule("megatron_fsdp", of.fsdp, "megatron_fsdp"),
+        rule("options", of.pinned_options, *(choice.name for choice in PINNED_ONLY)),
         *(
-            rule(f"option_{choice.name}", _searched_option(capabilities, choice.name, choice.default), choice.name)
+            rule(f"option_{choice.name}", of.searched_option(choice.name, choice.default), choice.name)
             for choice in CHOICES
             if choice.searched and choice.name not in OF_THEIR_OWN
         ),
-        rule("zero_stage", _zero_stage(capabilities), "pp", "zero_stage"),
-        rule("zero_shard_size", _zero_shard_size(capabilities), "zero_stage", "zero_shard_size"),
-        rule("sequence_parallel", _sequence_parallel(capabilities), "tp", "sequence_parallel"),
-        rule("offload", _offload(capabilities), "offload_optimizer"),
-        rule("recompute", _recompute(capabilities), "recompute"),
+        rule("zero_stage", of.zero_stage, "pp", "zero_stage"),
+        rule("zero_shard_size", of.zero_shard_size, "zero_stage", "zero_shard_size"),
+        rule("sequence_parallel", of.sequence_parallel, "tp", "sequence_parallel"),
+        rule("offload", of.offload, "offload_optimizer"),
+        rule("recompute", of.recompute, "recompute"),
     )
 
 
@@ -154,30 +154,7 @@ def gradient_dtype(_: Candidate, workload: Workload) -> str | None:
     return None
 
 
-def _optimizer_dtypes(capabilities: Capabilities) -> Check:
-    def check(_: Candidate, workload: Workload) -> str | None:
-        training = workload.training
-        if training.precision_aware_optimizer:
-            return None if capabilities.precision_aware_optimizer else f"{capabilities.engine} has no precision_aware_optimizer"
-        for name, dtype in (("exp_avg_dtype", training.exp_avg_dtype), ("exp_avg_sq_dtype", training.exp_avg_sq_dtype)):
-            if dtype != "fp32":
-                return f"{name}={dtype} needs precision_aware_optimizer=true"
-        return None
-
-    return check
-
-
 # The mesh.
-
-
-def _axis(capabilities: Capabilities, name: str) -> Check:
-    offered = name in capabilities.axes
-
-    def check(candidate: Candidate, _: Workload) -> str | None:
-        degree = candidate.vpp if name == "vpp" else candidate.mesh.degree(name)
-        return None if degree == 1 or offered else f"{capabilities.engine} has no {name}"
-
-    return check
 
 
 def _arithmetic(rule: Callable[..., Rule], workload: Workload) -> tuple[Rule, ...]:
@@ -205,16 +182,6 @@ def _arithmetic(rule: Callable[..., Rule], workload: Workload) -> tuple[Rule, ..
         rule("mesh", mesh, "pp", "tp", "cp", "dp"),
         rule("batch", batches, "dp", "micro_batch_size"),
     )
-
-
-def _rank_order(capabilities: Capabilities) -> Check:
-    known = " and ".join("-".join(order) for order in capabilities.rank_orders)
-
-    def check(candidate: Candidate, _: Workload) -> str | None:
-        order = candidate.mesh.order
-        return None if order in capabilities.rank_orders else f"rank order {'-'.join(order)}: {capabilities.engine} has {known}"
-
-    return check
 
 
 def types_of_gpu(candidate: Candidate, workload: Workload) -> str | None:
@@ -287,94 +254,89 @@ def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, workload: W
     )
 
 
-# ZeRO, options, recompute.
+# What the engine offers.
 
 
-def _zero_stage(capabilities: Capabilities) -> Check:
-    def check(candidate: Candidate, _: Workload) -> str | None:
-        stage, offered = candidate.strategy.zero_stage, stages_offered(capabilities, candidate)
-        if stage in offered:
+class _Offers:
+    """Checks by the fields of an engine's capabilities."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.has, self.engine = capabilities, capabilities.engine
+        self.orders = " and ".join("-".join(order) for order in capabilities.rank_orders)
+        self.lacking = [choice for choice in PINNED_ONLY if choice.name not in capabilities.pinned_options]
+
+    def optimizer_dtypes(self, _: Candidate, workload: Workload) -> str | None:
+        training = workload.training
+        if training.precision_aware_optimizer:
+            return None if self.has.precision_aware_optimizer else f"{self.engine} has no precision_aware_optimizer"
+        for name, dtype in (("exp_avg_dtype", training.exp_avg_dtype), ("exp_avg_sq_dtype", training.exp_avg_sq_dtype)):
+            if dtype != "fp32":
+                return f"{name}={dtype} needs precision_aware_optimizer=true"
+        return None
+
+    def axis(self, name: str) -> Check:
+        """The check of one axis."""
+        offered = name in self.has.axes
+
+        def check(candidate: Candidate, _: Workload) -> str | None:
+            degree = candidate.vpp if name == "vpp" else candidate.mesh.degree(name)
+            return None if degree == 1 or offered else f"{self.engine} has no {name}"
+
+        return check
+
+    def rank_order(self, candidate: Candidate, _: Workload) -> str | None:
+        order = candidate.mesh.order
+        return None if order in self.has.rank_orders else f"rank order {'-'.join(order)}: {self.engine} has {self.orders}"
+
+    def zero_stage(self, candidate: Candidate, _: Workload) -> str | None:
+        offered = stages_offered(self.has, candidate)
+        if candidate.strategy.zero_stage in offered:
             return None
         known = ", ".join(map(str, offered)) or "none"
         if candidate.strategy.megatron_fsdp:
-            return f"{capabilities.engine} has zero_stage {known} with megatron_fsdp"
-        fsdp = ", ".join(map(str, capabilities.fsdp_zero_stages))
+            return f"{self.engine} has zero_stage {known} with megatron_fsdp"
+        fsdp = ", ".join(map(str, self.has.fsdp_zero_stages))
         more = f", and {fsdp} with megatron_fsdp" if fsdp else ""
-        return f"{capabilities.engine} has zero_stage {known}{' with a pipeline' if candidate.mesh.pp > 1 else ''}{more}"
+        return f"{self.engine} has zero_stage {known}{' with a pipeline' if candidate.mesh.pp > 1 else ''}{more}"
 
-    return check
+    def fsdp(self, candidate: Candidate, _: Workload) -> str | None:
+        return f"{self.engine} has no Megatron-FSDP" if candidate.strategy.megatron_fsdp and not self.has.fsdp_zero_stages else None
 
-
-def _fsdp(capabilities: Capabilities) -> Check:
-    def check(candidate: Candidate, _: Workload) -> str | None:
-        if candidate.strategy.megatron_fsdp and not capabilities.fsdp_zero_stages:
-            return f"{capabilities.engine} has no Megatron-FSDP"
-        return None
-
-    return check
-
-
-def _zero_shard_size(capabilities: Capabilities) -> Check:
-    stages = capabilities.zero_shard_stages
-
-    def check(candidate: Candidate, _: Workload) -> str | None:
-        size, stage = candidate.strategy.zero_shard_size, candidate.strategy.zero_stage
+    def zero_shard_size(self, candidate: Candidate, _: Workload) -> str | None:
+        size, stage, stages = candidate.strategy.zero_shard_size, candidate.strategy.zero_stage, self.has.zero_shard_stages
         if size is None or stage in stages:
             return None
         if not stages:
-            return f"zero_shard_size={size}: {capabilities.engine} shards over the whole data-parallel group"
-        return f"zero_shard_size={size} with zero_stage={stage}: {capabilities.engine} has it with zero_stage {', '.join(map(str, stages))}"
+            return f"zero_shard_size={size}: {self.engine} shards over the whole data-parallel group"
+        return f"zero_shard_size={size} with zero_stage={stage}: {self.engine} has it with zero_stage {', '.join(map(str, stages))}"
 
-    return check
+    def pinned_options(self, candidate: Candidate, _: Workload) -> str | None:
+        values = ((choice, getattr(candidate.strategy, choice.name)) for choice in self.lacking)
+        words = ", ".join(f"{choice.name}={shown(value)}" for choice, value in values if value != choice.default)
+        return f"{words}: no option of engine={self.engine}" if words else None
 
+    def searched_option(self, name: str, default: object) -> Check:
+        """The check of one option that is searched."""
+        offered = (*self.has.options.get(name, (default,)), *self.has.pinned_values.get(name, ()))
 
-def _pinned_options(capabilities: Capabilities) -> Check:
-    lacking = [choice for choice in PINNED_ONLY if choice.name not in capabilities.pinned_options]
+        def check(candidate: Candidate, _: Workload) -> str | None:
+            value = getattr(candidate.strategy, name)
+            return None if value in offered else f"{self.engine} has {name} {', '.join(map(shown, offered))}"
 
-    def check(candidate: Candidate, _: Workload) -> str | None:
-        strategy = candidate.strategy
-        said = [choice for choice in lacking if getattr(strategy, choice.name) != choice.default]
-        if not said:
-            return None
-        words = ", ".join(f"{choice.name}={shown(getattr(strategy, choice.name))}" for choice in said)
-        return f"{words}: no option of engine={capabilities.engine}"
+        return check
 
-    return check
-
-
-def _searched_option(capabilities: Capabilities, name: str, default: object) -> Check:
-    offered = (*capabilities.options.get(name, (default,)), *capabilities.pinned_values.get(name, ()))
-
-    def check(candidate: Candidate, _: Workload) -> str | None:
-        value = getattr(candidate.strategy, name)
-        return None if value in offered else f"{capabilities.engine} has {name} {', '.join(map(shown, offered))}"
-
-    return check
-
-
-def _sequence_parallel(capabilities: Capabilities) -> Check:
-    def check(candidate: Candidate, _: Workload) -> str | None:
+    def sequence_parallel(self, candidate: Candidate, _: Workload) -> str | None:
         if not candidate.strategy.sequence_parallel:
             return None
-        if not capabilities.sequence_parallel:
-            return f"{capabilities.engine} has no sequence parallelism"
+        if not self.has.sequence_parallel:
+            return f"{self.engine} has no sequence parallelism"
         return None if candidate.mesh.tp > 1 else "sequence parallelism needs tp > 1"
 
-    return check
+    def offload(self, candidate: Candidate, _: Workload) -> str | None:
+        return (
+            f"{self.engine} has no optimizer offload" if candidate.strategy.offload_optimizer and not self.has.offload_optimizer else None
+        )
 
-
-def _offload(capabilities: Capabilities) -> Check:
-    def check(candidate: Candidate, _: Workload) -> str | None:
-        if candidate.strategy.offload_optimizer and not capabilities.offload_optimizer:
-            return f"{capabilities.engine} has no optimizer offload"
-        return None
-
-    return check
-
-
-def _recompute(capabilities: Capabilities) -> Check:
-    def check(candidate: Candidate, _: Workload) -> str | None:
+    def recompute(self, candidate: Candidate, _: Workload) -> str | None:
         mode = candidate.strategy.recompute
-        return None if mode in capabilities.recompute else f"{capabilities.engine} has recompute {', '.join(capabilities.recompute)}"
-
-    return check
+        return None if mode in self.has.recompute else f"{self.engine} has recompute {', '.join(self.has.recompute)}"

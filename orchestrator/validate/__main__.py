@@ -1,11 +1,11 @@
 """Prices measured runs as they were run, and says how far off the predictions are.
 
-    python -m orchestrator.validate runs=DIR_OR_CSV [report=FILE.json] [picture=FILE.svg] [calibration=NAME_OR_FILE] [recovery=true]
-                                   [page=FILE.md] [recipes=CSV]
+    python -m orchestrator.validate runs=DIR_OR_CSV [report=FILE.json] [calibration=NAME_OR_FILE] [recovery=true] [page=FILE.md]
+                                   [recipes=CSV]
 
 `runs`: a table in the schema of published measurements, a folder of them, or a folder of our own runs (plan.json, metrics.jsonl in each).
-`report`: every figure as JSON. `picture`: predicted against measured step times. `calibration`: shipped (the default), datasheet, a file
-or a folder. `recovery=true`: plans every published production configuration anew, and says how close the published one comes.
+`report`: every figure as JSON. `calibration`: shipped (the default), datasheet, a file or a folder.
+`recovery=true`: plans every published production configuration anew, and says how close the published one comes.
 `page`: a Markdown page whose tables, between their marks, are written anew from these figures. `recipes`: a table of published recipes
 (expert_recipes_bridge.csv's columns), also without `runs`: is each legal, or which rule does it break, does it fit, how near is our best;
 with `runs`, whether published runs show our best's division to be the faster one.
@@ -25,12 +25,12 @@ from rich.progress import Progress
 
 from orchestrator.commands import arguments, command, truth, usage, write_text
 from orchestrator.errors import InputError
-from orchestrator.validate import accuracy, own, page, pairs, picture, recipes, recovery
+from orchestrator.validate import accuracy, own, page, pairs, recipes, recovery
 from orchestrator.validate.metrics import Priced, measured_beside, parts_of, report_of
 from orchestrator.validate.pricing import Choose, named, price_runs
 from orchestrator.validate.runs import Run, Unusable
 
-KEYS = ("runs", "report", "picture", "calibration", "recovery", "page", "recipes")
+KEYS = ("runs", "report", "calibration", "recovery", "page", "recipes")
 TITLES = {
     "all rows": "All rows",
     "kept out": "Rows that no constant was fitted on",
@@ -59,7 +59,7 @@ def run(words: Sequence[str]) -> None:
     choose = named(given.get("calibration"))
     published = recipes.read(given["recipes"]) if "recipes" in given else None
     if published is not None and "runs" not in given:
-        for key in ("picture", "page", "recovery"):
+        for key in ("page", "recovery"):
             if key in given:
                 raise InputError(key, given[key], "is about runs, and runs= is not given")
         judged = {"recipes": show_recipes(console, published, choose)}
@@ -93,9 +93,6 @@ def run(words: Sequence[str]) -> None:
         write_text(Path(given["report"]), json.dumps(report, indent=1) + "\n", "report")
     if "page" in given:
         write_text(Path(given["page"]), page.with_generated(read(given["page"]), tables), "page")
-    if "picture" in given:
-        points = [(row.run.table, row.run.time_s, row.time_s) for row in rows if row.run.time_s is not None]
-        write_text(Path(given["picture"]), picture.scatter(points, f"{len(points)} published runs"), "picture")
 
 
 def main(words: Sequence[str]) -> int:

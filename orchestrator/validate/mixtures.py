@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from orchestrator.model.architecture import Architecture
 from orchestrator.model.architecture import Run as LayerRun
 from orchestrator.model.parts import Mixer
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
-from orchestrator.model.spec import Architecture
 from orchestrator.validate.rows import SkipError, whole
 
 

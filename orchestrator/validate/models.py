@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import ceil
 
-from orchestrator.model.spec import Architecture
+from orchestrator.model.architecture import Architecture
 from orchestrator.validate.mixtures import mixture_of
 from orchestrator.validate.rows import number, whole
 

@@ -17,9 +17,10 @@ from msgspec.structs import replace
 
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
+from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora, megatron_names, with_lora
-from orchestrator.model.spec import Architecture, ModelSpec
+from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import QUANTISED, Dtype, Precision, Training
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
 from orchestrator.validate import layout, networks, uneven

@@ -20,9 +20,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from orchestrator.model.architecture import Architecture
+from orchestrator.model.ops import Dispatch, Op
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.routing import Routing, measured
-from orchestrator.model.spec import Dispatch, ModelSpec, Op
+from orchestrator.model.spec import ModelSpec
 from orchestrator.validate.mixtures import plain_name
 
 FROM_SCRATCH: Final = 0.8

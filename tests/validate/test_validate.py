@@ -16,7 +16,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES as PLANNED_ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.model.spec import Dispatch, Gemm, Pointwise
+from orchestrator.model.ops import Dispatch, Gemm, Pointwise
 from orchestrator.validate import accuracy, recovery
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.engines import ENGINES, nanotron
@@ -310,13 +310,12 @@ def test_the_report_has_the_promised_keys() -> None:
     assert report["all"]["time_median_ape"] == pytest.approx(0.1)
 
 
-def test_the_command_writes_report_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = write_csv(tmp_path / "runs.csv", rows_of({}, {"tp": "1", "dp": "4", "step_time_s": "1.2"}, {"gpu": "Gaudi2"}))
-    status = main([f"runs={table}", f"report={tmp_path / 'r.json'}", f"picture={tmp_path / 'p.svg'}"])
+    status = main([f"runs={table}", f"report={tmp_path / 'r.json'}"])
     assert status == 0
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["tables"]["runs"]["rows_used"] == 2
-    assert (tmp_path / "p.svg").read_text().count("<circle") == 2 + 1  # a point a run, and the legend
     assert "GPU Gaudi2 is not known" in capsys.readouterr().out
 
 

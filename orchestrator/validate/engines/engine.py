@@ -8,7 +8,8 @@ from typing import Final, Literal
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.spec import Cluster
-from orchestrator.model.spec import Architecture, ModelSpec
+from orchestrator.model.architecture import Architecture
+from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Dtype, Precision
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Candidate, Dispatcher, Schedule, ZeroStage

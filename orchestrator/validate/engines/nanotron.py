@@ -10,8 +10,8 @@ from orchestrator.cost import schedule
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.spec import Cluster
+from orchestrator.model.architecture import Architecture
 from orchestrator.model.hugging_face import with_separate_gate
-from orchestrator.model.spec import Architecture
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.layout import Prediction, Stage
 from orchestrator.strategy.spec import Candidate
