@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.errors import NO_ROOM, InputError, OrchestratorError, nearest, no_room
+from orchestrator.key import shown
 
 UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
@@ -86,13 +87,15 @@ def arguments(words: Sequence[str], keys: Sequence[str], required: Sequence[str]
     given: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(shown(word), None, "is not key=value", keys)
         if key not in keys:
             close = nearest(key, keys)
-            raise InputError(key, value if equals else None, f"is not known{f', did you mean {close}' if close else ''}", keys)
+            raise InputError(shown(key), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else keys)
         if not value:
             raise InputError(key, None, "needs a value: key=value")
         if key in given:
-            raise InputError(key, value, f"is given twice (first {given[key]})")
+            raise InputError(key, shown(value), f"is given twice, first as {key}={shown(given[key])}")
         given[key] = value
     for key in required:
         if key not in given:
@@ -100,10 +103,11 @@ def arguments(words: Sequence[str], keys: Sequence[str], required: Sequence[str]
     return given
 
 
-def write_text(path: Path, text: str, key: str) -> None:
-    """Writes a file of the user's choice, and the folders above it. Raises InputError."""
+def write_text(path: Path, text: str, key: str, *, with_folders: bool = False) -> None:
+    """Writes a file of the user's choice, `with_folders` also the folders above it. Raises InputError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if with_folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(key, path, f"can't be written: {error.strerror or error}") from None

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from orchestrator.commands import command
-from orchestrator.errors import InputError, LaunchError, nearest
+from orchestrator import commands
+from orchestrator.errors import InputError, LaunchError
 from orchestrator.key import Key, parse, shown
 from orchestrator.recipe.sources import existing_folder
 
@@ -50,7 +50,7 @@ GRACE_S: Final = 10.0
 def main(words: Sequence[str]) -> int:
     """Runs the command and returns its exit status. Known errors come as one message, without a traceback."""
     said = "interrupted: nothing is kept, the same command begins anew"
-    return command(words, help_text, lambda given: start([sys.executable, "-m", WORKER, *arguments(given)]), interrupted=said)
+    return commands.command(words, help_text, lambda given: start([sys.executable, "-m", WORKER, *arguments(given)]), interrupted=said)
 
 
 def start(command: Sequence[str]) -> int:
@@ -79,21 +79,7 @@ def read(words: Sequence[str]) -> dict[str, Any]:
     >>> read(["input=a.txt", "out=b", "workers=2"])
     {'input': 'a.txt', 'out': 'b', 'workers': 2}
     """
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise InputError(shown(word), None, "is not key=value", KEYS)
-        if name not in KEYS:
-            close = nearest(name, KEYS)
-            raise InputError(shown(name), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else KEYS)
-        if name in found:
-            raise InputError(name, shown(value), f"is given twice, first as {name}={shown(str(found[name]))}")
-        found[name] = parse(KEYS[name], value)
-    for name in ("input", "out"):
-        if name not in found:
-            raise InputError(name, None, f"is missing: {KEYS[name].help}")
-    return found
+    return {name: parse(KEYS[name], text) for name, text in commands.arguments(words, list(KEYS), ("input", "out")).items()}
 
 
 def arguments(words: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ from orchestrator.errors import LaunchError
 from orchestrator.plan import Plan
 from orchestrator.report.after import alone_seconds
 from orchestrator.report.measured import WARMUP_STEPS
+from orchestrator.report.text import _table
 from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Value
 
@@ -138,9 +139,11 @@ def built(plan: Plan, module: str, environment: dict[str, str], out: Path) -> li
 
 def rehearsed_table(found: Sequence[Rehearsed]) -> Table:
     """A table of predicted and measured peak memory and seconds, a line a stage."""
-    table = Table(title="Rehearsal: one rank alone, a fake process group", title_justify="left")
-    for heading in ("stage", "", "peak memory: predicted", "measured", "a micro-batch without traffic: predicted", "measured", "update"):
-        table.add_column(heading, justify="left" if heading == "" else "right")
+    table = _table(
+        ("stage", True), ("", False), ("peak memory: predicted", True), ("measured", True),
+        ("a micro-batch without traffic: predicted", True), ("measured", True), ("update", True),
+        title="Rehearsal: one rank alone, a fake process group",
+    )  # fmt: skip
     for one in found:
         table.add_row(
             str(one.stage), one.why, format_bytes(one.predicted_bytes), format_bytes(one.measured_bytes), format_seconds(one.predicted_s),

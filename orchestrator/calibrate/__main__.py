@@ -263,7 +263,8 @@ def run(words: Sequence[str]) -> None:
         found = left_out(runs, lambda rest: calibrate(rest, console, everything=True))
         for line in judged(found):
             console.print(line, highlight=False, markup=False)
-        write_text(Path(given["errors"]), msgspec.json.format(msgspec.json.encode(errors_of(found)), indent=0).decode() + "\n", "errors")
+        errors = msgspec.json.format(msgspec.json.encode(errors_of(found)), indent=0).decode() + "\n"
+        write_text(Path(given["errors"]), errors, "errors", with_folders=True)
         return
     files = calibrate(runs, console, everything=everything)
     if not files:
@@ -295,7 +296,7 @@ def write(files: Sequence[CalibrationFile], out: str | None, console: Console, k
         single = out.endswith(".json")
         if single and len(files) > 1:
             raise InputError(key, out, f"must be a folder: there are {len(files)} calibrations")
-        write_text(Path(out) if single else Path(out) / f"{file.engine}-{file.gpu}.json", text, key)
+        write_text(Path(out) if single else Path(out) / f"{file.engine}-{file.gpu}.json", text, key, with_folders=True)
 
 
 if __name__ == "__main__":

@@ -142,6 +142,24 @@ class Metrics:
         return rows
 
 
+class Steps:
+    """The rows that a run writes to metrics.jsonl, of which `on_step` gets each. `own`: our worker's run, which writes them itself; another
+    program's are made of what it prints."""
+
+    def __init__(self, out: Path, on_step: Callable[[Row], None], *, own: bool) -> None:
+        self.metrics, self.on_step = Metrics(out / "metrics.jsonl"), on_step
+        self.printed = None if own else program_metrics.Follower(out)
+        self.rows: list[Row] = []
+
+    def follow(self, *, ended: bool = False) -> None:
+        """Reads what is new; once the run has `ended`, to its last step."""
+        if self.printed is not None:
+            self.printed.poll(ended=ended)
+        for row in self.metrics.new_rows():
+            self.rows.append(row)
+            self.on_step(row)
+
+
 def by_step(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Steps that were taken again after a restart count once, as they were taken last.
 
@@ -219,6 +237,13 @@ def _log(out: Path, rank: int) -> Path:
     return out / "logs" / f"rank-{rank}.log"
 
 
+def _order(out: Path, rank: int, code: int | None) -> tuple[bool, int]:
+    """(whether a rank that ended with this code only complains of a lost peer, when its log ended): of several the least failed first."""
+    log = _log(out, rank)
+    secondary = code != -signal.SIGKILL and bool(SECONDARY.search(last_line(_tail(log)) or ""))
+    return secondary, log.stat().st_mtime_ns if log.exists() else 0
+
+
 def _first_failure(out: Path, report: str) -> tuple[int, int] | None:
     """(rank, exit code) of the rank that failed first among those in torchrun's report. Ranks that torchrun ended itself don't count;
     ranks that only complain of a lost peer come last; of the others it is the one whose log ended first."""
@@ -226,13 +251,7 @@ def _first_failure(out: Path, report: str) -> tuple[int, int] | None:
     entries = FAILURE.findall(report)
     failures = {int(rank): int(code) for rank, code, pid in entries if pid not in closed}
 
-    def order(rank: int) -> tuple[bool, int]:
-        log = _log(out, rank)
-        killed = failures[rank] == -signal.SIGKILL
-        secondary = not killed and bool(SECONDARY.search(last_line(_tail(log)) or ""))
-        return secondary, log.stat().st_mtime_ns if log.exists() else 0
-
-    first = min(failures, key=order, default=None)
+    first = min(failures, key=lambda rank: _order(out, rank, failures[rank]), default=None)
     return None if first is None else (first, failures[first])
 
 
@@ -365,13 +384,8 @@ def _first_task(out: Path, report: str) -> tuple[int, int] | None:
     for _, code, ranks in _ended_tasks(report.rsplit(SRUN_STYLE, 1)[-1]):
         if code is None or (first is not None and code == -signal.SIGTERM):
             continue
-
-        def order(rank: int, killed: bool = code == -signal.SIGKILL) -> tuple[bool, int]:
-            log = _log(out, rank)
-            return not killed and bool(SECONDARY.search(last_line(_tail(log)) or "")), log.stat().st_mtime_ns if log.exists() else 0
-
-        rank = min(ranks, key=order)
-        if not order(rank)[0]:
+        secondary, _, rank = min((*_order(out, rank, code), rank) for rank in ranks)
+        if not secondary:
             return rank, code
         first = first or (rank, code)
     return first
@@ -493,20 +507,9 @@ def run_script(
     (out / HANG).unlink(missing_ok=True)
     run = uuid.uuid4().hex
     launch_log = out / "logs" / "launch.log"
-    metrics = Metrics(out / "metrics.jsonl")
-    rows: list[Row] = []
+    steps = Steps(out, on_step, own=own)
     started = now()
     signals: list[int] = []
-
-    printed = None if own else program_metrics.Follower(out)
-
-    def follow(*, ended: bool = False) -> None:
-        if printed is not None:
-            printed.poll(ended=ended)
-        for row in metrics.new_rows():
-            rows.append(row)
-            on_step(row)
-
     try:
         with launch_log.open("wb") as log, _caught(signals):
             process = subprocess.Popen(
@@ -519,11 +522,11 @@ def run_script(
                 start_new_session=True,
                 preexec_fn=_end_with_parent(),  # noqa: PLW1509 (calls one function of the C library that is already loaded)
             )
-            returncode, was_enough = _supervise(process, launch_log, follow, signals=signals, enough=enough, grace_s=grace_s, run=run)
+            returncode, was_enough = _supervise(process, launch_log, steps.follow, signals=signals, enough=enough, grace_s=grace_s, run=run)
     finally:
         _end_leftovers(run)
-    follow(ended=True)
-    outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=str(_log(out, 0)), rows=by_step(rows))
+    steps.follow(ended=True)
+    outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=str(_log(out, 0)), rows=by_step(steps.rows))
     if signals:
         said = f"ended by {signal.Signals(signals[0]).name}"
         return replace(outcome, status="interrupted", exit_status=128 + signals[0], last_line=said, log=str(launch_log))

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job, SlurmOptions
-from orchestrator.launch import program_metrics
-from orchestrator.launch.local import GRACE_S, Metrics, Outcome, Row, by_step, now, run_script
+from orchestrator.launch.local import GRACE_S, Outcome, Row, Steps, by_step, now, run_script
 from orchestrator.values import Value
 
 TIMEOUT_S = 60.0
@@ -197,18 +196,7 @@ def follow(
 ) -> Outcome:
     """Wait for a submitted job, with the steps of metrics.jsonl as they come; how it ended, by the status.json that it leaves or, without
     one (it never started, its node is gone), by Slurm's word. Ctrl-C ends the following, not the job. Raises LaunchError."""
-    metrics = Metrics(out / "metrics.jsonl")
-    rows: list[Row] = []
-
-    printed = None if own else program_metrics.Follower(out)
-
-    def look(*, ended: bool = False) -> None:
-        if printed is not None:
-            printed.poll(ended=ended)
-        for row in metrics.new_rows():
-            rows.append(row)
-            on_step(row)
-
+    steps = Steps(out, on_step, own=own)
     started = now()
 
     def written() -> dict[str, Any]:
@@ -222,9 +210,9 @@ def follow(
     def finished() -> bool:
         return written().get("status") == "finished"
 
-    last, status = wait(submitted, follow=look, finished=finished, poll_s=poll_s)
-    look(ended=True)
-    outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=submitted.log, rows=by_step(rows))
+    last, status = wait(submitted, follow=steps.follow, finished=finished, poll_s=poll_s)
+    steps.follow(ended=True)
+    outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=submitted.log, rows=by_step(steps.rows))
     left = written()
     with contextlib.suppress(KeyError, msgspec.ValidationError):
         if left:

@@ -46,13 +46,11 @@ class Shared(Value, frozen=True, kw_only=True):
     ] = "pre"
     """Where a layer's norms stand: before attention and MLP ("pre"), after each ("post", OLMo 2), or both (Gemma)."""
     zero_centered_norm: Annotated[bool, Key("model.zero_centered_norm", "norms multiply by 1 + weight")] = False
-    """Whether norms multiply by 1 + weight (Gemma)."""
     position_embedding: Annotated[
         Literal["learned_absolute", "rope", "relative", "none"], Key("model.position_embedding", "how positions are told")
     ] = "learned_absolute"
     rotary_base: Annotated[int, Key("model.rotary_base", "of the rotary frequencies", low=1, high=10**9)] = 10000
     rotary_percent: Annotated[float, Key("model.rotary_percent", "share of a head's width that is rotated", above=0)] = 1.0
-    """Share of a head's width that is rotated."""
     rope_scaling_factor: Annotated[
         float | None,
         Key("model.rope_scaling_factor", "how much longer sequences are than those that the frequencies were made for", above=0),
@@ -65,7 +63,6 @@ class Shared(Value, frozen=True, kw_only=True):
     add_qkv_bias: Annotated[bool, Key("model.add_qkv_bias", "biases of query, key and value")] = False
     tie_embeddings: Annotated[bool, Key("model.tie_embeddings", "embedding and head share their weights")] = True
     embedding_scale: Annotated[bool, Key("model.embedding_scale", "token vectors are multiplied by sqrt(hidden_size)")] = False
-    """Whether token vectors are multiplied by sqrt(hidden_size) (Gemma)."""
     logits_softcap: Annotated[float | None, Key("model.logits_softcap", "logits become softcap * tanh(logits / softcap)", above=0)] = None
     """Logits become softcap * tanh(logits / softcap) (Gemma 2); None: they stay."""
     hidden_dropout: Annotated[float, Key("model.hidden_dropout", "after attention and feed-forward", low=0, below=1)] = 0.0

@@ -81,7 +81,6 @@ class Training(Value, frozen=True, kw_only=True):
             high=10**12,
         ),
     ] = None
-    """The last steps of schedule=wsd, in which the rate falls to `min_lr`; None: a tenth of all."""
     decay: Annotated[Literal["linear", "cosine", "minus_sqrt", "exponential"], Key("train.decay", "how schedule=wsd decays")] = "linear"
     """How the rate falls in those steps, as Megatron's --lr-wsd-decay-style (core/optimizer_param_scheduler.py, get_lr)."""
     warmup: Annotated[
@@ -106,9 +105,7 @@ class Training(Value, frozen=True, kw_only=True):
     """Transformer Engine's Adam that keeps of its fp32 weights only the 16 bits which the bf16 ones lack, reads gradients in their own
     type, and may keep moments in fewer bits (Megatron's --use-precision-aware-optimizer)."""
     exp_avg_dtype: Annotated[MomentDtype, Key("train.exp_avg_dtype", "of Adam's first moment, with precision_aware_optimizer")] = "fp32"
-    """Data type of Adam's first moment; other than fp32 only with `precision_aware_optimizer`."""
     exp_avg_sq_dtype: Annotated[MomentDtype, Key("train.exp_avg_sq_dtype", "of its second moment")] = "fp32"
-    """Data type of Adam's second moment; other than fp32 only with `precision_aware_optimizer`."""
     task: Annotated[
         Task, Key("task", "pretrain: text; sft: data= is a jsonl of chats or prompts and completions, and answers alone have a loss")
     ] = "pretrain"

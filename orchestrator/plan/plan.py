@@ -45,7 +45,7 @@ class Source(Value, frozen=True, kw_only=True):
 
 
 class RunSettings(Value, frozen=True, kw_only=True):
-    """What a run does that changes no plan: its data, evaluation, checkpoints and monitors."""
+    """What a run does that changes no plan: its data, evaluation, checkpoints and monitors. A field is what its key says."""
 
     data: Annotated[
         str | None,
@@ -57,7 +57,6 @@ class RunSettings(Value, frozen=True, kw_only=True):
             aliases=("data.train",),
         ),
     ] = None
-    """Text, jsonl or a Megatron .bin/.idx prefix; None: the byte corpus of the standard library's sources."""
     blend: tuple[Source, ...] = ()
     """Weighted sources in place of `data`."""
     valid: Annotated[str | None, Key("data.valid", "a source to evaluate on", path=True)] = None
@@ -65,25 +64,20 @@ class RunSettings(Value, frozen=True, kw_only=True):
     split: tuple[float, ...] = ()
     """Shares of each source, front to back, for training, evaluation and, left alone, a test; empty: all of it is trained on."""
     eval_every: Annotated[int, Key("train.eval_every", "between evaluations; 0: none", unit="steps", low=0, high=10**12)] = 0
-    """Steps between evaluations; 0: none."""
     eval_steps: Annotated[int, Key("train.eval_steps", "of an evaluation, at most", unit="global batches", low=1, high=10**9)] = 10
     """Global batches of an evaluation, at most: no sample is taken twice."""
     tokenizer: Annotated[
         str | None, Key("tokenizer", "folder of a Hugging Face tokenizer", default="bytes", path=True, aliases=("data.tokenizer",))
     ] = None
-    """A folder with a Hugging Face tokenizer; None: bytes."""
     save_every: Annotated[int, Key("train.save_every", "between checkpoints; 0: none", unit="steps", low=0, high=10**12)] = 0
     async_save: Annotated[bool, Key("train.async_save", "checkpoints are written beside the training, from a copy in host memory")] = False
     keep_last: Annotated[int, Key("train.keep_last", "newest checkpoints to keep; 0: all", low=0, high=10**9)] = 0
-    """How many of the newest checkpoints are kept; 0: all."""
     keep_every: Annotated[
         int, Key("train.keep_every", "between checkpoints that are kept for ever; 0: none", unit="steps", low=0, high=10**12)
     ] = 0
-    """Checkpoints of steps that this divides are kept for ever, beside the newest; 0: none."""
     trace_routing: Annotated[
         bool, Key("train.trace_routing", "write routing.jsonl, the tokens by expert of every step, which model.routing= takes (megatron)")
     ] = False
-    """Whether routing.jsonl is written: tokens by expert, layer and micro-batch."""
     step_timers: Annotated[
         bool,
         Key(
@@ -91,28 +85,22 @@ class RunSettings(Value, frozen=True, kw_only=True):
             "time two steps by cause on every rank: timers.jsonl, from which report= says after a run what was slow, and tune= learns",
         ),
     ] = True
-    """Whether timers.jsonl is written, and so whether two early steps are timed."""
     resume: Annotated[
         str | None,
         Key("train.resume", "run or checkpoint folder to continue from; alone it brings its run's recipe", path=True, aliases=("resume",)),
     ] = None
-    """A run folder or checkpoint folder to continue from."""
     change: Annotated[
         tuple[str, ...], Key("train.change", "settings that shall differ from the checkpoint's: lr,steps", type=str, read=names)
     ] = ()
-    """Settings that differ from the checkpoint's on purpose."""
     init_from: Annotated[
         str | None, Key("model.init_from", "folder of a Hugging Face checkpoint to begin with", default="weights of the seed", path=True)
     ] = None
-    """A local Hugging Face checkpoint to take the first weights from; None: drawn from the seed."""
     export_to: Annotated[
         str | None, Key("model.export_to", "new folder for a Hugging Face checkpoint of the last weights", default="none", path=True)
     ] = None
-    """A folder for a Hugging Face checkpoint of the last weights."""
     merge_lora: Annotated[
         bool, Key("lora.merge", "model.export_to gets the whole model with the adapters added to its weights, not peft's adapter alone")
     ] = False
-    """Whether `export_to` gets the whole model with LoRA's adapters added to its weights; otherwise the adapters in peft's format."""
     wandb: Annotated[
         dict[str, str],
         Key("wandb.project", "project of Weights & Biases", type=str),
