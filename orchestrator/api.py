@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator import detect, recipe
-from orchestrator.asking import of_model, questions
+from orchestrator.asking import questions
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
 from orchestrator.asking.grid import sweep as all_points
@@ -126,10 +126,10 @@ def ds_config_for(model: Any, *, trainer: bool = False, **keys: Any) -> dict[str
             raise InputError(name, shown(tree[name]), "is not for ds_config_for: the model is given, and the engine is DeepSpeed")
     if "gpus" not in tree and os.environ.get("WORLD_SIZE"):
         tree["gpus"] = os.environ["WORLD_SIZE"]
-    pins = {**of_model.ALONE, "pin.recompute": of_model.recompute_of(model)}
+    pins = {**ALONE, "pin.recompute": recompute_of(model)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
-        path.write_text(json.dumps(of_model.config_of(model)), encoding="utf-8")
+        path.write_text(json.dumps(config_of(model)), encoding="utf-8")
         of = {"engine": DEEPSPEED, "model.hf_config": str(path), "name": "in_a_script"}
         return plan(**{**pins, **of, **tree}).ds_config(trainer=trainer)
 
@@ -185,3 +185,40 @@ def _plan_of(given: Answer | Plan | str | Path) -> tuple[Plan, float | None]:
 def plan_file(path: str | Path) -> Path:
     """A run's folder stands for its plan.json."""
     return Path(path) / "plan.json" if Path(path).is_dir() else Path(path)
+
+
+ALONE: Final = {"pin.tp": "1", "pin.cp": "1"}
+"""The script's sampler gives every rank data of its own, unless its writer says otherwise."""
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """A model's configuration as config.json has it: of a module of transformers, of its configuration, of a mapping, or of a folder or
+    config.json. Raises InputError for anything else.
+
+    >>> config_of({"model_type": "gpt2"})
+    {'model_type': 'gpt2'}
+    """
+    if isinstance(model, str | Path):
+        path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError("model", path, f"can't be read: {getattr(error, 'strerror', None) or 'is no JSON'}") from None
+        if not isinstance(found, dict):
+            raise InputError("model", path, "is no configuration")
+        return found
+    config = model if isinstance(model, Mapping) else getattr(model, "config", model)
+    if isinstance(config, Mapping):
+        return dict(config)
+    to_dict = getattr(config, "to_dict", None)
+    if not callable(to_dict):
+        why = "has no configuration of transformers; python -m orchestrator.describe makes a file of it, for model.description="
+        raise InputError("model", type(model).__name__, why)
+    written: dict[str, Any] = json.loads(json.dumps(to_dict(), default=str))
+    return written
+
+
+def recompute_of(model: Any) -> str:
+    """Whether a module recomputes its layers now (`gradient_checkpointing_enable()`), as pin.recompute has it."""
+    name = next((one for one in ("is_activation_checkpointing", "is_gradient_checkpointing") if hasattr(type(model), one)), "")
+    return "full" if name and getattr(model, name) is True else "none"

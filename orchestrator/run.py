@@ -282,7 +282,7 @@ def layerwise_run(settings: Settings, out: Path, answer: dict[str, Any] | None =
     `pin.pp` fixes the stages; the other pins are the engines'.
     """
     from orchestrator.report.layerwise import layerwise_table
-    from orchestrator.report.risk import risk_text
+    from orchestrator.report.memory import risk_text
     from orchestrator.search.layerwise import AnalyticPrices, ProfilePrices, layerwise, open_batches
     from orchestrator.search.layerwise import Prices as LayerPrices
     from orchestrator.strategy.layerwise import TRAITS, galvatron_json

@@ -110,8 +110,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     from orchestrator.report import text
     from orchestrator.report.budget import budget, budget_text
     from orchestrator.report.failures import Failures, checkpoint_text, elsewhere_text, failures_text
-    from orchestrator.report.memory import memory_table
-    from orchestrator.report.risk import risk_text
+    from orchestrator.report.memory import memory_table, risk_text
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

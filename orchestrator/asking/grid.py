@@ -18,7 +18,7 @@ from orchestrator.recipe import KEYS, Settings, check_no_question
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
 from orchestrator.recipe.read import check_key, key_and_value
-from orchestrator.report.sweep import Row, sweep_table
+from orchestrator.report.comparison import Row, sweep_table
 from orchestrator.report.text import PIPE_WIDTH, as_text, choice
 from orchestrator.values import Value
 

@@ -18,9 +18,8 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
 from orchestrator.planning import Planner, without_gc
-from orchestrator.report.comparison import comparison_tables
-from orchestrator.report.risk import risk_key
-from orchestrator.report.sweep import sweep_table
+from orchestrator.report.comparison import comparison_tables, sweep_table
+from orchestrator.report.memory import risk_key
 from orchestrator.report.text import choice
 from orchestrator.screen import SearchProgress, next_text, screen, show_found
 from orchestrator.units import format_amount, format_seconds

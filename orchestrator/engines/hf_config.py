@@ -16,7 +16,7 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan

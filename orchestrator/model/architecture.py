@@ -13,7 +13,7 @@ from orchestrator.model.parts import FeedForward, Mixer
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mlp import Mlp
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 from orchestrator.model.shared import MOST_LAYERS, Shared
 from orchestrator.model.traced import Traced
 from orchestrator.values import Value

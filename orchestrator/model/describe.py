@@ -10,9 +10,7 @@ from orchestrator.model.architecture import Architecture, Layer
 from orchestrator.model.ops import Op, Role, Weight
 from orchestrator.model.parts import ends
 from orchestrator.model.parts.attention import cross_attention
-from orchestrator.model.parts.norm import norm, residual_add
-from orchestrator.model.parts.nothing import Nothing
-from orchestrator.model.parts.part import Part, join
+from orchestrator.model.parts.part import Nothing, Part, join, norm, residual_add
 from orchestrator.model.spec import Edge, LayerRun, LayerSpec, ModelSpec
 
 

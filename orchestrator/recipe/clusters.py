@@ -28,10 +28,9 @@ from orchestrator.engines.megatron_versions import number
 from orchestrator.errors import InputError, nearest
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, segment, slowest
-from orchestrator.key import Key, parse, shown
+from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, Key, parse, quantity, shown
 from orchestrator.recipe.cluster_fields import with_fields
 from orchestrator.recipe.keys import MAX_GPUS, Mixed
-from orchestrator.recipe.quantities import BYTES, FLOPS, RATES, SECONDS, quantity
 from orchestrator.recipe.read import Tree, as_texts, read_yaml
 
 PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4")

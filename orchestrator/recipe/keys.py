@@ -13,14 +13,13 @@ import msgspec
 from orchestrator.cost.profile import Profile
 from orchestrator.engines import passthrough
 from orchestrator.job import ContainerOptions, SlurmOptions, check_variable
-from orchestrator.key import Key, count, declared, one_text, options_of, share, words
+from orchestrator.key import RATES, Key, count, declared, one_text, options_of, quantity, share, words
 from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings, Source
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.profiles import read_profile
-from orchestrator.recipe.quantities import RATES, quantity
 from orchestrator.recipe.sources import blend_of, split_of
 from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.choices import shown as shown_choice

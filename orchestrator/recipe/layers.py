@@ -1,8 +1,10 @@
 """A user's keys from all that gives them: a recipe's YAML, the recipe that this one is built on, the command line. Each text is read into a
-typed value here; of a key that is given more than once the last source counts, the command line after all files."""
+typed value here; of a key that is given more than once the last source counts, the command line after all files. What every run on this cluster has
+in common (partition, account, image, price of a GPU-hour) the site's file says once."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -12,8 +14,8 @@ import msgspec
 from orchestrator.errors import InputError
 from orchestrator.key import declared, parse, shown
 from orchestrator.recipe.clusters import SUFFIXES, read_named, stored
-from orchestrator.recipe.keys import GROUPS, KEYS, OPEN_GROUPS, PRINTED
-from orchestrator.recipe.read import Tree, check_key
+from orchestrator.recipe.keys import FREE_WITH_PLAN, GROUPS, KEYS, OPEN_GROUPS, PRINTED
+from orchestrator.recipe.read import Tree, check_key, read_yaml
 from orchestrator.recipe.sources import check_layer, check_path, without_replaced
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -145,3 +147,32 @@ def fields_of(flat: Flat, struct: type[msgspec.Struct]) -> dict[str, Any]:
 def filled(flat: Flat, struct: type[Struct]) -> Struct:
     """A struct (Training, say) with every value that is given, else its own defaults."""
     return struct(**fields_of(flat, struct))
+
+
+VARIABLE: Final = "ORCHESTRATOR_SITE"
+USUAL: Final = "~/.config/orchestrator/site.yaml"
+OF_A_RUN: Final = ("recipe", "name", "plan", "model", "train", "pin", "explain", "profile", "seed", "target", "largest", "out")
+"""Keys and groups that say what is trained, which no site decides."""
+
+
+def is_shipped(given: Flat, layers: Sequence[Flat]) -> bool:
+    """Whether the lowest layer is a recipe of the package, over which the site's file stands; a user's own recipe stands over it."""
+    return len(layers) > 1 or str(given["recipe"].value) in (*stored("models"), *stored("profiles"))
+
+
+def site_layer(*, with_plan: bool = False) -> Flat:
+    """The keys of the site's file; none where there is no file. `with_plan`: without the cluster and engine, which a saved plan has. Raises
+    InputError for a file that is named and not there, and for keys of a run."""
+    named = os.environ.get(VARIABLE)
+    path = Path(named or USUAL).expanduser()
+    if not path.is_file():
+        if named:
+            raise InputError(VARIABLE, shown(named), "no such file")
+        return {}
+    flat = flatten(read_yaml(path), str(path))
+    for name, given in flat.items():
+        if name.partition(".")[0] in OF_A_RUN:
+            raise InputError(f"{path}: {name}", shown(given.text), "is a run's own: say it in a recipe or on the command line")
+    of_plan = [name for name in flat if with_plan and name in KEYS and KEYS[name].owner not in FREE_WITH_PLAN]
+    of_plan += [name for name in flat if with_plan and ((name not in KEYS and name.startswith("cluster.")) or name == "engine")]
+    return {name: given for name, given in flat.items() if name not in of_plan}

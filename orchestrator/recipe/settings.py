@@ -26,7 +26,19 @@ from orchestrator.plan import Plan, RunSettings
 from orchestrator.recipe.clusters import resized
 from orchestrator.recipe.described import SOURCES, with_description
 from orchestrator.recipe.keys import Actions, Largest, Targets
-from orchestrator.recipe.layers import Flat, Given, fields_of, filled, flatten, group_of, merge, recipe_layers, value_of
+from orchestrator.recipe.layers import (
+    Flat,
+    Given,
+    fields_of,
+    filled,
+    flatten,
+    group_of,
+    is_shipped,
+    merge,
+    recipe_layers,
+    site_layer,
+    value_of,
+)
 from orchestrator.recipe.machine import cluster_of, counted, limit_of
 from orchestrator.recipe.model import (
     architecture_of,
@@ -53,7 +65,6 @@ from orchestrator.recipe.resuming import (
     with_long_form,
 )
 from orchestrator.recipe.saved import check_agreement, saved_plan
-from orchestrator.recipe.site import is_shipped, site_layer
 from orchestrator.recipe.sources import data_settings, existing_folder
 from orchestrator.recipe.starting import container_options
 from orchestrator.recipe.weights import weight_settings, with_config

@@ -18,7 +18,7 @@ from orchestrator.detect import Machine
 from orchestrator.engine_prices import EnginePrices
 from orchestrator.engines import ENGINES
 from orchestrator.planning import Planner
-from orchestrator.report.risk import risk_key
+from orchestrator.report.memory import risk_key
 from orchestrator.strategy.layerwise import TRAITS
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import format_amount

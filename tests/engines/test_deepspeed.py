@@ -29,7 +29,7 @@ from orchestrator.model.lora import Lora
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mamba2 import Mamba2
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 from orchestrator.model.spec import Architecture, Pointwise
 from orchestrator.model.traced import Feed, Traced
 from orchestrator.model.training import Training

@@ -16,7 +16,7 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 
 CLASSES = {
     "gpt2": hf.GPT2, "llama": hf.LLAMA, "qwen2": hf.QWEN2, "qwen3": hf.QWEN3, "mistral": hf.MISTRAL, "phi3": hf.PHI3, "olmo2": hf.OLMO2,

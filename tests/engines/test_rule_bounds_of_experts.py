@@ -17,7 +17,7 @@ from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.mamba2 import Mamba2
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 from orchestrator.model.traced import Feed, Traced
 
 FOUR = replace(SIX, num_experts=4)

@@ -17,7 +17,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.legality import broken_rule, plan_only, rules_of, unsuited
 from orchestrator.strategy.pins import Pins

@@ -22,7 +22,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 from orchestrator.model.traced import Descriptions, Feed, Traced
 
 LLAMA = Architecture(

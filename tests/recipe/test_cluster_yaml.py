@@ -10,8 +10,8 @@ import pytest
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Software
+from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, quantity
 from orchestrator.recipe.clusters import changed_cluster, cluster_from, gpu_tree, resized
-from orchestrator.recipe.quantities import BYTES, FLOPS, RATES, SECONDS, quantity
 
 H100, A100 = "H100-SXM-80GB", "A100-SXM-80GB"
 NODE = {"name": "nvlink", "size": "node", "bandwidth": "nvlink", "latency": "2 us"}

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from orchestrator import key as quantities
 from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Gpu
-from orchestrator.recipe import quantities, supervised
+from orchestrator.recipe import supervised
 from orchestrator.recipe.help import kind
 from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.read import read_yaml

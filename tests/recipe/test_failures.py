@@ -7,8 +7,8 @@ import random
 import pytest
 
 import orchestrator as so
-from orchestrator.cost.goodput import daly, goodput, young
 from orchestrator.errors import InputError
+from orchestrator.report.failures import daly, goodput, young
 
 LLAMA = {"recipe": "llama3_8b", "cluster": "dgx_h100", "gpus": 32}
 

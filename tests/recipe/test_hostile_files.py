@@ -17,8 +17,8 @@ from orchestrator.audit.audit import Audit
 from orchestrator.cost.calibration import CalibrationFile, Constant, read_file
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
+from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, quantity
 from orchestrator.recipe import supervised
-from orchestrator.recipe.quantities import BYTES, FLOPS, RATES, SECONDS, quantity
 from orchestrator.units import GIB
 
 NO_GPU = Machine(host_memory=16 * GIB)

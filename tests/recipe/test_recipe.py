@@ -19,11 +19,10 @@ from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Gpu, Software
-from orchestrator.key import Key, parse
+from orchestrator.key import RATES, Key, parse, quantity
 from orchestrator.recipe.clusters import check_cluster, cluster_from, load_cluster, names, stored, to_tree
 from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.layers import flatten
-from orchestrator.recipe.quantities import RATES, quantity
 from orchestrator.recipe.read import read_arguments, read_yaml
 from orchestrator.units import GIB
 

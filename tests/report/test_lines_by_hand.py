@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from report_plans import PLAN, PREDICTED
 
 from orchestrator.plan import RunSettings
-from orchestrator.report import failures, memory, risk, sweep
+from orchestrator.report import comparison as sweep
+from orchestrator.report import failures, memory
+from orchestrator.report import memory as risk
 from orchestrator.report.budget import Budget, budget, budget_text
 from orchestrator.report.text import as_text
 from orchestrator.strategy.capabilities import StateBytes

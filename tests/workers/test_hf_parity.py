@@ -18,7 +18,7 @@ from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mamba2 import Mamba2 as StateSpace
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan, to_json
 

@@ -2,7 +2,7 @@
 file of its own, and `names.py` lists them."""
 
 from orchestrator.cost.schedule.flights import fewest_by_stage, fewest_in_flight, in_flight, in_flight_by_chunk
-from orchestrator.cost.schedule.simulate import finish_times, simulate
+from orchestrator.cost.schedule.names import finish_times, simulate
 from orchestrator.cost.schedule.timeline import Slot, timeline
 
 __all__ = ["Slot", "fewest_by_stage", "fewest_in_flight", "finish_times", "in_flight", "in_flight_by_chunk", "simulate", "timeline"]

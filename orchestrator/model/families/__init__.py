@@ -14,8 +14,7 @@ from orchestrator.extensions import Extensible
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.describe import layers
 from orchestrator.model.families.check import check_architecture, check_lengths
-from orchestrator.model.families.family import Family
-from orchestrator.model.families.hf import KEY, HfConfig
+from orchestrator.model.families.hf import KEY, Family, HfConfig
 from orchestrator.model.spec import Gemm, ModelSpec, Op, Pointwise
 from orchestrator.model.traced import FAMILY, Traced
 

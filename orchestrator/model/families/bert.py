@@ -7,9 +7,8 @@ binary (next-sentence) head and its pooler are not built (`--bert-no-binary-head
 from __future__ import annotations
 
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.families.family import Family
 from orchestrator.model.families.gpt import GELU_NAMES
-from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.families.hf import Family, HfConfig
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.families.family import Family
+from orchestrator.model.families.hf import Family
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet

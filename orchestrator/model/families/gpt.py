@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.families.family import Family
-from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.families.hf import Family, HfConfig
 
 GELU_NAMES = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 """Hugging Face's names for GELU and its tanh approximation: one cost."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from orchestrator.errors import InputError
+from orchestrator.model.architecture import Architecture
 from orchestrator.model.shared import MOST_LAYERS
+from orchestrator.values import Value
 
 KEY = "model.hf_config"
 MISSING = object()
@@ -74,3 +76,14 @@ class HfConfig:
         if not isinstance(value, Mapping):
             raise InputError(f"{self.key}.{field}", repr(value), "must be an object")
         return HfConfig(value, f"{self.key}.{field}")
+
+
+class Family(Value, frozen=True, kw_only=True):
+    """One file in this folder makes one of these, its `FAMILY`. `from_hf_config` makes an architecture of a Hugging Face config.json whose
+    `model_type` is in `hf_model_types`."""
+
+    name: str
+    from_hf_config: Callable[[HfConfig, str], Architecture]
+    hf_model_types: tuple[str, ...]
+    choices: Mapping[str, tuple[object, ...]] = {}
+    """Fields of Architecture that this family restricts, with what it takes."""

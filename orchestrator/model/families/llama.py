@@ -5,8 +5,7 @@ from __future__ import annotations
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.decoder import decoder
-from orchestrator.model.families.family import Family
-from orchestrator.model.families.hf import KEY, HfConfig
+from orchestrator.model.families.hf import KEY, Family, HfConfig
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:

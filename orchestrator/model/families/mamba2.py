@@ -6,10 +6,9 @@ from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.families.family import Family
-from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.families.hf import Family, HfConfig
 from orchestrator.model.parts.mamba2 import Mamba2
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 
 UNBOUNDED = 2**20
 """Positions that a model without any may have: the recurrence alone tells them, and any length can be trained."""

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture, Layer
 from orchestrator.model.families.decoder import pattern_of, router_groups
-from orchestrator.model.families.family import Family
-from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.families.hf import Family, HfConfig
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 
 KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of a pattern, as Megatron-core has them (ssm/mamba_hybrid_layer_allocation.py, Symbols)."""

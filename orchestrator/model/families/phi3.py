@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.decoder import decoder
-from orchestrator.model.families.family import Family
-from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.families.hf import Family, HfConfig
 from orchestrator.model.parts.attention import GroupedQueryAttention
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture, Layer
 from orchestrator.model.families.decoder import balance, decoder, pattern_of
-from orchestrator.model.families.family import Family
-from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.families.hf import Family, HfConfig
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.families.family import Family
-from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.families.hf import Family, HfConfig
 from orchestrator.model.parts.ends import RELATIVE_BUCKETS, RELATIVE_MAX_DISTANCE
 
 PRETRAINING_LENGTH: Final = 512

@@ -12,7 +12,7 @@ from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
-from orchestrator.model.parts.nothing import Nothing
+from orchestrator.model.parts.part import Nothing
 
 Mixer = GroupedQueryAttention | LatentAttention | Mamba2 | GatedDeltaNet | Nothing
 FeedForward = Mlp | Experts | Nothing

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from orchestrator.model.ops import Attention, Enter, Exit, Gemm, Op, Pointwise, Saved, Weight
-from orchestrator.model.parts.norm import norm_weights
-from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE, Part, linear_weights
+from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE, Part, linear_weights, norm_weights
 from orchestrator.model.shared import Shared
 from orchestrator.values import Value
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.model.ops import Enter, Exit, Gemm, Op, Pointwise, Saved, Weight
-from orchestrator.model.parts.norm import norm
-from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE, Part, linear_weights
+from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE, Part, linear_weights, norm
 from orchestrator.model.shared import Shared
 
 CROSS_ENTROPY_MOVED_BACKWARD: Final = 14.0

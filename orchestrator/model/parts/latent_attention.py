@@ -7,8 +7,7 @@ from typing import Literal
 
 from orchestrator.model.ops import Attention, Enter, Gemm, Op, Pointwise, Role, Saved, Weight
 from orchestrator.model.parts.attention import projection
-from orchestrator.model.parts.norm import norm_weights
-from orchestrator.model.parts.part import READ, WRITE, Part, linear_weights
+from orchestrator.model.parts.part import READ, WRITE, Part, linear_weights, norm_weights
 from orchestrator.model.shared import Shared
 from orchestrator.values import Value
 
