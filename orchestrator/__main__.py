@@ -6,9 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from orchestrator import __version__
-from orchestrator.commands import alone, command
-from orchestrator.console.listed import COMMANDS, by_name
-from orchestrator.errors import InputError, nearest
+from orchestrator.commands import COMMANDS, alone, by_name, command
+from orchestrator.errors import unknown
 
 
 def help_text() -> str:
@@ -40,8 +39,7 @@ def _listed(words: Sequence[str]) -> None:
     elif not words:
         print(help_text())
     else:
-        close = nearest(words[0], COMMANDS)
-        raise InputError(words[0], None, f"is no command{f'; did you mean {close}?' if close else ''}", [] if close else COMMANDS)
+        raise unknown(words[0], None, "is no command", words[0], COMMANDS)
 
 
 def console() -> int:

@@ -1,16 +1,17 @@
-"""How every command of the package takes its `key=value` words and ends: with one message and an exit status."""
+"""The commands of python -m orchestrator, and how each takes its `key=value` words and ends: with one message and an exit status."""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from orchestrator.errors import NO_ROOM, InputError, OrchestratorError, nearest, no_room
+from orchestrator.errors import NO_ROOM, InputError, OrchestratorError, no_room, unknown
 from orchestrator.key import shown
 
 UNEXPECTED: Final = 1
@@ -73,6 +74,11 @@ def command(
         return UNEXPECTED
 
 
+def command_of(module_docstring: str | None, body: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:
+    """A module's command: what takes its words, helps with the module's own docstring, runs `body` and returns the exit status."""
+    return lambda words: command(words, lambda: usage(module_docstring), body)
+
+
 def usage(module_docstring: str | None) -> str:
     """A module's own words as the help text of its command."""
     return (module_docstring or "").replace("`", "").strip()
@@ -90,8 +96,7 @@ def arguments(words: Sequence[str], keys: Sequence[str], required: Sequence[str]
         if not equals:
             raise InputError(shown(word), None, "is not key=value", keys)
         if key not in keys:
-            close = nearest(key, keys)
-            raise InputError(shown(key), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else keys)
+            raise unknown(shown(key), shown(value), "is no key", key, keys)
         if not value:
             raise InputError(key, None, "needs a value: key=value")
         if key in given:
@@ -123,3 +128,37 @@ def truth(given: dict[str, str], key: str) -> bool:
     if value not in ("true", "false"):
         raise InputError(key, value, "is neither", ["true", "false"])
     return value == "true"
+
+
+class Command(NamedTuple):
+    """The module and function of a command, and what it does."""
+
+    module: str
+    function: str
+    help: str
+
+
+COMMANDS: Final = {
+    "run": Command("orchestrator.run", "main", "plan, write everything that training needs, and start it where it can"),
+    "plan": Command("orchestrator.console.plans", "plan", "plan only: time, memory, cost; the least GPUs for a target; the most that fits"),
+    "sweep": Command("orchestrator.console.plans", "sweep", "plan for every combination of keys that have several values: gpus=8,16,32"),
+    "compare": Command("orchestrator.console.plans", "compare", "two plans or settings side by side, cause by cause"),
+    "report": Command("orchestrator.console.report", "main", "a run's plan in pictures, in one page: ranks, timeline, memory, candidates"),
+    "audit": Command("orchestrator.audit.__main__", "main", "is it any good? a Megatron-LM script, a ds_config.json, YAML of others"),
+    "completion": Command("orchestrator.console.completion", "main", "words for bash or zsh to complete commands and keys"),
+    "data": Command("orchestrator.data", "main", "text becomes Megatron's .bin and .idx"),
+    "describe": Command("orchestrator.describe", "main", "any Hugging Face architecture, or your own, becomes a file that plans"),
+    "health": Command("orchestrator.health", "main", "is this node fit to train, does a run go on, is a checkpoint as it was written"),
+    "calibrate": Command("orchestrator.calibrate.__main__", "main", "fit the prices to runs that were measured"),
+    "profile": Command("orchestrator.profile.__main__", "main", "measure this cluster, for a cluster= and a calibration= of its own"),
+    "validate": Command("orchestrator.validate.__main__", "main", "predictions against measured runs"),
+}
+
+
+def by_name(words: Sequence[str]) -> int | None:
+    """Runs the command that the first word names, on the others; its exit status. None where it names none."""
+    if not words or words[0] not in COMMANDS:
+        return None
+    chosen = COMMANDS[words[0]]
+    status: int = getattr(importlib.import_module(chosen.module), chosen.function)(words[1:])
+    return status

@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator.commands import arguments, command, usage
+from orchestrator.commands import arguments, command_of
 from orchestrator.errors import InputError
 from orchestrator.key import shown
 from orchestrator.model.traced import Descriptions, Traced
@@ -200,10 +200,7 @@ def _line(traced: Traced) -> str:
     return f"{traced.model_class}, {length} in {8 * traced.itemsize} bits: {parameters:,} parameters; {kinds}{assumed}"
 
 
-def main(words: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    return command(words, lambda: usage(__doc__), _describe)
-
+main = command_of(__doc__, _describe)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -81,3 +81,17 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
+
+
+def unknown(key: str, value: object, why: str, name: str, known: Iterable[str], choices: Iterable[object] | None = None) -> InputError:
+    """The error for a name that is not known: with the one that looks most like it or, where none does, with the choices (all that are
+    known).
+
+    >>> print(unknown("gpu", "4", "is no key", "gpu", ["gpus", "engine"]))
+    gpu=4: is no key; did you mean gpus?
+    """
+    known = list(known)
+    close = nearest(name, known)
+    if close is not None:
+        return InputError(key, value, f"{why}; did you mean {close}?")
+    return InputError(key, value, why, known if choices is None else choices)

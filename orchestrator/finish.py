@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from orchestrator.commands import command, usage
+from orchestrator.commands import command_of
 from orchestrator.errors import InputError
 from orchestrator.launch import program_metrics
 from orchestrator.launch.local import Outcome, Row, by_step, describe_failure, hang, now, write_status
@@ -75,9 +75,7 @@ def _ended(out: Path, log: Path, exit_status: int, rows: Sequence[Row], cause: s
         return replace(outcome, status=how, last_line=said)
     if cause == "slurm":
         return replace(outcome, status="interrupted", last_line=SIGNALLED)
-    failure = describe_failure(out, log, exit_status)
-    return replace(outcome, status="failed", exit_status=failure.status, last_line=failure.said, log=str(failure.log), rank=failure.rank,
-                   host=failure.host)  # fmt: skip
+    return describe_failure(out, log, exit_status).ending(outcome)
 
 
 def _worth_a_restart(outcome: Outcome) -> bool:
@@ -100,11 +98,6 @@ def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int =
     return outcome
 
 
-def main(words: Sequence[str]) -> int:
-    """Runs the command. Returns 0; TRY_AGAIN where the job stopped before its end or is to be requeued; 2 for a call that is not ours."""
-    return command(words, lambda: usage(__doc__), _run)
-
-
 def _run(words: Sequence[str]) -> int:
     if len(words) not in (4, 7) or not all(word.isdecimal() for word in (words[2], *words[4:6])):
         asked = "FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED CAUSE]"
@@ -117,6 +110,9 @@ def _run(words: Sequence[str]) -> int:
     print(f"{outcome.status}: {outcome.last_line or f'{len(outcome.rows)} steps'}", flush=True)
     return TRY_AGAIN if outcome.status in ("stopped", "requeued") else 0
 
+
+main = command_of(__doc__, _run)
+"""Runs the command. Returns 0; TRY_AGAIN where the job stopped before its end or is to be requeued; 2 for a call that is not ours."""
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

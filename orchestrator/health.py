@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 from orchestrator import digests
-from orchestrator.commands import command, usage
+from orchestrator.commands import command_of
 from orchestrator.errors import InputError
 from orchestrator.units import format_bytes
 
@@ -41,11 +41,6 @@ STALLED: Final = 20.0
 """Times its usual step that a run's last step may be ago: saves and evaluations take longer than a step."""
 STALLED_S: Final = 120.0
 """Seconds that a run's last step may be ago at least, however short its steps are."""
-
-
-def main(words: Sequence[str]) -> int:
-    """Runs the command. Returns 0 where nothing is wrong, 1 where something is, 2 for a call that is not ours."""
-    return command(words, lambda: usage(__doc__), _run)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -164,6 +159,9 @@ def progress(folder: Path, now: float) -> Iterator[str]:
     if times and ago > max(STALLED * median(times), STALLED_S):
         yield f"{folder}: step {rows[-1]['step']} was {ago:.0f} s ago, and a step takes {median(times):.3g} s"
 
+
+main = command_of(__doc__, _run)
+"""Runs the command. Returns 0 where nothing is wrong, 1 where something is, 2 for a call that is not ours."""
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from orchestrator import detect, recipe
-from orchestrator.commands import command, usage
+from orchestrator.commands import command_of
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import File
@@ -31,11 +31,6 @@ from orchestrator.units import format_seconds
 
 FORMER: Final = "plans"
 """The folder to which what is replaced goes."""
-
-
-def main(words: Sequence[str]) -> int:
-    """Runs the command. Returns 0; 2 where no number of nodes has a plan, or for a call that is not ours."""
-    return command(words, lambda: usage(__doc__), _run)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -108,6 +103,9 @@ def _write(folder: Path, settings: Settings, found: Found, former: Plan) -> None
             (kept / file.path).write_bytes(path.read_bytes())
         partial.replace(path)
 
+
+main = command_of(__doc__, _run)
+"""Runs the command. Returns 0; 2 where no number of nodes has a plan, or for a call that is not ours."""
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

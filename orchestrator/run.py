@@ -22,8 +22,7 @@ import yaml
 import orchestrator
 from orchestrator import detect, pictures, recipe, tuning
 from orchestrator.asking.answer import Answer
-from orchestrator.commands import INTERRUPTED, alone, command
-from orchestrator.console.listed import by_name
+from orchestrator.commands import INTERRUPTED, alone, by_name, command
 from orchestrator.cost import calibration
 from orchestrator.cost.memory_policy import within
 from orchestrator.cost.mixed import cost_model

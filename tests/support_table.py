@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from orchestrator.plan import Plan
-from orchestrator.report.text import ENDS
 from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.legality import derived_rules, unsuited
 from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_ORDER, Candidate, Mesh, Strategy
 from orchestrator.strategy.workload import Workload

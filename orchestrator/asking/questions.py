@@ -151,10 +151,7 @@ def accumulates(candidate: Candidate, workload: Workload) -> str | None:
 
 
 NO_ACCUMULATION: Final = Rule(
-    id="no_accumulation",
-    engine_rule="largest=global_batch_size",
-    check=accumulates,
-    needs=("pp", "num_microbatches"),
+    id="no_accumulation", engine_rule="largest=global_batch_size", check=accumulates, needs=("pp", "num_microbatches")
 )
 
 

@@ -20,8 +20,6 @@ from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import options_of
 from orchestrator.values import Value
 
-ENDS = ("embedding", "head")
-
 
 class Judged(Value, frozen=True, kw_only=True):
     """A plan with its price, and the rule that it breaks ("": none)."""

@@ -25,7 +25,7 @@ from rich.progress import Progress, TaskID
 from orchestrator.calibrate.fit import Fitted, Group, chooser, fit
 from orchestrator.calibrate.groups import CARRIED, CPU_NAMES, DEFAULT_NAMES, GROUPS, CarryOver, FitGroup, unit
 from orchestrator.calibrate.left_out import errors_of, judged, left_out
-from orchestrator.commands import arguments, command, truth, usage, write_text
+from orchestrator.commands import arguments, command_of, truth, write_text
 from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, Constant, digest
 from orchestrator.cost.uncertainty import LINEAR, is_linear, trained_as
 from orchestrator.errors import InputError
@@ -280,11 +280,6 @@ def run(words: Sequence[str]) -> None:
     write(ours, given.get("out"), console, "out")
 
 
-def main(words: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    return command(words, lambda: usage(__doc__), run)
-
-
 def write(files: Sequence[CalibrationFile], out: str | None, console: Console, key: str) -> None:
     """Writes the files into a folder, one each; into a .json file where there is one only; or on the screen. Raises InputError for several
     files and a .json file."""
@@ -298,6 +293,8 @@ def write(files: Sequence[CalibrationFile], out: str | None, console: Console, k
             raise InputError(key, out, f"must be a folder: there are {len(files)} calibrations")
         write_text(Path(out) if single else Path(out) / f"{file.engine}-{file.gpu}.json", text, key, with_folders=True)
 
+
+main = command_of(__doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -12,8 +12,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Final, get_args
 
-from orchestrator.commands import command, usage
-from orchestrator.console.listed import COMMANDS
+from orchestrator.commands import COMMANDS, command_of
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.key import options_of
@@ -35,11 +34,6 @@ _orchestrator() {
 }
 complete -o default -F _orchestrator orchestrator
 """
-
-
-def main(words: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    return command(words, lambda: usage(__doc__), _completion)
 
 
 def _completion(words: Sequence[str]) -> None:
@@ -67,3 +61,6 @@ def script(shell: str) -> str:
     )
     text = BASH % {"cases": cases, "commands": " ".join(COMMANDS), "keys": " ".join(f"{name}=" for name in KEYS)}
     return text if shell == "bash" else f"autoload -U +X bashcompinit && bashcompinit\n{text}"
+
+
+main = command_of(__doc__, _completion)

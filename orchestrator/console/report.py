@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator import api, detect, recipe, tuning
-from orchestrator.commands import arguments, command, usage, write_text
+from orchestrator.commands import arguments, command_of, write_text
 from orchestrator.console.plans import say_json, without_json
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
@@ -33,11 +33,6 @@ from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.report.kept import Drawn, drawn_in
 from orchestrator.screen import screen
-
-
-def main(words: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    return command(words, lambda: usage(__doc__), _report)
 
 
 def _report(words: Sequence[str]) -> None:
@@ -108,6 +103,8 @@ def of_run(run: Path) -> tuple[Settings, Found, Drawn | None]:
 def _same_question(settings: Settings, plan: Plan) -> bool:
     return (settings.architecture, settings.training, settings.cluster) == (plan.model, plan.training, plan.cluster)
 
+
+main = command_of(__doc__, _report)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

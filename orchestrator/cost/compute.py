@@ -281,13 +281,7 @@ def _scan(op: Scan | DeltaRule, strategy: Strategy, micro_batch_size: int, rates
 
 
 def _attention(
-    op: Attention,
-    strategy: Strategy,
-    micro_batch_size: int,
-    rates: Rates,
-    traits: Traits,
-    c: Calibration,
-    domain: int,
+    op: Attention, strategy: Strategy, micro_batch_size: int, rates: Rates, traits: Traits, c: Calibration, domain: int
 ) -> tuple[float, float]:
     """Seconds (forward, backward) of attention. Heads over tp, pairs of queries and keys over cp: a rank that exchanged sequence shards for
     heads has long sequences of few heads; one that passes keys on has a kernel for each part of them, whose results it adds up; one that

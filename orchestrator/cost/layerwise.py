@@ -11,7 +11,8 @@ from orchestrator.cost.price import CostModel
 from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.cost.schedule import finish_times, in_flight
 from orchestrator.hardware.collectives import COLLECTIVES
-from orchestrator.strategy.layerwise import ENDS, NAME, ChosenRun, LayerChoice, LayerwiseStage
+from orchestrator.strategy.layerwise import NAME, ChosenRun, LayerChoice, LayerwiseStage
+from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.spec import Candidate, Mesh, Strategy
 from orchestrator.strategy.tree import divisors
 

@@ -264,6 +264,11 @@ class Failure(Value, frozen=True, kw_only=True):
     rank: int | None = None
     host: str | None = None
 
+    def ending(self, outcome: Outcome) -> Outcome:
+        """The outcome of a run that ended with this."""
+        return replace(outcome, status="failed", exit_status=self.status, last_line=self.said, log=str(self.log), rank=self.rank,
+                       host=self.host)  # fmt: skip
+
 
 def hang(out: Path) -> Failure | None:
     """The watchdog's verdict (workers/watchdog.py); None where nothing hung."""
@@ -535,8 +540,7 @@ def run_script(
     failure = describe_failure(out, launch_log, returncode)
     if failure.status != NO_ROOM and shutil.disk_usage(out).free < ROOM:  # the logs, which would say so, are on that disk
         failure = replace(failure, status=NO_ROOM, said=f"the disk of {out} is full; the last that was said is: {failure.said}")
-    return replace(outcome, status="failed", exit_status=failure.status, last_line=failure.said, log=str(failure.log), rank=failure.rank,
-                   host=failure.host)  # fmt: skip
+    return failure.ending(outcome)
 
 
 PARTIAL: Final = "status.json.partial"

@@ -14,17 +14,7 @@ from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.layout import FittedOn, LayerSpan, Prediction, Stage
-from orchestrator.strategy.spec import (
-    OUTER_CHOICES,
-    RECOMPUTE_ORDER,
-    Candidate,
-    Mesh,
-    Options,
-    Recompute,
-    Schedule,
-    Strategy,
-    options_of,
-)
+from orchestrator.strategy.spec import OUTER_CHOICES, RECOMPUTE_ORDER, Candidate, Mesh, Options, Recompute, Schedule, Strategy, options_of
 from orchestrator.values import Value
 
 VERSION = 1
@@ -178,12 +168,7 @@ class Plan(Options, frozen=True, kw_only=True):
         """The part that all layers share; `recompute` is the strongest that any layer uses."""
         used = {span.recompute for stage in self.stages for span in stage.layers}
         strongest: Recompute = max(used, key=RECOMPUTE_ORDER.index, default="none")
-        return Strategy(
-            mesh=self.mesh,
-            recompute=strongest,
-            grad_reduce_dtype=self.training.grad_reduce_dtype,
-            **options_of(self),
-        )
+        return Strategy(mesh=self.mesh, recompute=strongest, grad_reduce_dtype=self.training.grad_reduce_dtype, **options_of(self))
 
     @property
     def optimizer_instances(self) -> int:

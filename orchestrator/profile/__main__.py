@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from orchestrator import detect, recipe
 from orchestrator.calibrate.__main__ import interval_of, measured_of, ratios
 from orchestrator.calibrate.fit import BOUNDS, Fitted, fit
-from orchestrator.commands import command, usage
+from orchestrator.commands import command_of
 from orchestrator.cost.calibration import CalibrationFile, Constant, digest
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError, NoPlanError
@@ -376,10 +376,7 @@ def everything(
     }  # fmt: skip
 
 
-def main(words: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    return command(words, lambda: usage(__doc__), run)
-
+main = command_of(__doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from orchestrator.recipe.clusters import load_cluster, resized, stored
-from orchestrator.recipe.help import help_text, topic_text
+from orchestrator.recipe.help import help_text, recipe_schema, topic_text
 from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.read import as_texts, read_arguments
 from orchestrator.recipe.resolved import resolved_yaml
-from orchestrator.recipe.schema import recipe_schema
 from orchestrator.recipe.settings import Settings, check_no_question, load, load_tree
 from orchestrator.recipe.weights import model_type
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from orchestrator.errors import InputError, nearest
+from orchestrator.errors import InputError, unknown
 from orchestrator.key import one_text, shown
 
 PLAIN: Final = ("gpu", "host_bandwidth", "host_memory")
@@ -35,8 +35,7 @@ def cluster_field(group: str, name: str, text: Any) -> str:
         or (len(parts) == 2 and parts[0] == "software" and parts[1] in SOFTWARE)
     )
     if not known:
-        close = nearest(full, [*KNOWN, *OTHERS])
-        raise InputError(full, shown(text), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else [*KNOWN, *OTHERS])
+        raise unknown(full, shown(text), "is no key", full, [*KNOWN, *OTHERS])
     return one_text(full, text)
 
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator.engines.megatron_versions import number
-from orchestrator.errors import InputError, nearest
+from orchestrator.errors import InputError, nearest, unknown
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, segment, slowest
 from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, Key, parse, quantity, shown
@@ -263,8 +263,7 @@ def _gpus(raw: Any, where: str, mixed: str) -> Gpu:
 def _gpu(raw: Any, where: str) -> Gpu:
     if isinstance(raw, str):
         if raw not in GPUS:
-            close = nearest(raw, GPUS)
-            raise InputError(f"{where}: gpu", shown(raw), f"is not in the catalog{f'; did you mean {close}' if close else ''}", GPUS)
+            raise unknown(f"{where}: gpu", shown(raw), "is not in the catalog", raw, GPUS)
         return GPUS[raw]
     if not isinstance(raw, dict):
         raise InputError(f"{where}: gpu", shown(raw), "must be a catalog name or the figures", _GPU_KEYS)
@@ -318,8 +317,7 @@ def _software(raw: Any, where: str, gpu: Gpu, base: Software) -> Software:
 def _check_keys(tree: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...], where: str) -> None:
     for name in tree:
         if name not in known:
-            close = nearest(name, known)
-            raise InputError(f"{where}: {shown(name)}", None, f"is no key here{f'; did you mean {close}' if close else ''}", known)
+            raise unknown(f"{where}: {shown(name)}", None, "is no key here", name, known)
     for name in needed:
         if tree.get(name) is None:
             raise InputError(f"{where}: {name}", None, "is missing")

@@ -119,8 +119,7 @@ class Inputs(Value, frozen=True, kw_only=True):
         None
     )
     reserve_gib: Annotated[
-        float | None,
-        Key("memory.reserve_gib", "of it kept free", type=float, unit="GiB", default="what memory.risk asks for", low=0),
+        float | None, Key("memory.reserve_gib", "of it kept free", type=float, unit="GiB", default="what memory.risk asks for", low=0)
     ] = None
     risk: Annotated[
         float | None,
@@ -203,8 +202,7 @@ class Actions(Value, frozen=True, kw_only=True):
     )
     entry_preflight: Annotated[bool, Key("entry.preflight", "check nodes and groups before it starts, as our worker does")] = False
     entry_without: Annotated[
-        tuple[str, ...],
-        Key("entry.without", "flags of ours that it shall not get (--async-save --log-straggler)", type=str, read=words),
+        tuple[str, ...], Key("entry.without", "flags of ours that it shall not get (--async-save --log-straggler)", type=str, read=words)
     ] = ()
     price_per_gpu_hour: Annotated[
         float | None,
@@ -220,8 +218,7 @@ class Actions(Value, frozen=True, kw_only=True):
         Key("cluster.mtbf", "mean time between failures of one node: plans say what failures cost", type=float, unit="hours", above=0),
     ] = None
     storage_bandwidth: Annotated[
-        float | None,
-        Key("cluster.storage", "at which all ranks together write a checkpoint, and read it (40 GB/s)", type=str, read=rate),
+        float | None, Key("cluster.storage", "at which all ranks together write a checkpoint, and read it (40 GB/s)", type=str, read=rate)
     ] = None
     restart_s: Annotated[
         float, Key("cluster.restart_s", "from a failure to the first step, less the reading of the checkpoint", unit="s", low=0)

@@ -1,6 +1,6 @@
 """A user's keys from all that gives them: a recipe's YAML, the recipe that this one is built on, the command line. Each text is read into a
-typed value here; of a key that is given more than once the last source counts, the command line after all files. What every run on this cluster has
-in common (partition, account, image, price of a GPU-hour) the site's file says once."""
+typed value here; of a key that is given more than once the last source counts, the command line after all files. What every run on this
+cluster has in common (partition, account, image, price of a GPU-hour) the site's file says once."""
 
 from __future__ import annotations
 

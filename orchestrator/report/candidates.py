@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from orchestrator.plan import Plan
 from orchestrator.strategy.choices import getter, shown
 from orchestrator.strategy.spec import CHOICES, Candidate
+from orchestrator.strategy.tree import Outcome
 
 FIRST_COLUMNS = (
     "engine", "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "zero_shard_size", "sequence_parallel", "offload_optimizer",
@@ -23,19 +23,6 @@ COLUMNS = (*FIRST_COLUMNS, *(choice.name for choice in CHOICES if choice.name no
 _SAID = (*(choice.name for choice in CHOICES), "engine", "num_microbatches", "step_time_s", "peak_memory_bytes", "reason")
 _PLACES = tuple(_SAID.index(column) for column in COLUMNS)
 _values = getter(choice.path for choice in CHOICES)
-
-
-class Outcome(Protocol):
-    """What the search says of one outer choice: a price, or the reason for its rejection, or both."""
-
-    @property
-    def candidate(self) -> Candidate: ...
-    @property
-    def step_time_s(self) -> float | None: ...
-    @property
-    def peak_memory_bytes(self) -> float | None: ...
-    @property
-    def reason(self) -> str | None: ...
 
 
 def _row(outcome: Outcome) -> list[str]:

@@ -1,5 +1,5 @@
-"""How sure it is that a plan fits into memory, and why it divides the model: the memory of choices side by side, by cause, against what a GPU
-has."""
+"""How sure it is that a plan fits into memory, and why it divides the model: the memory of choices side by side, by cause, against what a
+GPU has."""
 
 from __future__ import annotations
 

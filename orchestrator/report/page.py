@@ -16,7 +16,6 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
 from orchestrator.report.after import NAMES, After
 from orchestrator.report.budget import budget, budget_text
-from orchestrator.report.candidates import Outcome
 from orchestrator.report.kept import Drawn, Point, digest, element
 from orchestrator.report.measured import Row, measured_peak_memory, measured_step_time
 from orchestrator.report.text import (
@@ -34,7 +33,7 @@ from orchestrator.report.text import (
 from orchestrator.report.trace import MOST_EVENTS, Bar, bars, folded
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate
-from orchestrator.strategy.tree import LEVELS
+from orchestrator.strategy.tree import LEVELS, Outcome
 from orchestrator.units import GIB, format_amount, format_bytes, format_seconds
 from orchestrator.values import Value
 
@@ -136,11 +135,7 @@ def report_html(shown: Shown) -> str:
     from bokeh.resources import INLINE
 
     step = shown.costs.played(shown.plan.candidate, shown.plan.stages)
-    pictures = {
-        "ranks": rank_picture(shown.plan),
-        "timeline": timeline_picture(step),
-        "memory": memory_picture(shown, step),
-    }
+    pictures = {"ranks": rank_picture(shown.plan), "timeline": timeline_picture(step), "memory": memory_picture(shown, step)}
     drawn = shown.drawn or drawn_of(shown)
     if drawn.points:
         pictures["candidates"] = candidate_picture(drawn.points, shown)
@@ -372,7 +367,7 @@ def drawn_of(shown: Shown) -> Drawn:
     """What a page draws of the search's outcomes."""
     counted: dict[tuple[str, str], int] = {}
     for outcome in shown.outcomes:
-        if getattr(outcome, "rule", None):
+        if outcome.rule:
             key = (outcome.candidate.engine, outcome.reason or "")
             counted[key] = counted.get(key, 0) + 1
     ruled = sorted(((engine, why, count) for (engine, why), count in counted.items()), key=lambda row: -row[2])[:MOST_ROWS]
@@ -384,7 +379,7 @@ def candidate_points(shown: Shown) -> list[Point]:
     nearest first."""
     priced, bounded, over = [], [], []
     for outcome in shown.outcomes:
-        if getattr(outcome, "decided", LEVELS) != LEVELS:  # of a branch, some of its choices open
+        if outcome.decided != LEVELS:  # of a branch, some of its choices open
             continue
         name, why = outcome.candidate.label(), outcome.reason or ""
         if outcome.step_time_s is not None and outcome.peak_memory_bytes is not None:
@@ -393,8 +388,8 @@ def candidate_points(shown: Shown) -> list[Point]:
             priced.append((name, outcome.step_time_s, outcome.peak_memory_bytes, "priced", said))
         elif outcome.peak_memory_bytes is not None and shown.floor is not None and outcome.candidate.engine == shown.plan.engine:
             over.append((outcome.peak_memory_bytes, outcome.candidate, name, why))
-        elif (at_least := getattr(outcome, "at_least_s", None)) is not None and shown.floor is not None:
-            bounded.append((at_least, outcome, name, why))
+        elif outcome.at_least_s is not None and shown.floor is not None:
+            bounded.append((outcome.at_least_s, outcome, name, why))
     bounded.sort(key=lambda item: item[0])
     floor = shown.floor
     nearest = bounded[:MOST_POINTS] if floor is not None else []

@@ -21,6 +21,7 @@ from orchestrator.plan import Plan, Prediction, Stage
 from orchestrator.report.budget import budget
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import line, shown
+from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, RANK_ORDER, option_words
 from orchestrator.units import TFLOPS, format_amount, format_bytes, format_count, format_seconds
@@ -36,8 +37,6 @@ CAUSES_IN_A_LINE = 5
 NOISE = 1e-9
 """A cause with less than this share of the total is the rounding of a difference."""
 GFLOPS = TFLOPS / 1000
-ENDS = ("embedding", "head")
-"""Kinds of which a model has one; engines recompute neither."""
 MESH_AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 
 

@@ -21,7 +21,8 @@ from orchestrator.errors import NoPlanError
 from orchestrator.search.layerwise_stage import INFINITE, ROUNDING, Front, StageSolver, mean
 from orchestrator.search.partition import Partitions, Pipeline, Steps, through
 from orchestrator.search.partition import Way as StageWay
-from orchestrator.strategy.layerwise import ENDS, LayerwisePlan, LayerwiseStage
+from orchestrator.strategy.layerwise import LayerwisePlan, LayerwiseStage
+from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.tree import divisors
 from orchestrator.units import format_bytes

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from orchestrator.strategy.capabilities import StateBytes, Traits
+from orchestrator.strategy.layout import ENDS
 from orchestrator.values import Value
 
 NAME: Final = "layerwise"
@@ -70,14 +71,10 @@ class LayerwisePlan(Value, frozen=True, kw_only=True):
     sequence_parallel: bool
 
 
-ENDS: Final = ("embedding", "head")
-"""Kinds that Galvatron's file does not list as layers: `vtp` and `embed_sdp` are theirs."""
-
-
 def galvatron_json(plan: LayerwisePlan) -> dict[str, Any]:
     """Hetu-Galvatron 2.4's plan file: lists as comma-joined strings, one entry a transformer layer.
 
-    Embedding and head have one size in this format, which is how they are searched.
+    Embedding and head are no layers in it: `vtp` and `embed_sdp` are theirs, one size for both, which is how they are searched.
     """
     layers: list[LayerChoice] = []
     division = []

@@ -5,6 +5,9 @@ from __future__ import annotations
 from orchestrator.strategy.spec import Recompute
 from orchestrator.values import Value
 
+ENDS = ("embedding", "head")
+"""Kinds of layers of which a model has one; engines recompute neither."""
+
 
 class LayerSpan(Value, frozen=True, kw_only=True):
     """`count` layers of one kind, `first` counted within that kind from 0, computed the same way."""

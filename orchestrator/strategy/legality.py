@@ -62,10 +62,7 @@ def unsuited(capabilities: Capabilities, workload: Workload) -> str | None:
     if lacking:
         has = f"of parts of models it has {', '.join(capabilities.parts or ())}{capabilities.beyond_parts}"
         return f"{capabilities.engine} has no {' and no '.join(lacking)}; {has}"
-    given = (
-        ("precision", training.precision, capabilities.precisions),
-        ("optimizer", training.optimizer, capabilities.optimizers),
-    )
+    given = (("precision", training.precision, capabilities.precisions), ("optimizer", training.optimizer, capabilities.optimizers))
     for name, value, known in given:
         if value not in known:
             return f"{capabilities.engine} has no {name} {value}; it has {', '.join(known)}"

@@ -122,10 +122,7 @@ def layout_string(stages: Sequence[Stage], mtp_num_layers: int = 0) -> str:
 
 
 def stages_of(
-    model: ModelSpec,
-    sizes: Sequence[int],
-    pp: int,
-    recompute: Sequence[tuple[Recompute, int]] | None = None,
+    model: ModelSpec, sizes: Sequence[int], pp: int, recompute: Sequence[tuple[Recompute, int]] | None = None
 ) -> tuple[Stage, ...]:
     """Stages from the number of transformer layers of each chunk (vpp-major; the sum is the model's).
 

@@ -103,8 +103,7 @@ class Options(Value, frozen=True, kw_only=True):
     """The choices that all layers share beside the mesh: fields of strategies and of plans."""
 
     zero_stage: Annotated[
-        ZeroStage,
-        Choice(doc="which states data parallelism divides (ZeRO)", searched=True, always_said=True, in_layer_price=False),
+        ZeroStage, Choice(doc="which states data parallelism divides (ZeRO)", searched=True, always_said=True, in_layer_price=False)
     ] = 0
     zero_shard_size: Annotated[
         int | None,
@@ -171,10 +170,7 @@ class Options(Value, frozen=True, kw_only=True):
     ] = "alltoall"
     moe_shared_expert_overlap: Annotated[
         bool,
-        Choice(
-            doc="the shared experts beside the exchange of tokens (megatron)",
-            offered=Offered(values=(True,), asks="needs nothing"),
-        ),
+        Choice(doc="the shared experts beside the exchange of tokens (megatron)", offered=Offered(values=(True,), asks="needs nothing")),
     ] = False
     overlap_moe_expert_parallel_comm: Annotated[
         bool,
@@ -232,8 +228,7 @@ class Strategy(Options, frozen=True, kw_only=True):
 
     mesh: Mesh
     recompute: Annotated[
-        Recompute,
-        Choice(doc="what of a layer backward computes again", searched=True, in_layer_price=False, after="sequence_parallel"),
+        Recompute, Choice(doc="what of a layer backward computes again", searched=True, in_layer_price=False, after="sequence_parallel")
     ] = "none"
     grad_reduce_dtype: Dtype = "fp32"
 
@@ -245,8 +240,7 @@ class Candidate(Value, frozen=True, kw_only=True):
     engine: str
     strategy: Strategy
     micro_batch_size: Annotated[
-        int,
-        Choice(doc="samples of a pass", unit="samples", searched=True, always_said=True, short="mbs", in_layer_price=False),
+        int, Choice(doc="samples of a pass", unit="samples", searched=True, always_said=True, short="mbs", in_layer_price=False)
     ]
     num_microbatches: int
     vpp: Annotated[int, Choice(doc="virtual pipeline stages of a rank", unit="chunks", searched=True, in_layer_price=False, after="pp")] = 1

@@ -484,12 +484,7 @@ class Tree:
 
 def _illegal(candidate: Candidate, decided: tuple[str, ...], rule: Rule, why: str) -> Outcome:
     name = rule.id if rule.engine_rule == PLANNER else f"{rule.id} ({rule.engine_rule})"
-    return Outcome(
-        candidate=candidate,
-        decided=decided,
-        reason=f"illegal by rule {name}: {why}",
-        rule=rule.id,
-    )
+    return Outcome(candidate=candidate, decided=decided, reason=f"illegal by rule {name}: {why}", rule=rule.id)
 
 
 def _with_mesh(candidate: Candidate, axis: str, value: object) -> Candidate:

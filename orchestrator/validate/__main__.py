@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from orchestrator.commands import arguments, command, truth, usage, write_text
+from orchestrator.commands import arguments, command_of, truth, write_text
 from orchestrator.errors import InputError
 from orchestrator.validate import accuracy, own, page, pairs, recipes, recovery
 from orchestrator.validate.metrics import Priced, measured_beside, parts_of, report_of
@@ -95,11 +95,6 @@ def run(words: Sequence[str]) -> None:
         write_text(Path(given["page"]), page.with_generated(read(given["page"]), tables), "page")
 
 
-def main(words: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    return command(words, lambda: usage(__doc__), run)
-
-
 def price_all(runs: Sequence[Run], choose: Choose) -> tuple[list[Priced], list[Unusable]]:
     """Every run beside its prediction; those that can't be priced with the reason."""
     rows: list[Priced] = []
@@ -160,6 +155,8 @@ def read(path: str) -> str:
     except OSError as error:
         raise InputError("page", path, f"can't be read: {error.strerror}") from None
 
+
+main = command_of(__doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

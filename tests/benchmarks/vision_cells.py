@@ -50,7 +50,8 @@ from orchestrator.detect import Machine, machine
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.recipe import load
-from orchestrator.strategy.layerwise import ENDS, NAME, TRAITS, LayerChoice, LayerwisePlan
+from orchestrator.strategy.layerwise import NAME, TRAITS, LayerChoice, LayerwisePlan
+from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import GIB

@@ -22,7 +22,8 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.routing import Routing
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings, Source
-from orchestrator.recipe import keys, machine, profiles, resuming, saved, schema, settings, sources, starting, supervised, weights
+from orchestrator.recipe import help as schema
+from orchestrator.recipe import keys, machine, profiles, resuming, saved, settings, sources, starting, supervised, weights
 from orchestrator.recipe import layers as site
 from orchestrator.recipe import model as models
 from orchestrator.recipe.clusters import load_cluster

@@ -21,7 +21,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
 from orchestrator.search.layerwise import Outer, Prices
-from orchestrator.strategy.layerwise import ENDS
+from orchestrator.strategy.layout import ENDS
 
 GAP = 1e-7
 """Relative, at which HiGHS stops."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from orchestrator.cost.layerwise import Outer, Way
-from orchestrator.strategy.layerwise import ENDS, LayerChoice
+from orchestrator.strategy.layerwise import LayerChoice
+from orchestrator.strategy.layout import ENDS
 
 CHOICES = [
     LayerChoice(tp=tp, zero3=zero3, recompute=recompute) for tp in (1, 2, 4) for zero3 in (False, True) for recompute in (False, True)

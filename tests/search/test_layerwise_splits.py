@@ -13,7 +13,8 @@ from orchestrator.cost.layerwise import Outer, plan_price, stage_price
 from orchestrator.search import layerwise_stage
 from orchestrator.search.layerwise import Split, Splits, layerwise
 from orchestrator.search.layerwise_stage import uncovered
-from orchestrator.strategy.layerwise import ENDS, LayerwiseStage
+from orchestrator.strategy.layerwise import LayerwiseStage
+from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.tree import divisors
 

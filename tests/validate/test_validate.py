@@ -557,7 +557,7 @@ def test_a_pages_tables_are_written_between_their_marks(tmp_path: Path, capsys: 
     page = tmp_path / "page.md"
     page.write_text("no marks")
     assert main([f"runs={table}", f"page={page}"]) == 2
-    assert "page=planned engines: has no place" in capsys.readouterr().err
+    assert "page=all rows: has no place" in capsys.readouterr().err
     names = ("planned engines", "pairs", "real routing", "kept out", "all rows", "datasheets")
     page.write_text("\n".join(f"before {name}\n{BEGIN.format(name)}\nold\n{END.format(name)}\nafter {name}" for name in names))
     assert main([f"runs={table}", f"page={page}"]) == 0

@@ -26,10 +26,5 @@ FAMILY = Family(
     name="llama",
     from_hf_config=from_hf_config,
     hf_model_types=("llama", "qwen2"),
-    choices={
-        "position_embedding": ("rope",),
-        "normalization": ("RMSNorm",),
-        "activation": ("swiglu", "geglu"),
-        "num_token_types": (0,),
-    },
+    choices={"position_embedding": ("rope",), "normalization": ("RMSNorm",), "activation": ("swiglu", "geglu"), "num_token_types": (0,)},
 )

@@ -138,14 +138,7 @@ def core_attention(name: str, a: Shared, query_len: int, key_len: int, *, causal
         ),
     ]
     if a.attention_dropout:
-        mask = Saved(
-            name=f"{name}.dropout_mask",
-            elements=scores,
-            shard="tp",
-            itemsize=MASK_BYTES,
-            group="core_attention",
-            quadratic=True,
-        )
+        mask = Saved(name=f"{name}.dropout_mask", elements=scores, shard="tp", itemsize=MASK_BYTES, group="core_attention", quadratic=True)
         output = Saved(name=f"{name}.dropout", elements=scores, shard="tp", group="core_attention", quadratic=True)
         saves += [mask, output]
     return Attention(

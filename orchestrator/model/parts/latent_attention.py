@@ -83,12 +83,6 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
             ),
         )
         rotary = Pointwise(name=f"{name}.rotary", role="rotary", elements=tokens * (q + kv), moved=READ + WRITE, shard="tp")
-        ops: tuple[Op, ...] = (
-            Enter(elements=tokens * h),
-            *(gemm for _, gemm in made),
-            rotary,
-            core,
-            *projection(name, a, tokens, values),
-        )
+        ops: tuple[Op, ...] = (Enter(elements=tokens * h), *(gemm for _, gemm in made), rotary, core, *projection(name, a, tokens, values))
         weights = tuple(weight for found, _ in made for weight in found)
         return Part(weights + norms + linear_weights(f"{name}.linear_proj", h, values, "row", bias=False), ops)
