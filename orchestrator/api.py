@@ -53,6 +53,9 @@ __all__ = [
 STARTS: Final = ("launch", "launch.wait", "out")
 """Keys of a run: a plan is asked for here, and nothing is written or started."""
 
+ALONE: Final = {"pin.tp": "1", "pin.cp": "1"}
+"""The script's sampler gives every rank data of its own, unless its writer says otherwise."""
+
 
 @functools.cache
 def _machine() -> detect.Machine:
@@ -185,10 +188,6 @@ def _plan_of(given: Answer | Plan | str | Path) -> tuple[Plan, float | None]:
 def plan_file(path: str | Path) -> Path:
     """A run's folder stands for its plan.json."""
     return Path(path) / "plan.json" if Path(path).is_dir() else Path(path)
-
-
-ALONE: Final = {"pin.tp": "1", "pin.cp": "1"}
-"""The script's sampler gives every rank data of its own, unless its writer says otherwise."""
 
 
 def config_of(model: Any) -> dict[str, Any]:

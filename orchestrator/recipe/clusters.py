@@ -317,7 +317,8 @@ def _software(raw: Any, where: str, gpu: Gpu, base: Software) -> Software:
 def _check_keys(tree: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...], where: str) -> None:
     for name in tree:
         if name not in known:
-            raise unknown(f"{where}: {shown(name)}", None, "is no key here", name, known)
+            close = nearest(name, known)
+            raise InputError(f"{where}: {shown(name)}", None, f"is no key here{f'; did you mean {close}' if close else ''}", known)
     for name in needed:
         if tree.get(name) is None:
             raise InputError(f"{where}: {name}", None, "is missing")
