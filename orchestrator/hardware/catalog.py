@@ -153,42 +153,15 @@ with its CPU."""
 
 DRIVER_NAMES: Final = MappingProxyType(
     {
-        "Tesla V100-SXM2-16GB": "V100-SXM2-16GB",
-        "Tesla V100-SXM2-32GB": "V100-SXM2-32GB",
-        "NVIDIA A100-SXM4-40GB": "A100-SXM-40GB",
-        "NVIDIA A100-SXM4-80GB": "A100-SXM-80GB",
-        "NVIDIA A100-PCIE-40GB": "A100-PCIE-40GB",
-        "NVIDIA A100 80GB PCIe": "A100-PCIE-80GB",
-        "NVIDIA A800-SXM4-80GB": "A800-SXM-80GB",
-        "NVIDIA H100 80GB HBM3": "H100-SXM-80GB",
-        "NVIDIA H100 PCIe": "H100-PCIE-80GB",
-        "NVIDIA H800": "H800-SXM-80GB",
-        "NVIDIA GH200 480GB": "GH200-96GB",
-        "NVIDIA H200": "H200",
-        "NVIDIA B200": "B200",
-        "NVIDIA B300 SXM6 AC": "B300",
-        "NVIDIA GB200": "GB200",
-        "NVIDIA GB300": "GB300",
-        "NVIDIA TITAN RTX": "TITAN-RTX",
-        "NVIDIA GeForce RTX 3090": "RTX-3090",
-        "NVIDIA GeForce RTX 4090": "RTX-4090",
-        "NVIDIA GeForce RTX 5090": "RTX-5090",
-        "NVIDIA L40S": "L40S",
-        "NVIDIA L40": "L40",
-        "NVIDIA L4": "L4",
-        "NVIDIA A10": "A10",
-        "NVIDIA A30": "A30",
-        "NVIDIA A40": "A40",
-        "NVIDIA RTX A5000": "RTX-A5000",
-        "NVIDIA RTX A6000": "RTX-A6000",
-        "NVIDIA RTX 6000 Ada Generation": "RTX-6000-Ada",
-        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "RTX-PRO-6000",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX-PRO-6000-Server",
-        "NVIDIA H100 NVL": "H100-NVL",
-        "NVIDIA H20": "H20",
+        "A100-SXM4-40GB": "A100-SXM-40GB", "A100-SXM4-80GB": "A100-SXM-80GB", "A100 80GB PCIe": "A100-PCIE-80GB",
+        "A800-SXM4-80GB": "A800-SXM-80GB", "H100 80GB HBM3": "H100-SXM-80GB", "H100 PCIe": "H100-PCIE-80GB", "H100 NVL": "H100-NVL",
+        "H800": "H800-SXM-80GB", "GH200 480GB": "GH200-96GB", "B300 SXM6 AC": "B300", "TITAN RTX": "TITAN-RTX",
+        "GeForce RTX 3090": "RTX-3090", "GeForce RTX 4090": "RTX-4090", "GeForce RTX 5090": "RTX-5090",
+        "RTX A5000": "RTX-A5000", "RTX A6000": "RTX-A6000", "RTX 6000 Ada Generation": "RTX-6000-Ada",
+        "RTX PRO 6000 Blackwell Workstation Edition": "RTX-PRO-6000", "RTX PRO 6000 Blackwell Server Edition": "RTX-PRO-6000-Server",
     }
-)
-"""What the driver calls them (nvidia-smi --query-gpu=name), today; older drivers leave "NVIDIA " out or say "Tesla"."""
+)  # fmt: skip
+"""What the driver calls those whose name here is another (nvidia-smi --query-gpu=name), without "NVIDIA " or older drivers' "Tesla "."""
 
 
 def by_driver_name(name: str) -> Gpu | None:
@@ -197,17 +170,5 @@ def by_driver_name(name: str) -> Gpu | None:
     >>> by_driver_name("NVIDIA H100 80GB HBM3").name, by_driver_name("A100-SXM4-40GB").name, by_driver_name("NVIDIA T4")
     ('H100-SXM-80GB', 'A100-SXM-40GB', None)
     """
-    wanted = _bare(name)
-    for driver_name, catalog_name in DRIVER_NAMES.items():
-        if _bare(driver_name) == wanted:
-            return GPUS[catalog_name]
-    return GPUS.get(wanted)  # another package's goes by the driver's own name
-
-
-def _bare(name: str) -> str:
-    """The name without the maker's prefixes, which come and go with the driver.
-
-    >>> _bare("Tesla V100-SXM2-16GB"), _bare("NVIDIA TITAN RTX")
-    ('V100-SXM2-16GB', 'TITAN RTX')
-    """
-    return name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
+    bare = name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
+    return GPUS.get(DRIVER_NAMES.get(bare, bare))  # another package's goes by the driver's own name

@@ -7,7 +7,6 @@ change where transformers 5 (models/{gpt2,llama,bert,t5}/modeling_*.py) and Deep
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
@@ -62,14 +61,13 @@ def with_separate_gate(model: ModelSpec) -> ModelSpec:
     if not model.architecture.gated:
         return model
 
+    def changed(op: Op) -> Op:
+        return replace(op, saves=(*op.saves, _activated(op))) if isinstance(op, Pointwise) and op.role == "activation" else op
+
     def layer(spec: LayerSpec) -> LayerSpec:
-        return replace(spec, ops=tuple(map(_keeping_gate, spec.ops)))
+        return replace(spec, ops=tuple(map(changed, spec.ops)))
 
     return replace(model, runs=tuple(replace(run, layer=layer(run.layer)) for run in model.runs))
-
-
-def _keeping_gate(op: Op) -> Op:
-    return replace(op, saves=(*op.saves, _activated(op))) if isinstance(op, Pointwise) and op.role == "activation" else op
 
 
 def _activated(op: Pointwise) -> Saved:
@@ -82,26 +80,15 @@ def is_gpt2(a: Architecture) -> bool:
 
 
 def divides_head(a: Architecture) -> bool:
-    """Whether AutoTP divides the head: an untied one of a model whose class has a plan for it, which those with rotary positions have."""
+    """Whether AutoTP divides the head: an untied one of a model whose class has a plan for it (llama: `lm_head: colwise_gather_output`),
+    which those with rotary positions have; never a tied one."""
     return not a.tie_embeddings and a.stack == "decoder" and not is_gpt2(a)
-
-
-@dataclass(frozen=True)
-class _Context:
-    a: Architecture
-
-    @property
-    def splits_head(self) -> bool:
-        """Whether AutoTP divides the head: an untied one of a model with a plan of its own (llama: `lm_head: colwise_gather_output`), never
-        a tied one."""
-        return divides_head(self.a)
 
 
 def hugging_face(model: ModelSpec) -> ModelSpec:
     """The model with the operations and kept tensors that transformers' code has for it."""
     model = _all_experts(model)
-    context = _Context(model.architecture)
-    return replace(model, runs=tuple(replace(run, layer=_layer(run.layer, context)) for run in model.runs))
+    return replace(model, runs=tuple(replace(run, layer=_layer(run.layer, model.architecture)) for run in model.runs))
 
 
 def _all_experts(model: ModelSpec) -> ModelSpec:
@@ -115,22 +102,22 @@ def _all_experts(model: ModelSpec) -> ModelSpec:
     return replace(layers(whole, model.seq_length), architecture=a)
 
 
-def _layer(layer: LayerSpec, context: _Context) -> LayerSpec:
-    weights = tuple(changed for weight in layer.weights for changed in _weight(weight, layer, context))
-    return replace(layer, weights=weights, ops=tuple(_ops(layer, context)))
+def _layer(layer: LayerSpec, a: Architecture) -> LayerSpec:
+    weights = tuple(changed for weight in layer.weights for changed in _weight(weight, layer, a))
+    return replace(layer, weights=weights, ops=tuple(_ops(layer, a)))
 
 
-def _weight(weight: Weight, layer: LayerSpec, context: _Context) -> Iterator[Weight]:
-    if context.a.stack == "encoder_decoder" and weight.pad_to and len(weight.shape) == 1:
+def _weight(weight: Weight, layer: LayerSpec, a: Architecture) -> Iterator[Weight]:
+    if a.stack == "encoder_decoder" and weight.pad_to and len(weight.shape) == 1:
         return  # T5ForConditionalGeneration's head has none
     if weight.pad_to:
-        split = 0 if layer.kind == "head" and context.splits_head else None
+        split = 0 if layer.kind == "head" and divides_head(a) else None
         yield replace(weight, split=split, pad_to=0)
     else:
         yield weight
 
 
-def _ops(layer: LayerSpec, context: _Context) -> Iterator[Op]:
+def _ops(layer: LayerSpec, a: Architecture) -> Iterator[Op]:
     pending: Enter | None = None
     for op in layer.ops:
         if isinstance(op, Enter):
@@ -140,10 +127,10 @@ def _ops(layer: LayerSpec, context: _Context) -> Iterator[Op]:
                 yield op
         elif isinstance(op, Gemm):
             if op.pad_to:
-                yield from _head(op, pending, context)
+                yield from _head(op, pending, a)
             else:
                 # Under AutoTP each linear all-reduces its input's gradient by itself (module_inject/layers.py).
-                for gemm in _linears(op, context.a):
+                for gemm in _linears(op, a):
                     if pending is not None:
                         yield pending
                     yield gemm
@@ -151,7 +138,7 @@ def _ops(layer: LayerSpec, context: _Context) -> Iterator[Op]:
         elif isinstance(op, Scan):
             yield from _scan(op)
         elif isinstance(op, Pointwise):
-            yield from _pointwise(op, context.a)
+            yield from _pointwise(op, a)
         else:
             yield op
 
@@ -204,9 +191,9 @@ def _kernels(op: Pointwise, count: int) -> Iterator[Pointwise]:
         yield Pointwise(name=op.name, role=op.role, elements=0, moved=0.0, shard=op.shard)
 
 
-def _head(op: Gemm, enter: Enter | None, context: _Context) -> Iterator[Op]:
+def _head(op: Gemm, enter: Enter | None, a: Architecture) -> Iterator[Op]:
     """Logits of the whole vocabulary on every rank. Where AutoTP divides the head it gathers them: half the bytes of an all-reduce."""
-    if context.splits_head:
+    if divides_head(a):
         if enter is not None:
             yield enter
         yield replace(op, pad_to=VOCABULARY)

@@ -9,7 +9,8 @@ import math
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import gcd
 from typing import Any, Final
 
@@ -278,26 +279,21 @@ class _Handed(torch.autograd.Function):
         return gradients[0]
 
 
-class _Row(nn.Module):
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, meeting: _Meeting, rank: int) -> None:
+class _Share(nn.Module):
+    """A rank's part of a linear: of its output, or where `summed` is given, of its input, and that sums the ranks' outputs."""
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, summed: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)
+        self.weight, self.summed = nn.Parameter(weight), summed
         self.bias = None if bias is None else nn.Parameter(bias)
-        self.meeting, self.rank = meeting, rank
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        out = _Handed.apply(self.meeting.sum(self.rank, F.linear(given, self.weight)))
+        if self.summed is None:
+            return F.linear(given, self.weight, self.bias)
+        out: torch.Tensor = _Handed.apply(self.summed(F.linear(given, self.weight)))
         return out if self.bias is None else out + self.bias
-
-
-class _Column(nn.Module):
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
-
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return F.linear(given, self.weight, self.bias)
 
 
 def _difference(model: nn.Module, batch: Mapping[str, Any], pairs: Sequence[Pair], whole: Whole) -> str | None:
@@ -386,14 +382,14 @@ def _divided(model: nn.Module, divided: Sequence[Divided], rank: int, meeting: _
         if by == "row":
             if module.in_features % TP:
                 raise _CantCompareError(f"{TP} does not divide its input at small width")
-            new: nn.Module = _Row(module.weight.detach().chunk(TP, dim=1)[rank].clone(), bias, meeting, rank)
+            new = _Share(module.weight.detach().chunk(TP, dim=1)[rank].clone(), bias, partial(meeting.sum, rank))
         else:
             parts = _parts(model, divided, name)
             if any(part % TP for part in parts):
                 raise _CantCompareError(f"{TP} does not divide its output at small width")
             weight = torch.cat([part.chunk(TP, dim=0)[rank] for part in module.weight.detach().split(list(parts), dim=0)], dim=0)
             bias = None if bias is None else torch.cat([part.chunk(TP)[rank] for part in bias.split(list(parts))])
-            new = _Column(weight.clone(), bias)
+            new = _Share(weight.clone(), bias)
         setattr(mine.get_submodule(owner), own, new)
         cut.add(name)
     if not cut:

@@ -20,13 +20,14 @@ from orchestrator.model.traced import FAMILY, Traced
 
 
 def _found() -> dict[str, Family]:
-    """The `FAMILY` of each file in this folder that has one."""
-    modules = (import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__))
-    return {module.FAMILY.name: module.FAMILY for module in modules if hasattr(module, "FAMILY")}
+    """Each `Family` that a file in this folder has, by name."""
+    modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    found = {each.name: each for module in modules for each in vars(module).values() if isinstance(each, Family)}
+    return dict(sorted(found.items()))
 
 
 FAMILIES: Final = Extensible("orchestrator.families", Family, _found())
-"""Families of models by name. A new one is a file in this folder, and nothing else; or another package's entry point."""
+"""Families of models by name. A new one is a `Family` in a file of this folder, and nothing else; or another package's entry point."""
 
 
 def describe(architecture: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:

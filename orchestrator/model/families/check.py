@@ -12,19 +12,9 @@ from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 
 ABOVE_ZERO = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "ffn_hidden_size",
-    "vocab_size",
-    "max_position_embeddings",
-    "num_query_groups",
-    "kv_channels",
-    "norm_epsilon",
-    "rotary_base",
-    "rope_scaling_factor",
-    "make_vocab_size_divisible_by",
-)
+    "num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size", "max_position_embeddings", "num_query_groups",
+    "kv_channels", "norm_epsilon", "rotary_base", "rope_scaling_factor", "make_vocab_size_divisible_by",
+)  # fmt: skip
 NOT_NEGATIVE = ("decoder_num_layers", "num_token_types", "mtp_num_layers")
 MAY_BE_ZERO = ("shared_ffn_hidden_size", "aux_loss_coeff")
 """Fields of a layer's parts in which 0 is allowed and means that there is none."""

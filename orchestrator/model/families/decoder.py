@@ -47,7 +47,10 @@ def decoder(
     config: HfConfig, family: str, name: str, *, groups: int | None = None, epsilon: float = 1e-6, base: int = 10000, **more: Any
 ) -> Architecture:
     """The architecture of these fields; `more` stands in their place or beside them. `groups`, `epsilon`, `base`: the key-value heads, the
-    norms' epsilon and the rotary base of a config.json that does not say them, as transformers' own class of the model has them."""
+    norms' epsilon and the rotary base of a config.json that does not say them, as transformers' own class of the model has them. Without an
+    `activation` in `more` it is SwiGLU, and a `hidden_act` that isn't its is refused."""
+    if "activation" not in more:
+        config.choice("hidden_act", ("silu",), "silu")
     fields: dict[str, Any] = {
         "num_layers": config.integer("num_hidden_layers"),
         "hidden_size": config.integer("hidden_size"),

@@ -11,7 +11,6 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
     """The architecture of a config.json of DeepSeek-V2, DeepSeek-V3, or a Kimi K2."""
-    config.choice("hidden_act", ("silu",), "silu")
     config.refuse_unless("moe_layer_freq", 1, "every layer after the first dense ones has experts")
     second = config.fields.get("model_type") == "deepseek_v2"
     mixer = LatentAttention(

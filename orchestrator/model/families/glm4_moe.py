@@ -11,7 +11,6 @@ from orchestrator.model.parts.experts import Experts
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
     """The architecture of a config.json of GLM-4.5 or GLM-4.5-Air. Raises InputError for what can't be expressed."""
-    config.choice("hidden_act", ("silu",), "silu")
     width = config.integer("moe_intermediate_size")
     experts = Experts(
         num_experts=config.integer("n_routed_experts"),

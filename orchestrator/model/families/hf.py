@@ -79,8 +79,8 @@ class HfConfig:
 
 
 class Family(Value, frozen=True, kw_only=True):
-    """One file in this folder makes one of these, its `FAMILY`. `from_hf_config` makes an architecture of a Hugging Face config.json whose
-    `model_type` is in `hf_model_types`."""
+    """A reader: `from_hf_config` makes an architecture of a Hugging Face config.json whose `model_type` is in `hf_model_types`. One in a
+    file of this folder is found by itself."""
 
     name: str
     from_hf_config: Callable[[HfConfig, str], Architecture]

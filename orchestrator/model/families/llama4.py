@@ -24,7 +24,6 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     text = config.section("text_config") if config.fields.get("model_type") == "llama4" else config
     if text is None:
         raise InputError(f"{config.key}.text_config", None, "is missing: a multimodal Llama 4 has one")
-    text.choice("hidden_act", ("silu",), "silu")
     text.refuse_unless("attention_bias", False, "no published Llama 4 has biases")
     text.refuse_unless("router_jitter_noise", 0.0, "no published Llama 4 is trained with it here")
     count, chunk = text.integer("num_hidden_layers", 48), text.fields.get("attention_chunk_size", CHUNK)

@@ -27,7 +27,6 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     text = config.section("text_config") if kind in WITH_VISION else config
     if text is None:
         raise InputError(f"{config.key}.text_config", None, "is missing: a multimodal Qwen3.5 has one")
-    text.choice("hidden_act", ("silu",), "silu")
     text.refuse_unless("attention_bias", False, "no published model has biases")
     text.refuse_unless("attn_output_gate", True, "every published model has gates")
     text.refuse_unless("mlp_only_layers", [], "every layer of a published model has the same feed-forward")
