@@ -238,8 +238,8 @@ def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[s
                     raise
                 return None
             plans += (found.plan, *found.alternatives)
-        left = [plan for plan in plans
-                if not any(twins(plan.candidate, trial.plan.candidate) for trial in trials) and plan.prediction.peak_memory_bytes < most]  # fmt: skip
+        left = [plan for plan in plans if plan.prediction.peak_memory_bytes < most
+                and not any(twins(plan.candidate, trial.plan.candidate) for trial in trials)]  # fmt: skip
         if left:
             seconds = may_take(settings, trials, left)
             return replace(left[seconds.index(min(seconds))], run=settings.run, extra=settings.extra)
@@ -254,8 +254,8 @@ def may_take(settings: Settings, trials: Sequence[Trial], plans: Sequence[Plan])
     predicted = np.log([plan.prediction.step_time_s for plan in plans])
     if not ran:
         return list(np.exp(predicted))
-    off = np.array([log((trial.measured_s or 0.0) / Planner(settings).prices_for(trial.plan.engine).priced(trial.plan).prediction.step_time_s)
-                    for trial in ran])  # fmt: skip
+    again = [Planner(settings).prices_for(trial.plan.engine).priced(trial.plan).prediction for trial in ran]
+    off = np.array([log((trial.measured_s or 0.0) / now.step_time_s) for trial, now in zip(ran, again, strict=True)])
     prior = UNPUBLISHED if settings.cluster.is_cpu else pairs_of(settings.architecture).half / HALF
     deviation = max(prior, float(np.std(off)))
     known = np.array([[_alike(one.plan, other.plan) for other in ran] for one in ran]) + SAME_AGAIN**2 / deviation**2 * np.eye(len(ran))
