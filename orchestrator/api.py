@@ -31,7 +31,7 @@ from orchestrator.asking.grid import sweep as all_points
 from orchestrator.audit.audit import Audit
 from orchestrator.audit.text import PrintedAudit
 from orchestrator.engines import ENGINES
-from orchestrator.engines.deepspeed.requirements import NAME as DEEPSPEED
+from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
 from orchestrator.key import shown
 from orchestrator.plan import Plan, to_json

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from orchestrator.engines import ENGINES
-from orchestrator.engines.deepspeed.requirements import NAME as DEEPSPEED
+from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.errors import InputError
 from orchestrator.folder import all_files, write_folder
 from orchestrator.job import Job

@@ -13,7 +13,7 @@ from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, fsdp, named_ds_config, read_ds, sorted_out, zero
 from orchestrator.audit.megatron_yaml import typed
 from orchestrator.audit.reading import Reading, Setup, Source, changes
-from orchestrator.engines.megatron.requirements import NAME as MEGATRON
+from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError
 from orchestrator.words.terms import Table, Term, kinds
 

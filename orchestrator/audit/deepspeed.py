@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from orchestrator.audit.document import Given, changed
 from orchestrator.audit.reading import Reading, Setup, Source, changes, listed, recipe_keys
-from orchestrator.engines.deepspeed.requirements import NAME
+from orchestrator.engines.deepspeed.capabilities import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, paths
 from orchestrator.errors import InputError
 from orchestrator.words import deepspeed as words

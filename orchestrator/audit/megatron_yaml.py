@@ -12,7 +12,7 @@ from orchestrator.audit import megatron
 from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, resolved
 from orchestrator.audit.megatron import ALIASES
 from orchestrator.audit.reading import Lists, Reading, Setup, Source, listed
-from orchestrator.engines.megatron.requirements import NAME as MEGATRON
+from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.model.shared import GATED

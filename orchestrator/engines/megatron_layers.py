@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.engines import passthrough
-from orchestrator.engines.hf_config import inexpressible
-from orchestrator.engines.hf_export import export_fields
+from orchestrator.engines.hf_config import export_fields, inexpressible
 from orchestrator.engines.megatron_versions import release_of, unknown
 from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.hardware.spec import Cluster

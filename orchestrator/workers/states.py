@@ -22,7 +22,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def covers(plan: Plan) -> bool:
-    """Whether this plan's states are all known here (engines/ds_checkpoints.py says the same to who plans; a test compares
+    """Whether this plan's states are all known here (engines/ds_states.py says the same to who plans; a test compares
     them). Stage 0 in 16 bits and fp16 wrap optimizers that have no such access, and a loss scale; there DeepSpeed's own checkpoints are
     written."""
     training = plan.training

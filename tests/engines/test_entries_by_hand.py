@@ -14,9 +14,9 @@ from orchestrator.engines import entry as entries
 from orchestrator.engines import traced as recorded
 from orchestrator.engines.deepspeed import entry as deepspeed
 from orchestrator.engines.deepspeed.translate import why_no_exchange
-from orchestrator.engines.ds_checkpoints import reshardable, why_no_resume
+from orchestrator.engines.ds_states import reshardable, why_no_resume
 from orchestrator.engines.engine import Entry
-from orchestrator.engines.hf_export import export_fields
+from orchestrator.engines.hf_config import export_fields
 from orchestrator.engines.megatron import entry as megatron
 from orchestrator.engines.megatron import program
 from orchestrator.errors import InputError

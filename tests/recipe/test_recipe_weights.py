@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
-from orchestrator.engines.hf_config import config_keywords
-from orchestrator.engines.hf_export import export_fields
+from orchestrator.engines.hf_config import config_keywords, export_fields
 from orchestrator.errors import InputError
 from orchestrator.model.families import from_hf_config
 from orchestrator.model.spec import Architecture

@@ -389,7 +389,7 @@ def test_a_checkpoint_written_beside_the_training_is_that_of_its_step(case: str,
 
 
 def test_the_planner_knows_which_checkpoints_of_deepspeed_any_layout_reads() -> None:
-    from orchestrator.engines.ds_checkpoints import reshardable
+    from orchestrator.engines.ds_states import reshardable
     from orchestrator.workers.states import covers
 
     seen = set()
@@ -405,7 +405,7 @@ def test_the_planner_knows_which_checkpoints_of_deepspeed_any_layout_reads() -> 
 
 @pytest.mark.parametrize("change", [{}, {"tp": 2}, {"cp": 2}, {"dp": 4}, {"zero_stage": 1}, {"vpp": 2}])
 def test_a_checkpoint_for_one_layout_is_refused_by_the_planner_where_the_worker_refuses_it(change: dict[str, Any]) -> None:
-    from orchestrator.engines.ds_checkpoints import why_no_resume
+    from orchestrator.engines.ds_states import why_no_resume
     from orchestrator.workers.checkpoint import layout
 
     before = make_plan(engine=ALONE, dp=2, precision="bf16", grad_accum_dtype="bf16", grad_reduce_dtype="bf16")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.deepspeed.capabilities import capabilities
+from orchestrator.engines.deepspeed.capabilities import NAME, REQUIREMENTS, capabilities, traits
 from orchestrator.engines.deepspeed.entry import start
 from orchestrator.engines.deepspeed.own import LOOP
-from orchestrator.engines.deepspeed.requirements import NAME, REQUIREMENTS
-from orchestrator.engines.deepspeed.traits import traits
 from orchestrator.engines.deepspeed.translate import PASSES, translate, why_no_exchange
-from orchestrator.engines.ds_checkpoints import reshardable, why_no_resume
+from orchestrator.engines.ds_states import reshardable, why_no_resume
 from orchestrator.engines.engine import Engine
 
 ENGINE: Final = Engine(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from orchestrator.engines.deepspeed import trainer_files
 from orchestrator.engines.deepspeed.translate import own_settings
-from orchestrator.engines.ds_checkpoints import why_no_resume
+from orchestrator.engines.ds_states import why_no_resume
 from orchestrator.engines.engine import OwnLoop
 from orchestrator.job import Job
 from orchestrator.plan import Plan

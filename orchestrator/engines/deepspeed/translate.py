@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from orchestrator.engines import passthrough
+from orchestrator.engines.deepspeed.capabilities import REQUIREMENTS
 from orchestrator.engines.deepspeed.experts import PRESETS, balance
-from orchestrator.engines.deepspeed.requirements import REQUIREMENTS
 from orchestrator.engines.deepspeed.trainer_files import trainer_files
 from orchestrator.engines.ds_config import auto_tp, deepspeed_environment, deepspeed_file, ds_config
 from orchestrator.engines.hf_config import class_of, hf_fields

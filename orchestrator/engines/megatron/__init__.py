@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.engine import Engine, OwnLoop
-from orchestrator.engines.megatron.capabilities import capabilities
+from orchestrator.engines.megatron.capabilities import NAME, REQUIREMENTS, capabilities, traits
 from orchestrator.engines.megatron.entry import start
 from orchestrator.engines.megatron.own import CHECKOUT, INSTALL, OF_MEGATRON, own_job, why_absent, why_not_own
 from orchestrator.engines.megatron.program import PROGRAM
-from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
-from orchestrator.engines.megatron.traits import traits
 from orchestrator.engines.megatron.translate import PASSES, translate, why_no_exchange
 
 ENGINE: Final = Engine(

@@ -1,11 +1,12 @@
-"""What megatron-core alone can run."""
+"""What megatron-core alone can run, how it behaves, as pricing needs it, and what its ranks need."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from orchestrator.engines import megatron_parts, megatron_versions
-from orchestrator.engines.megatron.requirements import NAME
+from orchestrator.engines.engine import Requirements
+from orchestrator.engines.megatron_layers import layers_versions
 from orchestrator.engines.rules import sources
 from orchestrator.engines.rules.experts import EXPERT_RULES
 from orchestrator.engines.rules.mesh import MEGATRON_ORDERS, MEGATRON_RULES, MESH_RULES
@@ -15,9 +16,13 @@ from orchestrator.engines.rules.pipeline import MEGATRON_PIPELINE_RULES
 from orchestrator.engines.rules.precision import PRECISION_RULES
 from orchestrator.engines.rules.recompute import PINNED_WITH_FUSED_ATTENTION, RECOMPUTE_RULES, fused_attention
 from orchestrator.engines.rules.zero import MEGATRON_ZERO_RULES
+from orchestrator.engines.transformer_config import DDP_BUCKET_ELEMENTS_PER_RANK, DDP_MIN_BUCKET_ELEMENTS
 from orchestrator.hardware.spec import Software
-from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
 from orchestrator.strategy.spec import MEGATRON_OPTIONS, RECOMPUTE_ORDER
+
+NAME: Final = "megatron"
+REQUIREMENTS: Final = Requirements(modules=("torch", "megatron.core"), versions=layers_versions)
 
 PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 
@@ -76,4 +81,28 @@ def capabilities(software: Software) -> Capabilities:
             *MEGATRON_ZERO_RULES,
             *OPTION_RULES,
         ),
+    )
+
+
+def traits(software: Software) -> Traits:
+    """Bytes per parameter: 18 without sharding, 6 + 12/d with (Megatron-LM theoretical_memory_usage.py:182).
+
+    The distributed optimizer reduces gradients by reduce-scatter once a step, at the last micro-batch, and gathers the weights once.
+    Stages 2 and 3 are Megatron-FSDP's, which divide the same bytes further.
+    """
+    mixed = StateBytes(weight=2, gradient=4, master=4, moments=8)
+    full = StateBytes(weight=4, gradient=4, master=0, moments=8)
+    return Traits(
+        engine=NAME,
+        states={f"{kind}/{stage}": states for kind, states in (("mixed", mixed), ("fp32", full)) for stage in range(4)},
+        gradient_bytes_on_wire="grad_reduce_dtype",
+        gradient_buffer="grad_reduce_dtype",
+        reduce_scatter_from_stage=1,
+        message_parameters=(DDP_MIN_BUCKET_ELEMENTS, DDP_BUCKET_ELEMENTS_PER_RANK),
+        flash_attention=fused_attention(software),
+        fused_norms=software.transformer_engine,
+        fp8_weight_copies=True,
+        gathers_few_query_groups=True,
+        overlaps_input_gradient=True,
+        fp32_gradient_fusion=software.apex,
     )

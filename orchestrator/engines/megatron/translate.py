@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from orchestrator.engines import hf_config, megatron_layers, megatron_parts, passthrough
+from orchestrator.engines.megatron.capabilities import NAME, REQUIREMENTS
 from orchestrator.engines.megatron.program import ARGUMENTS, NOT_WRITTEN
-from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.megatron_args import megatron_args_sh, notes, program_of, why_not
 from orchestrator.engines.megatron_layers import layers_fields, version_notes
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import File, Job
-from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 
 WORKER: Final = "orchestrator.workers.megatron"
@@ -67,7 +67,5 @@ def program_of_release(plan: Plan) -> str:
     return f"Megatron's own program has: entry=PATH/{program_of(plan)}"
 
 
-def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
-    """Why weights can't go between this engine's model of this architecture and transformers'; None: they can
-    (`Engine.why_no_exchange`)."""
-    return megatron_layers.why_no_exchange(NAME, architecture, model_type)
+why_no_exchange: Final = partial(megatron_layers.why_no_exchange, NAME)
+"""Why weights can't go between this engine's model and transformers' (`Engine.why_no_exchange`)."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.ds_checkpoints import reshardable, why_no_resume
+from orchestrator.engines.ds_states import reshardable, why_no_resume
 from orchestrator.engines.engine import Engine
-from orchestrator.engines.megatron_deepspeed.capabilities import capabilities
-from orchestrator.engines.megatron_deepspeed.requirements import NAME, REQUIREMENTS
-from orchestrator.engines.megatron_deepspeed.traits import traits
+from orchestrator.engines.megatron_deepspeed.capabilities import NAME, REQUIREMENTS, capabilities, traits
 from orchestrator.engines.megatron_deepspeed.translate import PASSES, translate, why_no_exchange
 
 ENGINE: Final = Engine(

@@ -1,11 +1,15 @@
-"""What DeepSpeed can run over megatron-core's layers."""
+"""What DeepSpeed can run over megatron-core's layers, how it behaves, as pricing needs it, and what its ranks need."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from orchestrator.engines import megatron_parts
-from orchestrator.engines.megatron_deepspeed.requirements import NAME
+from orchestrator.engines.ds_states import DEEPSPEED
+from orchestrator.engines.engine import Requirements
+from orchestrator.engines.megatron_layers import layers_versions
 from orchestrator.engines.rules import sources
 from orchestrator.engines.rules.mesh import MESH_RULES
 from orchestrator.engines.rules.model import MODEL_RULES
@@ -13,8 +17,14 @@ from orchestrator.engines.rules.pipeline import DEEPSPEED_PIPELINE_RULES
 from orchestrator.engines.rules.recompute import PINNED_WITH_FUSED_ATTENTION, RECOMPUTE_RULES, fused_attention
 from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES
 from orchestrator.hardware.spec import Software
-from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_ORDER
+
+NAME: Final = "megatron_deepspeed"
+REQUIREMENTS: Final = Requirements(
+    modules=("torch", "megatron.core", "deepspeed"),
+    versions=lambda cluster: layers_versions(cluster) | {"deepspeed": cluster.software.deepspeed},
+)
 
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
 
@@ -56,4 +66,21 @@ def capabilities(software: Software) -> Capabilities:
             *DEEPSPEED_PIPELINE_RULES,
             *DEEPSPEED_ZERO_RULES,
         ),
+    )
+
+
+def traits(software: Software) -> Traits:
+    """Bytes per parameter before sharding, with gradients summed in fp32 from stage 1 on (stage 0 can't).
+
+    Stage 0 in bf16 keeps bf16 gradients and makes fp32 ones at the step (runtime/fp16/unfused_optimizer.py). Stage 1 in bf16 with fp32
+    sums is BF16_Optimizer: one full fp32 gradient buffer beside the transient bf16 .grad (bf16_optimizer.py:163-211), reduced by a full
+    all-reduce, since it has no reduce_gradients (engine.py:3088). Stages 2 and 3 hold the shard of the sums and one flat fp32 copy of it at
+    the step (stage_1_and_2.py independent_gradient_partition_epilogue). In fp32 ZeRO still keeps a master copy of its shard.
+    """
+    return replace(
+        DEEPSPEED,
+        engine=NAME,
+        flash_attention=fused_attention(software),
+        fused_norms=software.transformer_engine,
+        gathers_few_query_groups=True,
     )

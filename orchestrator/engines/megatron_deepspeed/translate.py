@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from orchestrator.engines import megatron_layers, passthrough
 from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_file, ds_config
 from orchestrator.engines.ds_pipeline import is_pipeline_module, pipeline_fields
 from orchestrator.engines.megatron_args import megatron_lm
-from orchestrator.engines.megatron_deepspeed.requirements import NAME, REQUIREMENTS
+from orchestrator.engines.megatron_deepspeed.capabilities import NAME, REQUIREMENTS
 from orchestrator.engines.megatron_layers import layers_fields, version_notes
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
-from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 
 WORKER: Final = "orchestrator.workers.megatron_deepspeed"
@@ -31,7 +31,5 @@ def translate(plan: Plan) -> Job:
     return assemble(plan, WORKER, [engine, file], notes, deepspeed_environment(plan), passes=PASSES)
 
 
-def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
-    """Why weights can't go between this engine's model of this architecture and transformers'; None: they can
-    (`Engine.why_no_exchange`)."""
-    return megatron_layers.why_no_exchange(NAME, architecture, model_type)
+why_no_exchange: Final = partial(megatron_layers.why_no_exchange, NAME)
+"""Why weights can't go between this engine's model and transformers' (`Engine.why_no_exchange`)."""
