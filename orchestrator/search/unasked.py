@@ -110,7 +110,7 @@ class _Asked:
             if plan.engine not in able:
                 continue
             engine = self.by_name[plan.engine]
-            costs, other = engine.costs(self.workload), replace(plan, **{choice.name: value})
+            costs, other = engine.costs(self.workload), choice.set_on(plan, value)
             legal = self.legal(other, self.workload)
             if not legal and choice.unit:  # there is no price of pieces that don't divide a sequence
                 continue
@@ -132,7 +132,7 @@ class _Asked:
             near: dict[Candidate, float] = {}
             for candidate, bound in self.bounds.items():
                 if candidate.engine == engine.name and bound * least < self.worth_s:
-                    other = replace(candidate, strategy=replace(candidate.strategy, **{choice.name: value}))
+                    other = replace(candidate, strategy=choice.set_on(candidate.strategy, value))
                     near[other] = min(bound * least, near.get(other, bound))  # of two that differ in this choice alone
             below_s = self.worth_s if best is None else seconds_of(best)
             rules = [rule for rule in self.rules[engine.name] if {choice.name, "recompute"} & set(rule.needs)]  # it keeps the others

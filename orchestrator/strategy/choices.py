@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from orchestrator.values import Value
 
@@ -55,6 +56,8 @@ class Choice(Value, frozen=True, kw_only=True):
     """The pin's type where that is another: an order of axes is given in one word."""
     offered: Offered | None = None
     """Values that only a pin gives."""
+    instead_of: str = ""
+    """The choice that is left at its default where this one is not, as the engine takes one of both."""
     after: str = ""
     """The choice behind which it is listed, where that is declared in another struct."""
 
@@ -67,6 +70,11 @@ class Choice(Value, frozen=True, kw_only=True):
     def of(self, candidate: object) -> Any:
         """The candidate's value of this choice."""
         return attrgetter(self.path)(candidate)
+
+    def set_on(self, options: Any, value: Any) -> Any:
+        """A strategy or plan with this value, and what it takes the place of at its default."""
+        others = {self.instead_of: False} if self.instead_of and value != self.default else {}
+        return replace(options, **{self.name: value, **others})
 
     def says(self, value: Any) -> str:
         """The part of a plan's one-line name for this value; "" where nothing need be said.

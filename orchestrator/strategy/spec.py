@@ -170,12 +170,13 @@ class Options(Value, frozen=True, kw_only=True):
     ] = "alltoall"
     moe_shared_expert_overlap: Annotated[
         bool,
-        Choice(doc="the shared experts beside the exchange of tokens (megatron)", offered=Offered(values=(True,), asks="needs nothing")),
+        Choice(doc="the shared experts beside the exchange of tokens, wherever that is legal (megatron)", searched=True),
     ] = False
     overlap_moe_expert_parallel_comm: Annotated[
         bool,
         Choice(
             doc="the experts' exchange of tokens beside the computing of another micro-batch, forward beside backward (megatron)",
+            instead_of="moe_shared_expert_overlap",
             offered=Offered(
                 values=(True,), asks="needs memory for a layer of a second micro-batch; Megatron-core before 0.16 held most of one"
             ),

@@ -32,7 +32,8 @@ MOST_GROUP_SIZES = 2
 sooner."""
 
 OWN_LEVELS = (
-    *("pp", "tp", "cp", "cp_comm_type", "ep", "etp", "moe_token_dispatcher_type", "dp", "rank_order"),
+    *("pp", "tp", "cp", "cp_comm_type", "ep", "etp", "moe_token_dispatcher_type"),
+    *("moe_shared_expert_overlap", "dp", "rank_order"),
     *("zero_stage", "zero_shard_size", "sequence_parallel"),
     *("micro_batch_size", "vpp", "microbatch_group_size_per_vp_stage", "offload_optimizer"),
 )
@@ -57,6 +58,7 @@ GIVEN = frozenset({"model", "training", "cluster", "software", "family", "precis
 """What a rule may need that is no choice of the tree's."""
 BY_NAME = {choice.name: choice for choice in CHOICES}
 DISPATCHER = BY_NAME["moe_token_dispatcher_type"]
+SHARED_OVERLAP = BY_NAME["moe_shared_expert_overlap"]
 
 
 class Outcome(Value, frozen=True, kw_only=True):
@@ -220,8 +222,8 @@ class Tree:
                 self._at[level_of(rule) + 1].append(rule)
         self._of_groups = about_groups(self.rules)
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
-            *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dispatcher, self._dp, self._rank_order),
-            self._zero_stage,
+            *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dispatcher),
+            *(self._shared_expert_overlap, self._dp, self._rank_order, self._zero_stage),
             *(self._zero_shard_size, self._sequence_parallel, self._micro_batch_size, self._vpp, self._microbatch_group),
             self._offload_optimizer,
         )
@@ -387,6 +389,18 @@ class Tree:
             offered = (DISPATCHER.default,)
         for kind in self.pins.among(name, offered):
             yield candidate if kind == DISPATCHER.default else _with_strategy(candidate, **{name: kind})
+
+    def _shared_expert_overlap(self, candidate: Candidate) -> Iterator[Candidate]:
+        """The candidate with shared experts computed beside the exchange of tokens wherever no rule forbids it: it hides seconds of theirs
+        and keeps no more bytes. Not on CPU ranks, which have no streams, where tokens travel nowhere, and beside a pinned choice that takes
+        its place."""
+        name, mesh = SHARED_OVERLAP.name, candidate.mesh
+        beside = _with_strategy(candidate, **{name: True})
+        able = True in self.capabilities.options.get(name, ()) and not self.workload.cluster.is_cpu
+        useful = mesh.ep * mesh.etp > 1 and not any(self.pins.given().get(choice.pin) for choice in CHOICES if choice.instead_of == name)
+        legal = able and useful and not self._broken(beside, LEVELS.index(name) + 1, lambda _: None)
+        for value in self.pins.among(name, (legal,)):
+            yield beside if value else candidate
 
     def _dp(self, candidate: Candidate) -> Iterator[Candidate]:
         dp = self._left(candidate)

@@ -109,12 +109,31 @@ def test_the_largest_gain_stands_first_and_each_line_says_what_it_asks_for() -> 
 
 
 def test_what_only_a_later_release_takes_names_it() -> None:
-    """Shared experts beside flex: 0.19 has it (core/transformer/transformer_config.py:1644), 0.16.1 with alltoall alone."""
-    words = ("recipe=deepseek_v3", "gpus=512", "pin.moe_token_dispatcher_type=flex", "cluster.software.megatron_core=")
-    (old,) = [one for one in searched(*words[:3], f"{words[3]}0.16.1").unasked if "shared" in one.key]
+    """The experts' overlap of a model with a prediction layer and no pipeline: 0.19 has it, 0.16.1 has not (megatron_versions.py)."""
+    words = ("recipe=deepseek_v3", "gpus=64", "engine=megatron", "model.num_layers=6", "pin.pp=1", "pin.ep=32")
+    old, new = (
+        next(one for one in searched(*words, f"cluster.software.megatron_core={release}").unasked if "overlap_moe" in one.key)
+        for release in ("0.16.1", "0.19.2")
+    )
     assert old.asks.endswith("needs Megatron-core 0.19.2 (cluster.software.megatron_core=0.19.2)")
-    new = [one for one in searched(*words[:3], f"{words[3]}0.19.2").unasked if "shared" in one.key]
-    assert "Megatron-core" not in " ".join(one.asks for one in new)
+    assert "needs Megatron-core" not in new.asks
+    assert not new.plan.moe_shared_expert_overlap, "which it takes the place of"
+
+
+def test_shared_experts_are_computed_beside_the_exchange_wherever_that_is_legal() -> None:
+    """Not beside the dispatcher that the release lacks it for, nor where the pinned overlap takes its place, nor without an exchange."""
+    words = ("recipe=deepseek_v3", "gpus=512")
+    best = searched(*words).plan
+    assert best.moe_shared_expert_overlap
+    without = searched(*words, "pin.moe_shared_expert_overlap=false").plan
+    assert seconds_of(best) < 0.98 * seconds_of(without)
+    for others in (
+        ("cluster.software.megatron_core=0.16.1", "pin.moe_token_dispatcher_type=flex"),
+        ("pin.overlap_moe_expert_parallel_comm=true",),
+    ):
+        assert not searched(*words, *others).plan.moe_shared_expert_overlap
+    alone = ("recipe=deepseek_tiny", "gpus=4", "cluster=dgx_h100", "pin.ep=1", "pin.tp=1")
+    assert not searched(*alone, "engine=megatron").plan.moe_shared_expert_overlap
 
 
 def test_a_plan_says_what_makes_it_smaller_and_no_slower() -> None:

@@ -50,7 +50,11 @@ def capabilities(software: Software) -> Capabilities:
         schedules=("1f1b", "interleaved"),
         microbatch_groups=True,
         offload_optimizer=False,
-        options={"cp_comm_type": ("p2p", "a2a", "a2a+p2p", "all_gather"), "moe_token_dispatcher_type": ("alltoall", "allgather")},
+        options={
+            "cp_comm_type": ("p2p", "a2a", "a2a+p2p", "all_gather"),
+            "moe_token_dispatcher_type": ("alltoall", "allgather"),
+            "moe_shared_expert_overlap": (False, True),
+        },
         pinned_values={"moe_token_dispatcher_type": ("flex",)},
         fsdp_zero_stages=(2, 3),
         zero_shard_stages=(1,),
