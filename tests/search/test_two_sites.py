@@ -12,7 +12,8 @@ from orchestrator.cost.bounds import rounds
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError
 from orchestrator.model.training import Training
-from orchestrator.recipe.clusters import _texts, cluster_from
+from orchestrator.recipe.clusters import cluster_from
+from orchestrator.recipe.read import as_texts
 from orchestrator.report.text import placement
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.megatron_layout import stages_of
@@ -56,7 +57,7 @@ def test_no_interleaved_schedule_is_faster_than_its_rounds(
     """And over the slow link they are most of it: the bound leaves little to simulate."""
     training = Training(global_batch_size=m * (16 // pp), seq_length=32, precision="fp32")
     model = gpt(32, hidden=256, heads=4, seq=32, vocab=1024)
-    cluster = cluster_from(_texts(slow(bandwidth, latency)), "two", "two", 16)
+    cluster = cluster_from(as_texts(slow(bandwidth, latency)), "two", "two", 16)
     costs = CostModel(Workload(model=model, training=training, cluster=cluster), TRAITS, CALIBRATION)
     mesh = Mesh(pp=pp, dp=16 // pp)
     candidate = Candidate(
@@ -80,7 +81,7 @@ def chunked(pp: int, vpp: int, m: int, bandwidth: str, latency: str) -> tuple[Co
     """A model of 32 layers on 16 GPUs at two sites, in chunks."""
     training = Training(global_batch_size=m * (16 // pp), seq_length=32, precision="fp32")
     model = gpt(32, hidden=256, heads=4, seq=32, vocab=1024)
-    cluster = cluster_from(_texts(slow(bandwidth, latency)), "two", "two", 16)
+    cluster = cluster_from(as_texts(slow(bandwidth, latency)), "two", "two", 16)
     costs = CostModel(Workload(model=model, training=training, cluster=cluster), TRAITS, CALIBRATION)
     strategy = Strategy(mesh=Mesh(pp=pp, dp=16 // pp), zero_stage=1)
     schedule: Schedule = "interleaved" if vpp > 1 else "1f1b"
@@ -109,11 +110,11 @@ def test_over_gloo_sums_are_scattered_by_an_all_reduce_and_an_exchange_takes_two
     gpus = slow("1 Mbit/s", "1 us")
     tree = {**gpus, "gpu": "cpu", "host_bandwidth": "3 GB/s", "host_memory": "64 GB"}
     software = {"transformer_engine": False, "flash_attention": False, "apex": False}
-    cluster = cluster_from(_texts({**tree, "software": software}), "two", "two", 16)
+    cluster = cluster_from(as_texts({**tree, "software": software}), "two", "two", 16)
     training = Training(global_batch_size=32, seq_length=32, precision="fp32")
     model = gpt(4, hidden=256, heads=4, seq=32, vocab=1024)
     found = {}
-    for where in (cluster, cluster_from(_texts(gpus), "two", "two", 16)):
+    for where in (cluster, cluster_from(as_texts(gpus), "two", "two", 16)):
         costs = CostModel(Workload(model=model, training=training, cluster=where), TRAITS, CALIBRATION)
         flat = Candidate(engine="megatron", strategy=Strategy(mesh=Mesh(dp=16), zero_stage=1), micro_batch_size=1, num_microbatches=2)
         piped = replace(flat, strategy=Strategy(mesh=Mesh(pp=2, dp=8), zero_stage=1), num_microbatches=4)
