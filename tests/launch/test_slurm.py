@@ -18,7 +18,7 @@ from test_render import NASTY
 
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job, SlurmOptions
-from orchestrator.launch import slurm
+from orchestrator.launch import local, slurm
 from orchestrator.launch.local import Row
 from orchestrator.launch.render import files
 
@@ -94,7 +94,7 @@ def test_a_finished_run_is_over_while_slurm_still_waits_for_a_lost_node(tmp_path
         (tmp_path / "status.json").write_text(json.dumps({"status": status, **fields, **times}))
         return True
 
-    monkeypatch.setattr(slurm.Metrics, "new_rows", lambda self: [{"step": len(looks)}] if report() else [])
+    monkeypatch.setattr(local.Metrics, "new_rows", lambda self: [{"step": len(looks)}] if report() else [])
     outcome = slurm.follow(job, tmp_path, on_step=row, poll_s=0.01)
     assert looks[:3] == list(endings)
     assert outcome.status == "finished"

@@ -18,8 +18,8 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.hardware.spec import Cluster, Gpu, Part
 from orchestrator.plan import from_json, to_json
 from orchestrator.plan.check import check_plan
-from orchestrator.recipe.clusters import _texts as texts
 from orchestrator.recipe.clusters import cluster_from, to_tree
+from orchestrator.recipe.read import as_texts as texts
 from orchestrator.search.planner import search
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import MIB
