@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from pathlib import Path
@@ -80,22 +79,15 @@ class RunCallback(TrainerCallback):
         """Keeps the row of a step. Raises NonFiniteLossError on every rank."""
         if "loss" not in logs or state.global_step == self.row.get("step"):
             return
-        training, loss, norm, rate = self.plan.training, logs["loss"], logs.get("grad_norm"), logs["learning_rate"]
+        norm = logs.get("grad_norm")
         norm = None if norm is None else float(norm)
-        if not (math.isfinite(loss) and loop.norm_is_usable(norm, training.precision)):
-            numbers = f"loss {loss:g}, gradient norm {norm}, lr {rate:g}"
-            raise loop.NonFiniteLossError(f"step {state.global_step}: {numbers}; nothing was saved in this step")
-        tokens = self.plan.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
-        self.row = {
-            "step": state.global_step, "loss": loss, "grad_norm": norm if norm is None or math.isfinite(norm) else None, "lr": rate,
-            "step_time_s": self.seconds, "tokens_per_s": tokens / self.seconds, "peak_memory_bytes": int(self.peak),
-        }  # fmt: skip
+        self.row = loop.row(self.plan, state.global_step, logs["loss"], norm, logs["learning_rate"], self.seconds, self.peak)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Adds the loss of what was held out, and what compute_metrics= makes of it, to the step's row."""
         for name, value in metrics.items():
             if isinstance(value, float) and name.startswith("eval_") and not name.endswith(("_runtime", "_per_second")):
-                self.row[f"valid_{name.removeprefix('eval_')}"] = value if math.isfinite(value) else None
+                self.row[f"valid_{name.removeprefix('eval_')}"] = loop.finite(value)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes metrics.jsonl; a reminder of the time limit would end Python in its last moments, when it has no handlers any more."""

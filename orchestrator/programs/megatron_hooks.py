@@ -3,13 +3,13 @@ that the layout doesn't change, preflight, watchdog, and the exit statuses of kn
 
 from __future__ import annotations
 
-import math
 import os
 import runpy
 import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json, to_json
-from orchestrator.workers import checkpoint, data, distributed, loop, saving, unpickling
-from orchestrator.workers.parts import Place
+from orchestrator.workers import checkpoint, data, distributed, loop, preflight, saving, unpickling
+from orchestrator.workers.groups import Groups
 from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import Watchdog
 
@@ -39,8 +39,8 @@ OUT: Final = Path()
 """Ranks run in the run's folder."""
 
 
-def read_plan() -> Plan:
-    path = OUT / "plan.json"
+def read_plan(folder: Path = OUT) -> Plan:
+    path = folder / "plan.json"
     return from_json(path.read_bytes(), str(path))
 
 
@@ -77,13 +77,13 @@ def run(train: Callable[[], None]) -> NoReturn:
         engine = loop.read_engine(OUT) if (OUT / "engine.json").exists() else {}  # our worker has none for what it can't train
 
         def body(job: distributed.Job, watchdog: Watchdog) -> None:
-            watchdog.phase("building the model", loop.BUILD_S if plan.run.step_timeout_s else 0.0)
+            hooks = Hooks(plan, engine, job.device, watchdog)
+            hooks.phase("building the model", loop.BUILD_S)
             sys.argv = [word for word in sys.argv if word != CONTINUE] + resumed(plan)
             data.write_indexed(plan, OUT, [word for word in sys.argv if word.startswith(ENCODED)])
-            hooks = Hooks(plan, engine, job.device, watchdog)
             hooks.install()
+            checkout = os.environ.get(CHECKOUT)
             try:
-                checkout = os.environ.get(CHECKOUT)
                 if checkout:
                     sys.argv[0] = str(program_of(Path(checkout).resolve(), KINDS[plan.model.stack]))
                     runpy.run_path(sys.argv[0], run_name="__main__")
@@ -99,9 +99,17 @@ def run(train: Callable[[], None]) -> NoReturn:
     loop.recorded(program)
 
 
+def own_checkpoint() -> Path | None:
+    """The newest checkpoint of this run that Megatron has finished; None: there is none."""
+    try:
+        return OUT / checkpoint.FOLDER / f"{ITERATION}{int((OUT / checkpoint.FOLDER / TRACKER).read_text()):07d}"
+    except (OSError, ValueError):
+        return None
+
+
 def resumed(plan: Plan) -> list[str]:
     """Arguments that name the checkpoint of train.resume=, where this run has none of its own yet. Raises InputError."""
-    if plan.run.resume is None or _iteration() is not None:
+    if plan.run.resume is None or own_checkpoint() is not None:
         return []
     saved = checkpoint.find(plan.run.resume)
     if not saved.folder.name.startswith(ITERATION):
@@ -117,18 +125,20 @@ class Hooks:
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
-        self._aside_s = saving.limit_s(plan) + plan.run.step_timeout_s * (plan.run.eval_steps if plan.run.eval_every else 0)
-        """Seconds that evaluation and a checkpoint behind a step may last; 0: for ever."""
         self.metrics: loop.Metrics | None = None
         self.timers: StepTimers | NoTimers = NoTimers()
         self.row: dict[str, Any] = {}
         """The row of metrics of the step before, while its evaluation is awaited."""
-        self.saved = _iteration()
+        self.saved = own_checkpoint()
         self.done = 0
         self.chunks: list[Any] = []
         """The chunks of the model that this rank trains, as Megatron has wrapped them."""
-        self.places: list[Place] = []
+        self.places: list[Any] = []
         """The weights of this rank by their places in the whole model; none where nothing is exported."""
+
+    def phase(self, name: str, limit_s: float | None = None) -> None:
+        """Tells the watchdog what begins, and how long it may last where the plan has a limit."""
+        self.watchdog.phase(name, limit_s if limit_s is None or self.plan.run.step_timeout_s else 0.0)
 
     def install(self) -> None:
         from megatron.training import argument_utils, training
@@ -137,29 +147,26 @@ class Hooks:
             from orchestrator.cpu import training as cpu_training
 
             cpu_training.start_without_cuda()
-        self._around(training, "initialize_megatron", self._initialised)
-        self._around(training, "get_model", self._filled)
-        if hasattr(argument_utils, "gpt_config_from_args"):
-            self._around(argument_utils, "gpt_config_from_args", self._configured)
-        self._around(training, "load_checkpoint", self._loaded)
-        self._around(training, "save_checkpoint", self._saved)
-        self._around(training, "train_step", self._step)
-        self._around(training, "evaluate", self._evaluated)
-
-    def _around(self, module: Any, name: str, hook: Callable[..., Any]) -> None:
-        inner = getattr(module, name)
-        setattr(module, name, lambda *args, **kwargs: hook(inner, *args, **kwargs))
+        of_loop: dict[str, Callable[..., Any]] = {
+            "initialize_megatron": self._initialised, "get_model": self._filled, "load_checkpoint": self._loaded,
+            "save_checkpoint": self._saved, "train_step": self._step, "evaluate": self._evaluated,
+        }  # fmt: skip
+        of_arguments: dict[str, Callable[..., Any]] = {"gpt_config_from_args": self._configured}
+        for module, hooks in ((training, of_loop), (argument_utils, of_arguments)):
+            for name, hook in hooks.items():
+                if hasattr(module, name):
+                    setattr(module, name, partial(hook, getattr(module, name)))
 
     # ------------------------------------------------------------------------------------------------------- before the first step
 
     def _initialised(self, initialise: Any, *args: Any, **kwargs: Any) -> Any:
         """Looks whether the process groups, which are there now, are as fast as planned."""
-        from orchestrator.workers import megatron_groups, preflight
+        from orchestrator.workers import megatron_groups
 
         done = initialise(*args, **kwargs)
         self.watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
         loop.look_at_groups(self.plan, megatron_groups.current(), self.device)
-        self.watchdog.phase("building the model", loop.BUILD_S if self.plan.run.step_timeout_s else 0.0)
+        self.phase("building the model", loop.BUILD_S)
         return done
 
     def first_weights(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -183,35 +190,31 @@ class Hooks:
         return model
 
     def _loaded(self, load: Any, model: Any, optimizer: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Loads a checkpoint under the plan's settings. Transformer Engine's Adam is given states as they are, torch's not."""
-        from orchestrator.workers import megatron_checkpoints, optimizer_formats
+        """Loads a checkpoint under the plan's settings."""
+        from orchestrator.workers import megatron_checkpoints
 
-        megatron_checkpoints.prepare(optimizer)
-        step, resume = _iteration(), self.plan.run.resume
-        if step is None and resume is None:
+        folder, resume = own_checkpoint(), self.plan.run.resume
+        if folder is None and resume is None:
             return load(model, optimizer, scheduler, *args, **kwargs)
-        folder = OUT / checkpoint.FOLDER / f"{ITERATION}{step:07d}" if step is not None else checkpoint.find(str(resume)).folder
-        written = folder / checkpoint.PLAN  # there is none yet where the run ended between Megatron's marker and ours
-        before = from_json(written.read_bytes(), str(written)) if written.is_file() else self.plan
-        other = (before.zero_stage == 0) != (self.plan.zero_stage == 0)
-        kind = optimizer_formats.of_the_other_kind(optimizer) if other else nullcontext()
+        folder = folder or checkpoint.find(str(resume)).folder
+        # There is no plan yet where the run ended between Megatron's marker and ours.
+        before = read_plan(folder) if (folder / checkpoint.PLAN).is_file() else self.plan
+        other_kind = (before.zero_stage == 0) != (self.plan.zero_stage == 0)
         # What Megatron itself lets torch read beside tensors is in core/safe_globals.py.
-        with unpickling.refused(folder), megatron_checkpoints.with_settings_kept(optimizer, scheduler), kind:
-            done = load(model, optimizer, scheduler, *args, **kwargs)
-        megatron_checkpoints.count_steps_apart(optimizer)
-        return done
+        with unpickling.refused(folder), megatron_checkpoints.loading(optimizer, scheduler, other_kind=other_kind):
+            return load(model, optimizer, scheduler, *args, **kwargs)
 
     # -------------------------------------------------------------------------------------------------------------------- a step
 
-    def _step(self, step: Any, forward: Any, data: Any, model: Any, optimizer: Any, scheduler: Any, config: Any, passes: Any, *args: Any,
-              **kwargs: Any) -> Any:  # fmt: skip
-        """Megatron's train_step, measured; its row of metrics.jsonl."""
+    def _step(self, step: Any, forward: Any, batches: Any, model: Any, optimizer: Any, scheduler: Any, config: Any, passes: Any,
+              *args: Any, **kwargs: Any) -> Any:  # fmt: skip
+        """Megatron's train_step, measured; its row of metrics.jsonl. Raises NonFiniteLossError."""
         from megatron.training import get_args
 
         self.mark()
         self.write()
-        args_of_run = get_args()
-        done = int(args_of_run.curr_iteration)
+        arguments = get_args()
+        done = int(arguments.curr_iteration)
         if self.metrics is None:
             self.metrics = loop.Metrics(self.plan, OUT, done, monitors=False)
             if self.plan.run.step_timers:
@@ -228,45 +231,31 @@ class Hooks:
             return losses
 
         self.chunks = model
-        losses, *rest = answer = step(forward, data, model, optimizer, scheduler, config, timed, *args, **kwargs)
+        losses, *rest = answer = step(forward, batches, model, optimizer, scheduler, config, timed, *args, **kwargs)
         loop.synchronise(self.device)
         self.timers.phase("agree")
-        grad_norm = rest[4]
         loss, peak = self._agreed(losses)
         seconds = time.perf_counter() - begin
         self.timers.end(done)
-        norm = None if grad_norm is None else float(grad_norm)
-        if not (math.isfinite(loss) and loop.norm_is_usable(norm, self.plan.training.precision)):
-            raise loop.NonFiniteLossError(
-                f"step {done + 1}: loss {loss:g}, gradient norm {norm}, lr {lr:g}; nothing was saved in this step"
-            )
         self.done = done + 1
-        training = self.plan.training
-        tokens = self.plan.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
-        self.row = {"step": done + 1, "loss": loss, "grad_norm": norm, "lr": lr, "step_time_s": seconds, "tokens_per_s": tokens / seconds,
-                    "peak_memory_bytes": peak}  # fmt: skip
-        is_last = done + 1 == args_of_run.train_iters
-        if not (args_of_run.do_valid and (is_last or (done + 1) % args_of_run.eval_interval == 0)):
+        self.row = loop.row(self.plan, self.done, loss, None if rest[4] is None else float(rest[4]), lr, seconds, peak)
+        if not (arguments.do_valid and (self.done == arguments.train_iters or self.done % arguments.eval_interval == 0)):
             self.write()
-        self.watchdog.phase(f"step {done + 1}: evaluation and checkpoint", self._aside_s)
+        evaluation = self.plan.run.step_timeout_s * (self.plan.run.eval_steps if self.plan.run.eval_every else 0)
+        self.phase(f"step {self.done}: evaluation and checkpoint", saving.limit_s(self.plan) + evaluation)
         return answer
 
     def _agreed(self, losses: dict[str, torch.Tensor]) -> tuple[float, int]:
         """(loss, largest peak memory), the same on every rank: Megatron knows the mean over all replicas on the last stage."""
-        values = torch.tensor([-math.inf, 0.0, loop.peak_memory(self.device)], dtype=torch.float64, device=self.device)
-        if losses:
-            mean = next(iter(losses.values())).detach().double().sum()
-            values[0], values[1] = (mean, 0.0) if torch.isfinite(mean) else (-math.inf, 1.0)
-        torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX)
-        loss, is_none, peak = values.tolist()
-        return (math.nan if is_none else loss), int(peak)
+        mean = next((each.sum() for each in losses.values()), None)
+        return loop.agree(mean, Groups({}), self.device, stop=False)[:2]
 
     def _evaluated(self, evaluate: Any, *args: Any, **kwargs: Any) -> Any:
         """The row that waits gets the loss of the first set that is evaluated on."""
         answer = evaluate(*args, **kwargs)
         loss, _ = self._agreed(answer[0] or {})
         if self.row:
-            self.row["valid_loss"] = loss if math.isfinite(loss) else None
+            self.row["valid_loss"] = loop.finite(loss)
             self.write()
         return answer
 
@@ -287,36 +276,25 @@ class Hooks:
 
     def mark(self) -> None:
         """Megatron has finished a checkpoint, which it may do beside the training: the run's marker names it."""
-        step = _iteration() if torch.distributed.get_rank() == 0 else None
-        if step is not None and step != self.saved:
-            self.saved = step
-            folder = OUT / checkpoint.FOLDER / f"{ITERATION}{step:07d}"
+        folder = own_checkpoint() if torch.distributed.get_rank() == 0 else None
+        if folder is not None and folder != self.saved:
+            self.saved = folder
             (folder / checkpoint.PLAN).write_text(to_json(self.plan))
-            checkpoint.mark(folder, step, self.plan)
+            checkpoint.mark(folder, int(folder.name.removeprefix(ITERATION)), self.plan)
 
     def close(self) -> None:
+        """Ends the run's files, and writes a Hugging Face checkpoint of the weights once all steps are done. All ranks call this."""
         self.mark()
         self.write()
         if self.metrics is not None:
             self.metrics.close()
-        if self.plan.run.export_to and self.done == self.plan.training.steps:
-            self.export(Path(self.plan.run.export_to))
-
-    def export(self, folder: Path) -> None:
-        """Writes a Hugging Face checkpoint of the weights as they are. All ranks call this."""
+        if not (self.plan.run.export_to and self.done == self.plan.training.steps):
+            return
         from megatron.training.training import unwrap_model
 
         from orchestrator.workers import hf_weights, megatron_checkpoints, weights
 
-        self.watchdog.phase("export", self._aside_s)
+        self.phase("export", saving.limit_s(self.plan))
         megatron_checkpoints.gather_weights(self.chunks)
         found = [*self.places, *weights.balances(unwrap_model(self.chunks))]
-        hf_weights.export(found, self.plan, folder, self.engine, lambda parameter: nullcontext())
-
-
-def _iteration() -> int | None:
-    """The iteration of the newest checkpoint of this run that Megatron has finished; None: there is none."""
-    try:
-        return int((OUT / checkpoint.FOLDER / TRACKER).read_text())
-    except (OSError, ValueError):
-        return None
+        hf_weights.export(found, self.plan, Path(self.plan.run.export_to), self.engine, lambda parameter: nullcontext())

@@ -156,6 +156,22 @@ def norm_is_usable(grad_norm: float | None, precision: str) -> bool:
     return precision == "fp16" or grad_norm is None or (math.isfinite(grad_norm) and grad_norm >= 0)
 
 
+def finite(value: float | None) -> float | None:
+    """The value; None, which JSON has for it, where it is no number."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def row(plan: Plan, step: int, loss: float, grad_norm: float | None, lr: float, seconds: float, peak: float) -> dict[str, Any]:
+    """The row of metrics.jsonl of a step. Raises NonFiniteLossError where the training can't go on from its loss and gradient norm."""
+    training = plan.training
+    if not (math.isfinite(loss) and norm_is_usable(grad_norm, training.precision)):
+        numbers = f"loss {loss:g}, gradient norm {grad_norm}, lr {lr:g}"
+        raise NonFiniteLossError(f"step {step}: {numbers}; nothing was saved in this step")
+    tokens = plan.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
+    return {"step": step, "loss": loss, "grad_norm": finite(grad_norm), "lr": lr, "step_time_s": seconds,
+            "tokens_per_s": tokens / seconds, "peak_memory_bytes": int(peak)}  # fmt: skip
+
+
 class Metrics:
     """OUT/metrics.jsonl, one flushed line a step, written by rank 0. A run that resumes in its own folder keeps the lines before. The
     monitors get the same rows; without `monitors` the engine's own program has its own."""
@@ -212,7 +228,6 @@ def train(
     """
     plan, device = trainer.plan, trainer.device
     training, save_every = plan.training, plan.run.save_every
-    tokens = plan.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
     warned: list[int] = []
     if sys.platform != "win32":
         signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
@@ -245,32 +260,19 @@ def train(
         loss, peak, stop = agree(local_loss, trainer.groups, device, bool(warned))
         seconds = time.perf_counter() - begin
         timers.end(step)
-        if not (math.isfinite(loss) and norm_is_usable(grad_norm, training.precision)):
-            numbers = f"loss {loss:g}, gradient norm {grad_norm}, lr {lr:g}"
-            raise NonFiniteLossError(f"step {step + 1}: {numbers}; nothing was saved in this step")
-        losses.append(loss)
         done = step + 1
+        numbers: dict[str, Any] = row(plan, done, loss, grad_norm, lr, seconds, peak)
+        losses.append(loss)
         if trace is not None:
             trace.write(done)
         if beside is not None and beside.poll():
             beside = None
-        evaluated: dict[str, float | None] = {}
         if valid is not None and eval_every and (done % eval_every == 0 or done == training.steps):
             now(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
-            valid_loss = evaluate(trainer, valid)
-            evaluated = {"valid_loss": valid_loss if math.isfinite(valid_loss) else None}
+            numbers["valid_loss"] = finite(evaluate(trainer, valid))
             if isinstance(trainer, OwnBatches):
-                evaluated |= {f"valid_{name}": value for name, value in trainer.scores().items()}
-        metrics.write(
-            step=done,
-            loss=loss,
-            grad_norm=grad_norm if grad_norm is None or math.isfinite(grad_norm) else None,  # JSON has no infinity
-            lr=lr,
-            step_time_s=seconds,
-            tokens_per_s=tokens / seconds,
-            peak_memory_bytes=peak,
-            **evaluated,
-        )
+                numbers |= {f"valid_{name}": value for name, value in trainer.scores().items()}
+        metrics.write(**numbers)
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
             now(f"step {done}: checkpoint", limit_s(plan))
             if beside is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +14,8 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer import distrib_optimizer
 from megatron.core.optimizer import optimizer as core_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+from orchestrator.workers import optimizer_formats
 
 
 def keep_results_here() -> None:
@@ -38,22 +40,26 @@ SETTINGS: Final = (*RATES, "betas", "eps")
 
 
 @contextmanager
-def with_settings_kept(optimizer: Any, scheduler: Any) -> Iterator[None]:
-    """Loads a checkpoint inside, after which groups of parameters have the settings that they had before, as the plan says, not those that
-    were saved: Megatron takes the saved ones for the rate (core/optimizer_param_scheduler.py, get_lr) and, from 0.19 on, finds no group
-    whose rates differ (core/optimizer/optimizer.py:139)."""
+def loading(optimizer: Any, scheduler: Any, *, other_kind: bool) -> Iterator[None]:
+    """Inside, Megatron's own program loads a checkpoint, `other_kind`: of the plain optimizer into the distributed one, or the other way
+    round. Afterwards groups of parameters have the settings that they had before, as the plan says, not those that were saved: Megatron
+    takes the saved ones for the rate (core/optimizer_param_scheduler.py, get_lr) and, from 0.19 on, finds no group whose rates differ
+    (core/optimizer/optimizer.py:139)."""
+    prepare(optimizer)
     before = [{name: group[name] for name in SETTINGS if name in group} for group in optimizer.param_groups]
     keys = {module: module.param_group_identifier_keys for module in (core_optimizer, distrib_optimizer)}
     for module, names in keys.items():
         module.param_group_identifier_keys = tuple(name for name in names if name not in RATES)
     try:
-        yield
+        with optimizer_formats.of_the_other_kind(optimizer) if other_kind else nullcontext():
+            yield
     finally:
         for module, names in keys.items():
             module.param_group_identifier_keys = names
     for group, settings in zip(optimizer.param_groups, before, strict=True):
         group.update(settings)
     scheduler.step(increment=0)
+    count_steps_apart(optimizer)
 
 
 def gather_weights(chunks: Sequence[Any]) -> None:
