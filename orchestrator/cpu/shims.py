@@ -56,6 +56,9 @@ def _factories() -> None:
     """`device="cuda"` in literals: pipeline_parallel/schedules.py:596,983,2138, optimizer/optimizer.py:473,481,485,907,
     optimizer/clip_grads.py:90,103,115, transformer/utils.py:35."""
 
+    from torch.utils._device import _device_constructors
+
+    _device_constructors()  # listed once, when `with torch.device(...)` is first used: by torch's own functions, which ours call
     for name in FACTORIES:
         setattr(torch, name, on_cpu(getattr(torch, name)))
 

@@ -15,16 +15,13 @@ from orchestrator.programs import hugging_face_hooks as hooks
 
 hooks.prepare()  # before DeepSpeed looks at the machine
 
-import deepspeed  # noqa: E402
 import torch  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from transformers import HfArgumentParser, Trainer, TrainingArguments  # noqa: E402
-from transformers.integrations.deepspeed import deepspeed_config  # noqa: E402
 
-from orchestrator.errors import InputError  # noqa: E402
 from orchestrator.plan import Plan  # noqa: E402
 from orchestrator.programs.hugging_face_callback import RunCallback  # noqa: E402
-from orchestrator.workers import as_planned, hf_checkpoint, hugging_face, lora  # noqa: E402
+from orchestrator.workers import as_planned, hugging_face, lora  # noqa: E402
 from orchestrator.workers.deepspeed import summed_over_sequence, tag_sliced_parameters, whole_shapes  # noqa: E402
 from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E402
 
@@ -88,13 +85,13 @@ class PlannedTrainer(Trainer):
         """What AutoTP cuts counts on every rank in the gradient norm, also what it does not tag (T5's relative bias); rotary frequencies
         stay in fp32, though DeepSpeed casts all buffers (runtime/engine.py, _configure_distributed_model). A checkpoint is read into any
         layout and ZeRO stage, where DeepSpeed's own is of one (integrations/deepspeed.py, deepspeed_load_checkpoint)."""
-        whole = whole_shapes(self.model)
+        whole, buffers = whole_shapes(self.model), hugging_face.float_buffers(self.model)
         adapted = self.plan.tp > 1 and self.plan.training.lora is not None
         with lora.seen_into() if adapted else contextlib.nullcontext():
             prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         if self.plan.tp > 1:
             tag_sliced_parameters(self.model, whole)
-        hugging_face.restore_rotary_frequencies(self.model)
+        hugging_face.restore(self.model, buffers)
         as_planned.require_as_planned(self.model_wrapped, self.plan, clip=self.plan.training.clip)
         if self._steps_when_built():
             self.model_wrapped.optimizer.optimizer.state.clear()
@@ -156,35 +153,14 @@ class PlannedTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Writes the whole model, also of AutoTP's parts, of which Trainer.save_model writes none."""
         if output_dir is not None:
-            hf_checkpoint.export(self.model, self.plan, self.run.groups, Path(output_dir), self.run.engine["model"])
-
-
-def first_model(plan: Plan, fields: dict[str, Any], device: torch.device) -> Any:
-    """The model of engine.json with the weights of model.init_from=, else those that our worker draws from the seed. ZeRO-3 divides them as
-    they are made."""
-    if plan.run.init_from:
-        hf_checkpoint.match_activation(fields, Path(plan.run.init_from))
-        model, found = hugging_face.model_class(fields).from_pretrained(  # the plan's dropout and length, whatever the checkpoint's are
-            plan.run.init_from, config=hugging_face.config_of(fields), dtype=getattr(torch, fields["dtype"]), output_loading_info=True
-        )
-        for lacking in sorted(found["missing_keys"])[:1]:  # transformers would draw it
-            raise InputError("model.init_from", plan.run.init_from, f"has no tensor {lacking}")
-        if "lora" in fields:
-            lora.put_in(model, fields["lora"])
-            hugging_face.initialise(model, plan.training.seed, device, adapters_alone=True)
-        return model
-    divided = deepspeed.zero.Init(config_dict_or_path=deepspeed_config()) if fields["zero_init"] else contextlib.nullcontext()
-    with divided:
-        model = hugging_face.build_model(fields)
-    hugging_face.initialise(model, plan.training.seed, device)
-    return model
+            self.states.export(Path(output_dir))
 
 
 def train(run: hooks.Run) -> None:
     """The training from the first step, or from the checkpoint that the run goes on from, to its end."""
     [arguments] = HfArgumentParser(TrainingArguments).parse_yaml_file("trainer.yaml")  # before the model, which ZeRO-3 divides
     run.complete(arguments)
-    model = first_model(run.plan, run.engine["model"], run.device)
+    model = hugging_face.first_model(run.plan, run.engine, run.device)
     if "expert_balance" in run.engine["model"]:
         model.config.output_router_logits, model.config.router_aux_loss_coef = True, run.engine["model"]["expert_balance"]
     training, valid = run.samples(Samples)

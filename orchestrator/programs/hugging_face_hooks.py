@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from orchestrator.plan import Plan, from_json
 from orchestrator.workers import checkpoint, data, distributed, groups, hf_checkpoint, loop, saving, sft, unpickling
-from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer, import_deepspeed, set_log_level
+from orchestrator.workers.deepspeed_trainer import import_deepspeed, set_log_level
 from orchestrator.workers.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -51,13 +51,12 @@ def run(train: Callable[[Run], None]) -> NoReturn:
     loop.recorded(program)
 
 
-class States(DeepSpeedTrainer):
+class States(hf_checkpoint.HuggingFaceStates):
     """The model and its optimizer's states, which are saved and read as by our worker: each goes on from the other's checkpoints."""
-
-    names = "transformers"
 
     def __init__(self, run: Run, model: torch.nn.Module, engine: Any) -> None:
         self.plan, self.device, self.groups, self.model, self.engine = run.plan, run.device, run.groups, model, engine
+        self.engine_fields = run.engine
         self.places = hf_checkpoint.places(model, run.groups, run.engine["model"])
         self.generators: dict[str, Any] | None = None
         """The generators' states to go on with, once the first samples are read, which draws from them."""

@@ -86,18 +86,26 @@ def class_of(config: Any) -> Any:
     raise InputError("model.hf_config.model_type", config.model_type, "transformers has no model class for it")
 
 
-def from_config(text: str, dtype: torch.dtype, attentions: tuple[str, ...]) -> tuple[torch.nn.Module, str]:
-    """The model, unfilled, on the default device, with the first of these attentions that it takes. Raises InputError."""
+def unfilled(cls: Any, config: Any, words: dict[str, Any]) -> torch.nn.Module:
+    """The model of this class, in which nothing is drawn."""
+    with no_init_weights():
+        model = cls._from_config(config, **words)
+    model.tie_weights()
+    return model
+
+
+def from_config(
+    text: str, dtype: torch.dtype, attentions: tuple[str, ...], make: Callable[[Any, Any, dict[str, Any]], torch.nn.Module] = unfilled
+) -> tuple[torch.nn.Module, str]:
+    """The model as `make` makes it of class, configuration and keywords, with the first of these attentions that it takes. Raises
+    InputError."""
     last: Exception | None = None
     for attention in attentions:
         for more in SPELLINGS:
             config = config_of(text)
             cls = class_of(config)
             try:
-                with no_init_weights():
-                    model = cls._from_config(config, attn_implementation=attention, dtype=dtype, **more)
-                model.tie_weights()
-                return model.train(), attention
+                return make(cls, config, {"attn_implementation": attention, "dtype": dtype, **more}).train(), attention
             except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, AssertionError) as error:
                 _check_padding(config)
                 last = error if last is None or isinstance(error, ImportError) else last  # a missing library is why all of them fail

@@ -5,19 +5,14 @@ from __future__ import annotations
 from orchestrator.workers import garbage  # noqa: F401  # isort: skip  (before all else)
 import contextlib
 import io
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import auto_ep, hf_checkpoint, hf_experts, host_activations, hugging_face, loop, lora, tiles
+from orchestrator.workers import auto_ep, hf_checkpoint, host_activations, hugging_face, loop, lora, tiles
 from orchestrator.workers.batch import Batch, mean_loss
-from orchestrator.workers.checkpoint import Saved
-from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
-from orchestrator.workers.saving import Snapshot
 from orchestrator.workers.traced import TracedTrainer
 
 
@@ -40,11 +35,10 @@ def summed_over_sequence(plan: Plan) -> int:
     return plan.cp if plan.zero_stage < 3 else 1
 
 
-class HuggingFaceTrainer(DeepSpeedTrainer):
+class HuggingFaceTrainer(hf_checkpoint.HuggingFaceStates):
     """One rank: a Hugging Face model as the module of a DeepSpeed engine. DeepSpeed makes groups of its own, neighbours first: the
     same as those of the plan's order."""
 
-    names = "transformers"
     balance: torch.Tensor | None = None
     """The last micro-batch's loss of balance, times what it counts."""
 
@@ -53,17 +47,10 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         fields = engine["model"]
         self.tiled_head: tiles.TiledHead | None = None
         self.host_activations: Any = None
-        source = Path(plan.run.init_from) if plan.run.init_from else None
-        if source:
-            hf_checkpoint.match_activation(fields, source)
         # hpZ prints its sizes.
         with contextlib.redirect_stdout(io.StringIO()):
-            self.model = model = self._build(fields)
-        if source:
-            hf_checkpoint.load(model, source)
-            hugging_face.initialise(model, plan.training.seed, device, adapters_alone=True)
-        else:
-            hugging_face.initialise(model, plan.training.seed, device)
+            self.model = model = hugging_face.first_model(plan, engine, device)
+        buffers = hugging_face.float_buffers(model)
         whole = whole_shapes(model)
         if plan.ep > 1:
             auto_ep.prepare(model)
@@ -73,32 +60,14 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
             tag_sliced_parameters(model, whole)
         if plan.ep > 1:
             auto_ep.require_layers(model, plan)
-        hugging_face.restore_rotary_frequencies(model)
+        hugging_face.restore(model, buffers)
         if plan.tiled_mlp > 1:
             tiles.tile_mlps(model, plan.tiled_mlp)
         if plan.tiled_logits > 1:
             self.tiled_head = tiles.TiledHead(model, plan.tiled_logits)
         if plan.offload_activations:
             self.host_activations = host_activations.checkpoints_on_host(model)
-        if source:
-            hf_experts.read_biases(model, source)
         self.places = hf_checkpoint.places(model, self.groups, fields)
-
-    def _build(self, fields: dict[str, Any]) -> torch.nn.Module:
-        """The model of these fields. At stage 3 a weight is divided when its module is built; AutoTP and AutoEP cut a whole model on the
-        host; else it is built on the device."""
-        if fields["zero_init"]:
-            # Without the batch, which it would check against the whole world even under Ulysses.
-            ds_config = self._ds_config(self.engine_fields["ds_config"])
-            config = {key: value for key, value in ds_config.items() if key != "train_batch_size"}
-            # A class that is first imported inside would lose what its decorators put around __init__ (partition_parameters.py,
-            # InsertPostInitMethodToModuleSubClasses, puts back what was there before them).
-            hugging_face.model_class(fields)
-            # And without dtype, which means bf16 wherever the device has no fp16, whatever it says (partition_parameters.py:409).
-            with self.deepspeed.zero.Init(config_dict_or_path=config):
-                return hugging_face.build_model(fields)
-        with torch.device("cpu" if self.plan.tp * self.plan.ep > 1 else self.device):
-            return hugging_face.build_model(fields)
 
     def _ulysses(self, fields: dict[str, Any]) -> Any:
         """Put DeepSpeed's exchange of sequence shards for heads around the attention; its groups, for the engine."""
@@ -113,30 +82,6 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
             seq_length_is_variable=False,
         )
         return auto_ep.BesideUlysses(groups) if self.plan.ep > 1 else groups
-
-    def export(self, folder: Path) -> None:
-        hf_checkpoint.export(self.model, self.plan, self.groups, folder, self.engine_fields["model"])
-
-    def save(self, folder: Path, step: int) -> None:
-        super().save(folder, step)
-        self._save_biases(folder)
-
-    def snapshot(self, folder: Path, step: int) -> Snapshot:
-        found = super().snapshot(folder, step)
-        self._save_biases(folder)
-        return found
-
-    def _save_biases(self, folder: Path) -> None:
-        """Saves the routers' biases, which don't move: a run that goes on may not begin with the checkpoint that they are from."""
-        routers = hf_experts.biases(self.model)
-        if routers and dist.get_rank() == 0:
-            torch.save({name: getattr(module, hf_experts.BIAS).cpu() for name, module in routers.items()}, folder / hf_experts.FILE)
-
-    def load(self, saved: Saved) -> None:
-        super().load(saved)
-        path = saved.folder / hf_experts.FILE
-        if path.is_file():
-            hf_experts.put(self.model, torch.load(path, weights_only=True))
 
     def _around_passes(self) -> contextlib.AbstractContextManager[Any]:
         return super()._around_passes() if self.host_activations is None else self.host_activations

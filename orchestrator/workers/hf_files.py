@@ -154,25 +154,25 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
 
 
+def special_tokens(run: RunSettings) -> dict[str, Any]:
+    """Special tokens of the checkpoint that training began with, else of the tokenizer that it read with: without an end-of-sequence token
+    generation would not end."""
+    if run.init_from:
+        before = json.loads(Path(run.init_from, CONFIG).read_text())
+        return {name: before[name] for name in SPECIAL_TOKENS if name in before}
+    if run.tokenizer:
+        import transformers
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(run.tokenizer, local_files_only=True)
+        return {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS if getattr(tokenizer, name, None) is not None}
+    return {}
+
+
 def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path, dtype: torch.dtype, run: RunSettings) -> None:
-    """Writes config.json, last: where it is, the checkpoint is whole. Special tokens and the tokenizer's files are those of the checkpoint
-    that training began with, else those of the tokenizer that it read with: without an end-of-sequence token generation would not end.
-    `fields`: "config_class" and "model_class"."""
+    """Writes config.json and the tokenizer's files. `fields`: "config_class" and "model_class"."""
     import transformers
 
-    keywords = keywords | {"architectures": [fields["model_class"]], "dtype": str(dtype).removeprefix("torch.")}
-    if run.init_from:
-        source = Path(run.init_from)
-        before = json.loads((source / CONFIG).read_text())
-        keywords |= {name: before[name] for name in SPECIAL_TOKENS if name in before}
-        copy_tokenizer(source, folder)
-    elif run.tokenizer:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(run.tokenizer, local_files_only=True)
-        keywords |= {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS if getattr(tokenizer, name, None) is not None}
-        copy_tokenizer(Path(run.tokenizer), folder)
-    save_config(getattr(transformers, fields["config_class"])(**keywords), folder)
-
-
-def save_config(config: Any, folder: Path) -> None:
-    """Writes config.json, last: where it is, the checkpoint is whole."""
-    config.save_pretrained(folder)
+    keywords = keywords | {"architectures": [fields["model_class"]], "dtype": str(dtype).removeprefix("torch.")} | special_tokens(run)
+    if source := run.init_from or run.tokenizer:
+        copy_tokenizer(Path(source), folder)
+    getattr(transformers, fields["config_class"])(**keywords).save_pretrained(folder)  # last: where it is, the checkpoint is whole

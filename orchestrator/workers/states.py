@@ -67,7 +67,8 @@ def load(engine: Any, places: Sequence[Place], plan: Plan, parts: Any, step: int
 def _by_parameter(places: Sequence[Place]) -> list[tuple[torch.nn.Parameter, list[Place]]]:
     found: dict[int, tuple[torch.nn.Parameter, list[Place]]] = {}
     for place in places:
-        found.setdefault(id(place.parameter), (place.parameter, []))[1].append(place)
+        if place.parameter.requires_grad:  # frozen weights are the base's, which is there anyway
+            found.setdefault(id(place.parameter), (place.parameter, []))[1].append(place)
     return list(found.values())
 
 

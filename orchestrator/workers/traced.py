@@ -21,18 +21,12 @@ from orchestrator.plan import Plan
 from orchestrator.tracing import build, feeds
 from orchestrator.tracing.blocks import find_blocks
 from orchestrator.tracing.feeds import IGNORED
-from orchestrator.workers import hugging_face, traced_data, traced_weights
+from orchestrator.workers import hf_checkpoint, hugging_face, traced_data, traced_weights
 from orchestrator.workers.batch import Batch, mean_loss
-from orchestrator.workers.blocks import block_seed
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.parts import Place
 from orchestrator.workers.sft import SupervisedBatches
-
-PLAIN = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Modules whose weights have the usual distribution; of others the model's own `_init_weights` knows better."""
-SMALL = 2**22
-"""Elements of a module's own weights up to which every rank makes them whole."""
 
 
 def recompute_blocks(model: nn.Module) -> None:
@@ -63,38 +57,6 @@ def lengthen_scalars(model: nn.Module) -> None:
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.dim() == 0 and not hasattr(parameter, "ds_id"):
                 setattr(module, name, nn.Parameter(parameter.data.reshape(1), requires_grad=parameter.requires_grad))
-
-
-def initialise(model: Any, seed: int, device: torch.device, partitioned: bool) -> None:
-    """Weights that depend on the seed and their names alone: matrices as transformers' own models here (hugging_face.initialise), then, of
-    what is neither a linear, a convolution nor a table, what the model's `_init_weights` says."""
-    hugging_face.initialise(model, seed, device)
-    own = getattr(model, "_init_weights", None)
-    if own is None:
-        return
-    import deepspeed
-
-    for path, module in model.named_modules():
-        mine = list(module.parameters(recurse=False))
-        if not mine or isinstance(module, PLAIN) or sum(getattr(p, "ds_numel", p.numel()) for p in mine) > SMALL:
-            continue
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(block_seed(seed, path, 0))
-            gathered = deepspeed.zero.GatheredParameters(mine, modifier_rank=0) if partitioned else contextlib.nullcontext()
-            with gathered, torch.no_grad():
-                own(module)
-
-
-def float_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-
-
-def restore(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
-    """Buffers as they were made: DeepSpeed casts all to the training's type, and frequencies need more bits."""
-    for name, buffer in list(model.named_buffers()):
-        if name in buffers and buffer.dtype != buffers[name].dtype:
-            path, _, own = name.rpartition(".")
-            setattr(model.get_submodule(path), own, buffers[name].to(buffer.device))
 
 
 def parts_of(traced: Traced, name: str) -> tuple[int, ...]:
@@ -132,22 +94,16 @@ class TracedTrainer(DeepSpeedTrainer):
         if plan.model.traced is None:
             raise InputError("model", plan.model.name, "has no description")
         self.traced: Traced = plan.model.traced
-        fields = engine["model"]
         with contextlib.redirect_stdout(io.StringIO()):
-            self.model = model = self._build(fields)
-        if self.traced.config:
-            initialise(model, plan.training.seed, device, partitioned=fields["zero_init"])
-        if plan.run.init_from:
-            new, unused = traced_weights.load(model, Path(plan.run.init_from))
-            if dist.get_rank() == 0:
-                print(f"weights of {plan.run.init_from}; new: {_listed(new)}; not used: {_listed(unused)}", flush=True)
-        if fields["gradient_checkpointing"]:
+            self.model = model = self._build(engine["model"])
+        lengthen_scalars(model)
+        if engine["model"]["gradient_checkpointing"]:
             recompute_blocks(model)
         self.more = feeds.fixed_arguments(model)
-        buffers = float_buffers(model)
+        buffers = hugging_face.float_buffers(model)
         whole = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
         self._initialise_engine(model, None)
-        restore(model, buffers)
+        hugging_face.restore(model, buffers)
         for name, parameter in model.named_parameters():
             if tuple(getattr(parameter, "ds_shape", parameter.shape)) != whole[name]:
                 parameter.tensor_model_parallel = True  # the norm counts every rank's part
@@ -155,23 +111,26 @@ class TracedTrainer(DeepSpeedTrainer):
         self.sums: dict[str, torch.Tensor] = {}
 
     def _build(self, fields: dict[str, Any]) -> nn.Module:
-        """The model of these fields; at stage 3 in partitions."""
-        dtype = getattr(torch, fields["dtype"])
-        outer: Any = torch.device("cpu" if self.plan.tp > 1 else self.device)  # AutoTP cuts a whole model in host memory
-        if fields["zero_init"]:
-            ds_config = self._ds_config(self.engine_fields["ds_config"])
-            config = {key: value for key, value in ds_config.items() if key != "train_batch_size"}
-            outer = self.deepspeed.zero.Init(config_dict_or_path=config)
-        torch.manual_seed(self.plan.training.seed)  # a user's own module draws its weights itself
-        if self.traced.config:
-            build.class_of(build.config_of(self.traced.config))  # its module is imported before zero.Init changes torch
-        with outer:
-            if self.traced.code:
-                model, _ = build.from_code(self.traced.code, dtype)
-            else:
-                model, _ = build.from_config(self.traced.config, dtype, (self.traced.attention, "eager"))  # some classes have no other
-        lengthen_scalars(model)
-        return model
+        """The model of these fields, with the weights of model.init_from= or as its own code draws them; at stage 3 in partitions."""
+        dtype, traced, source = getattr(torch, fields["dtype"]), self.traced, self.plan.run.init_from
+        # AutoTP cuts a whole model in host memory.
+        place: Any = contextlib.nullcontext() if fields["zero_init"] else torch.device("cpu" if self.plan.tp > 1 else self.device)
+        ds_config = self._ds_config(self.engine_fields["ds_config"]) if fields["zero_init"] else None
+        torch.manual_seed(self.plan.training.seed)
+        if traced.code:
+            divided = self.deepspeed.zero.Init(config_dict_or_path=hugging_face.without_batch(ds_config)) if ds_config else place
+            with divided:
+                model, _ = build.from_code(traced.code, dtype)
+            return model
+        build.class_of(build.config_of(traced.config))  # its module is imported before zero.Init changes torch
+        with hugging_face.zero_init(ds_config):
+            if source:
+                model, new, unused = traced_weights.loaded(traced, dtype, source)
+                if dist.get_rank() == 0:
+                    print(f"weights of {source}; new: {_listed(new)}; not used: {_listed(unused)}", flush=True)
+                return model
+            with place:
+                return traced_weights.drawn(traced, dtype)
 
     def open_batches(self, cache: Path) -> tuple[traced_data.AnyBatches, traced_data.AnyBatches | None]:
         """What is trained on, and what is evaluated on."""
@@ -224,7 +183,13 @@ class TracedTrainer(DeepSpeedTrainer):
         return {name: total / count for name, total in found.items()}
 
     def export(self, folder: Path) -> None:
-        traced_weights.export(self.model, self.places, self.plan, self.traced, self.groups, folder)
+        """Writes a checkpoint that transformers' own class loads. Rank 0 has the whole model in host memory."""
+        state = hf_checkpoint.whole_state(self.model, self.places, self.plan, self.groups)
+        if dist.get_rank() == 0:
+            with torch.device("meta"):
+                whole, _ = build.from_config(self.traced.config, next(self.model.parameters()).dtype, (self.traced.attention, "eager"))
+            hf_checkpoint.write(whole, state, self.model, folder, self.plan.run)
+        dist.barrier()
 
 
 def _listed(names: list[str]) -> str:

@@ -26,9 +26,7 @@ class DdpTrainer:
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device = plan, device
         self.groups = groups.of_plan(plan)
-        torch.manual_seed(plan.training.seed)
-        model = hugging_face.build_model(engine["model"]).to(device)
-        hugging_face.initialise(model, plan.training.seed, device)
+        model = hugging_face.first_model(plan, engine, device)
         self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         training, parameters = plan.training, list(model.parameters())
         decayed = {"params": [p for p in parameters if p.dim() > 1], "weight_decay": training.weight_decay}
