@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from orchestrator.workers import garbage  # noqa: F401  # isort: skip  (before all else)
 import contextlib
 import io
 from typing import Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import resource
@@ -21,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from orchestrator.errors import NO_ROOM, InputError, no_room
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import checkpoint, data, distributed, garbage, orphans, preflight, unpickling
+from orchestrator.workers import checkpoint, data, distributed, orphans, preflight, unpickling
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.monitors import Monitors
@@ -302,7 +303,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRet
     parser.add_argument("--out", type=Path, required=True, help="where metrics.jsonl and checkpoints/ go")
     parser.add_argument("--continue", action="store_true", dest="continued", help="from the newest checkpoint in --out, if there is one")
     arguments = parser.parse_args()
-    garbage.freeze_imported()
+    gc.freeze()  # what was imported stays: collections pass over it
     plan = from_json(arguments.plan.read_bytes(), str(arguments.plan))
     engine = read_engine(arguments.plan.parent)
     out = arguments.out

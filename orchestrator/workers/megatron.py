@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from orchestrator.workers import garbage  # noqa: F401  # isort: skip  (before all else)
 import math
 import queue
 from collections.abc import Iterator, Sequence

@@ -3,7 +3,6 @@ DeepSpeed's PipelineModule over ZeRO 0 and 1 (deepspeed_pipeline.py)."""
 
 from __future__ import annotations
 
-from orchestrator.workers import garbage  # noqa: F401  # isort: skip  (before all else)
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -10,9 +10,8 @@ and head it has, and how many parameters.
 
 from __future__ import annotations
 
-from orchestrator.workers import garbage  # isort: skip  (before all else, as the ranks do)
-
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -109,7 +108,7 @@ def rehearse(
     """What the rank measures of itself; the first step is not timed. `together` is called before each step."""
     device = distributed.prepare_device(plan)
     worker = importlib.import_module(module)
-    garbage.freeze_imported()
+    gc.freeze()  # what was imported stays: collections pass over it
     trainer = worker.build(plan, engine, device)
     batches, _ = loop.open_batches(trainer, out / "data")
     answer_for_other_ranks(trainer, plan)

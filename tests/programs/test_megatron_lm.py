@@ -44,6 +44,7 @@ MODEL = (
     "train.warmup=2", "engine=megatron", "launch=local",
 )  # fmt: skip
 """A vocabulary without padding: our worker takes padding out of the softmax, Megatron-LM leaves it in."""
+OURS = "program=instrument"
 EVALUATED = (f"train.eval_every={EVERY}", f"train.eval_steps={EVAL_STEPS}")
 
 PLANS: dict[str, tuple[str, ...]] = {
@@ -86,11 +87,12 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     evaluations = STEPS // EVERY + 1  # Megatron counts one at the end too (training.py, get_train_valid_test_num_samples)
     train = corpora.make(folder, "train", DOCUMENTS, corpora.Reading(SEQ, STEPS * BATCH, SEED, VOCAB))
     valid = corpora.make(folder, "valid", DOCUMENTS, corpora.Reading(SEQ, evaluations * EVAL_STEPS * BATCH, SEED, VOCAB), split=1)
-    rows = orchestrator(folder / "ours", *MODEL, *PLANS["data parallel, ZeRO-1"], *EVALUATED, f"data={train[1]}", f"data.valid={valid[1]}")
+    words = (*MODEL, *PLANS["data parallel, ZeRO-1"], *EVALUATED, f"data={train[1]}", f"data.valid={valid[1]}", OURS)
+    rows = orchestrator(folder / "ours", *words)
     return Workshop(folder, train, valid, rows)
 
 
-def started(workshop: Workshop, out: Path, *words: str, by: str = "program=own") -> list[dict[str, Any]]:
+def started(workshop: Workshop, out: Path, *words: str, by: str = "program=auto") -> list[dict[str, Any]]:
     """The rows of Megatron's own program under these words."""
     checkout = f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}"
     return orchestrator(out, *MODEL, f"data={workshop.train[0]}", by, checkout, *words)
@@ -178,7 +180,7 @@ def masked(request: pytest.FixtureRequest, workshop: Workshop) -> Masked:
     family, out = request.param, workshop.folder / f"ours-{request.param}"
     more = {"bert": ("model.num_token_types=0",), "t5": ("model.decoder_num_layers=4", "train.decoder_seq_length=16")}[family]
     words = (f"recipe={family}_tiny", *MASKED_MODEL, *more)
-    rows = orchestrator(out, *words, *MASKED_LAYOUTS[family][0], f"data={workshop.train[1]}")
+    rows = orchestrator(out, *words, *MASKED_LAYOUTS[family][0], f"data={workshop.train[1]}", OURS)
     plan = from_json((out / "plan.json").read_bytes(), "plan.json")
     corpus = data.open_corpus(plan, out / "data", build=True, wait=lambda: None)
     batches = data.Batches(plan, corpus.train, corpus.specials, dp_rank=0)

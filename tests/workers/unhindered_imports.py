@@ -1,4 +1,4 @@
-"""First of what the pool's fork server imports: as in a rank's own program no garbage is looked for meanwhile, a CPU second of six."""
+"""First of what the pool's fork server imports: no garbage is looked for meanwhile, a CPU second of six."""
 
 from __future__ import annotations
 
