@@ -34,7 +34,7 @@ from orchestrator.validate.pricing import Choose
 from orchestrator.validate.recovery import CLOSE, ENGINE, megatron_capabilities, planned_engine, question_of
 from orchestrator.validate.rows import SkipError
 from orchestrator.validate.runs import Run
-from orchestrator.validate.tables import read_row, with_states
+from orchestrator.validate.tables import as_printed, read_row, with_states
 
 COLUMNS: Final = ("recipe_id", "model", "gpu", "num_gpus", "precision", "tp", "pp", "micro_batch_size", "global_batch_size")
 SOFTWARE: Final = Software(megatron_core="0.19.2")
@@ -94,11 +94,8 @@ def layout_of(recipe: dict[str, str]) -> tuple[str, str]:
     >>> layout_of({"model": "qwen35_vl_397b_a17b", "pp": "8", "vpp": "4"})[1].partition(": ")[2]
     'its 60 layers are not as many on each of 8 stages, and it gives no layout'
     """
-    text, pp, vpp = (
-        with_shape({**recipe, "model_name": recipe["model"]}).get("num_layers", ""),
-        int(recipe["pp"]),
-        int(recipe.get("vpp") or 1),
-    )
+    text = with_shape({**recipe, "model_name": recipe["model"]}).get("num_layers", "")
+    pp, vpp = int(recipe["pp"]), int(recipe.get("vpp") or 1)
     if not text or pp == 1 or recipe.get("pipeline_layout"):
         return "", ""
     first, last = (int(recipe.get(name) or 0) for name in ("layers_first_stage", "layers_last_stage"))
@@ -121,23 +118,20 @@ def run_of(recipe: dict[str, str]) -> Run:
     task = recipe.get("task") or "pretrain"
     if task not in ("pretrain", "sft"):
         raise SkipError(f"task {task} is not planned")
-    flex = recipe.get("flex_backend", "") if recipe.get("dispatcher") == "flex" else recipe.get("dispatcher", "")
     split, illegal = layout_of(recipe)
     row = {
         **recipe,
+        **as_printed(recipe),
+        "cuda_graph": f"{recipe.get('cuda_graph', '')}: {recipe.get('cuda_graph_scope', '')}",
         "pipeline_layout": recipe.get("pipeline_layout") or split,
         "run_id": recipe["recipe_id"],
         "model_name": recipe["model"],
         "status": "ok",
         "engine": "megatron-fsdp" if recipe.get("fsdp") == "1" else "bridge",
         "precision": recipe["precision"].upper().replace("NVFP4", "MXFP8"),
-        "recompute": recipe.get("recompute_effective", ""),
-        "cuda_graph": f"{recipe.get('cuda_graph', '')}: {recipe.get('cuda_graph_scope', '')}",
-        "dispatcher": flex.replace("unset", "alltoall"),
         "sequence_parallel": "yes" if recipe.get("sequence_parallel") == "1" else "no",
         "zero_stage": "",
         "task": "",
-        "routing": {"1": "forced balance", "0": "real router"}.get(recipe.get("forced_balance", ""), ""),
         "gpus_per_node": "4" if recipe["gpu"].startswith(("GB", "VR")) else "8",
         "notes": "",
         "dp": "",

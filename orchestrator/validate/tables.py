@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.errors import InputError
-from orchestrator.hardware.spec import Cluster
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora, megatron_names, with_lora
@@ -44,31 +43,20 @@ NEMO_INTERLEAVE = 6
 def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
     """Every row of a CSV, or of the CSVs of a folder. Raises InputError where there is no table of runs."""
     path = Path(where)
-    if path.is_dir():
-        files = sorted(path.glob("*.csv"))
-    elif path.is_file():
-        files = [path]
-    else:
+    if not path.exists():
         raise InputError("runs", where, "no such file or folder")
-    runs: list[Run] = []
-    unusable: list[Unusable] = []
-    tables = 0
-    for file in files:
+    tables: dict[str, list[dict[str, str]]] = {}
+    for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
         rows = _with_settings(_rows(file), file.parent / SETTINGS)
-        if not rows or not set(COLUMNS) <= rows[0].keys():
-            if path.is_file():
-                missing = sorted(set(COLUMNS) - (rows[0].keys() if rows else set()))
-                raise InputError("runs", where, f"is not a table of runs: it lacks {', '.join(missing)}")
-            continue
-        tables += 1
-        for run in read_rows(file.stem, rows):
-            if isinstance(run, Run):
-                runs.append(run)
-            else:
-                unusable.append(run)
+        missing = sorted({*COLUMNS} - (rows[0].keys() if rows else set()))
+        if not missing:
+            tables[file.stem] = rows
+        elif not path.is_dir():
+            raise InputError("runs", where, f"is not a table of runs: it lacks {', '.join(missing)}")
     if not tables:
         raise InputError("runs", where, "holds no CSV of runs")
-    return runs, unusable
+    found = [run for table, rows in tables.items() for run in read_rows(table, rows)]
+    return [run for run in found if isinstance(run, Run)], [run for run in found if isinstance(run, Unusable)]
 
 
 @cache
@@ -80,14 +68,8 @@ def _model(architecture: Architecture, seq_length: int, decoder_seq_length: int 
     return with_lora(model, lora, megatron_names()) if lora is not None and ENGINES[engine].adapts == "megatron-core" else model
 
 
-@cache
-def _same_training(value: Training) -> Training:
-    return value
-
-
-@cache
-def _same_cluster(value: Cluster) -> Cluster:
-    return value
+SHARED: Final[dict[Any, Any]] = {}
+"""Values that rows have in common, so that equal ones are one."""
 
 
 def _rows(file: Path) -> list[dict[str, str]]:
@@ -119,25 +101,24 @@ def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[
     nothing; one that offloads activations prints it nowhere either."""
     if settings is None:
         return row
-    said = {**row, "recompute": row.get("recompute") or settings["recompute_effective"]}
-    kind = settings.get("dispatcher", "").replace("unset", "alltoall")
-    dispatcher = settings.get("flex_backend", "") if kind == "flex" else kind
-    graph = ": ".join(text for text in (settings.get("cuda_graph", ""), settings.get("cuda_graph_scope", "")) if text)
-    more = {
-        **{
-            name: settings.get(name, "")
-            for name in ("etp", "a2a_overlap", "delay_wgrad", "shared_expert_overlap", "capacity_factor", "pipeline_layout")
-        },
-        "dispatcher": dispatcher,
-        "cuda_graph": graph,
-        "routing": "forced balance" if settings.get("forced_balance") == "1" else "",
-        "offload": SOME_ACTIVATIONS if settings.get("cpu_offload_layers") else "",
-    }
-    for name, value in more.items():
-        said[name] = row.get(name) or value
+    same = ("etp", "a2a_overlap", "delay_wgrad", "shared_expert_overlap", "capacity_factor", "pipeline_layout")
+    more = {name: settings.get(name, "") for name in same} | as_printed(settings)
+    more["offload"] = SOME_ACTIVATIONS if settings.get("cpu_offload_layers") else ""
+    said = {**row, **{name: row.get(name) or value for name, value in more.items()}}
     if settings.get("fsdp") == "1" and "fsdp" not in row.get("engine", "").lower():
         said["engine"] = "megatron-fsdp (Megatron-Bridge)"
     return said
+
+
+def as_printed(recipe: dict[str, str]) -> dict[str, str]:
+    """What a recipe sets, as tables of runs print it: recompute, the tokens' dispatcher, CUDA graphs, the routers."""
+    kind = recipe.get("dispatcher", "").replace("unset", "alltoall")
+    return {
+        "recompute": recipe.get("recompute_effective", ""),
+        "dispatcher": recipe.get("flex_backend", "") if kind == "flex" else kind,
+        "cuda_graph": ": ".join(text for text in (recipe.get("cuda_graph", ""), recipe.get("cuda_graph_scope", "")) if text),
+        "routing": {"1": "forced balance", "0": "real router"}.get(recipe.get("forced_balance", ""), ""),
+    }
 
 
 def read_rows(table: str, rows: Iterable[dict[str, str]]) -> Iterator[Run | Unusable]:
@@ -197,8 +178,8 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         precision=label,
         kind="moe" if row.get("num_experts") else "dense",
         model=model,
-        training=_same_training(training),
-        cluster=_same_cluster(place),
+        training=SHARED.setdefault(training, training),
+        cluster=SHARED.setdefault(place, place),
         candidate=candidate,
         stages=layout.stages_of(
             model, split.counts, pp=degrees.pp, vpp=degrees.vpp, recompute=recompute, full_layers=share, head=split.head
@@ -474,6 +455,12 @@ DOUBTFUL: tuple[tuple[str, str], ...] = (
 """A word in notes, model or sweep, and why such a row is not priced."""
 
 
+PRINTED_PRECISIONS: Final[tuple[tuple[str, Precision], ...]] = (
+    *(("fp8", "fp8"), ("float8", "fp8"), ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16")),
+)
+"""Words of a printed precision, the first of which that stands in it says what it is."""
+
+
 def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
     """Compute precision and the label it is reported under ("not stated" where the source is silent)."""
     text = row.get("precision", "").lower()
@@ -483,12 +470,9 @@ def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
         return "nvfp4", NVFP4
     if "_fp4.sh" in row.get("notes", ""):
         return "nvfp4", NVFP4  # the table says FP8, the run's own configuration NVFP4
-    if "fp8" in text or "float8" in text:
-        return "fp8", "fp8"
-    if "bf16" in text or "bfloat16" in text:
-        return "bf16", "bf16"
-    if "fp16" in text or "float16" in text:
-        return "fp16", "fp16"
+    for word, precision in PRINTED_PRECISIONS:
+        if word in text:
+            return precision, precision
     if text:
         raise SkipError(f"precision {text} is not known")
     key = networks.gpu_key(row.get("gpu", "")) or ""
@@ -517,10 +501,8 @@ def world_of(row: dict[str, str], model_parallel: int, zero_stage: int) -> int:
         return whole(row, "num_gpus")
     if zero_stage == 0:
         return model_parallel
-    if "steady mem-allocated" in row.get("peak_memory_kind", "") and row.get("hidden_size") == "6144":
-        return model_parallel * GOLDEN_15B_DP
     if "steady mem-allocated" in row.get("peak_memory_kind", ""):
-        return model_parallel * GOLDEN_DP
+        return model_parallel * (GOLDEN_15B_DP if row.get("hidden_size") == "6144" else GOLDEN_DP)
     raise SkipError("num_gpus is not stated")
 
 
