@@ -69,14 +69,11 @@ def chunk_lengths(plan: Plan, stage: int) -> list[int]:
     return [sum(span.count for span in spans if span.kind == kind) for spans in chunks for kind in sorted(kinds)]
 
 
-def is_even(plan: Plan) -> bool:
-    """Every chunk has as many layers as every other: what Megatron does when told nothing."""
-    return len({count for row in layer_counts(plan) for count in row}) == 1
-
-
 def layout(plan: Plan) -> str | None:
-    """Megatron's pipeline layout string ("Et*7|t*9|t*9|t*7L"); None where the split is even."""
-    return None if plan.pp == 1 or is_even(plan) else layout_string(plan.stages, plan.model.mtp_num_layers)
+    """Megatron's pipeline layout string ("Et*7|t*9|t*9|t*7L"); None where every chunk has as many layers as every other: what Megatron does
+    when told nothing."""
+    is_even = len({count for row in layer_counts(plan) for count in row}) == 1
+    return None if plan.pp == 1 or is_even else layout_string(plan.stages, plan.model.mtp_num_layers)
 
 
 def span_stack(model: Architecture, kind: str) -> str:
@@ -205,29 +202,6 @@ def implementation(plan: Plan) -> str:
     return "transformer_engine" if plan.cluster.software.transformer_engine and not plan.cluster.is_cpu else "local"
 
 
-def model_fields(plan: Plan) -> dict[str, Any]:
-    """Arguments of GPTModel, BertModel or T5Model beside the config, the specs, pre_process, post_process and vp_stage."""
-    model = plan.model
-    fields: dict[str, Any] = {
-        "vocab_size": padded_vocab_size(plan),
-        "max_sequence_length": model.max_position_embeddings,
-        "position_embedding_type": model.position_embedding,
-        "share_embeddings_and_output_weights": model.tie_embeddings,
-        "parallel_output": True,
-    }
-    if model.position_embedding == "rope":
-        fields["rotary_percent"] = model.rotary_percent
-        if model.stack == "decoder":
-            fields["rotary_base"] = model.rotary_base
-            fields["rope_scaling"] = model.rope_scaling_factor is not None
-            if model.rope_scaling_factor is not None:
-                fields["rope_scaling_factor"] = model.rope_scaling_factor
-    if model.stack == "encoder":
-        fields["num_tokentypes"] = model.num_token_types
-        fields["add_binary_head"] = False
-    return fields
-
-
 def overlaps_reduction(plan: Plan) -> bool:
     """Whether gradients are reduced beside the backward pass: there is something to reduce, and a second stream, which a CPU has not."""
     return plan.dp * plan.cp > 1 and not plan.cluster.is_cpu and plan.overlap_grad_reduce
@@ -238,17 +212,12 @@ def overlaps_gathering(plan: Plan) -> bool:
     return overlaps_reduction(plan) and plan.zero_stage >= 1 and plan.overlap_param_gather
 
 
-def module_fields(plan: Plan) -> dict[str, Any]:
-    """Which class and which layer specs: what is not an argument of either."""
-    fields: dict[str, Any] = {"class": MODEL_CLASS[plan.model.stack], "implementation": implementation(plan)}
-    if plan.model.stack == "encoder_decoder":
-        fields["encoder_num_layers"] = plan.model.num_layers
-        fields["decoder_num_layers"] = plan.model.decoder_num_layers
-    return fields
-
-
 def _is_t5(plan: Plan) -> bool:
     return plan.model.stack == "encoder_decoder"
+
+
+def _is_bert(plan: Plan) -> bool:
+    return plan.model.stack == "encoder"
 
 
 def _has_experts(plan: Plan) -> bool:
@@ -328,7 +297,7 @@ ARCHITECTURE: Final[Table] = (
 """What a plan's model is, in the order of the command line, but for its parts (`megatron_parts.config_fields`). `ours` is the plan's field,
 which the user's own values may not contradict; "" where the plan decides nothing."""
 CHOICES: Final[Table] = (
-    Term("bert_binary_head", "", of=lambda plan: False, when=lambda plan: plan.model.stack == "encoder"),
+    Term("bert_binary_head", "", of=lambda plan: False, when=_is_bert),
     *words.DROPOUT,
     Term("make_vocab_size_divisible_by", "model.make_vocab_size_divisible_by", of=vocab_divisor),
     Term("attention_softmax_in_fp32", "", of=lambda plan: True),
@@ -428,15 +397,9 @@ FIELDS: Final[Table] = (
 )  # fmt: skip
 """What its classes are told beside, or otherwise than the programs, which work these out."""
 OTHERWISE: Final[Table] = (
-    *(
-        unsaid(name, "stages", None)
-        for name in (
-            "num_layers_in_first_pipeline_stage",
-            "num_layers_in_last_pipeline_stage",
-            "decoder_first_pipeline_num_layers",
-            "decoder_last_pipeline_num_layers",
-        )
-    ),
+    *(unsaid(name, "stages", None) for name in (
+        "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "decoder_first_pipeline_num_layers",
+        "decoder_last_pipeline_num_layers")),
     *(unsaid(name, "stages", False) for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")),
     unsaid("num_layers_per_virtual_pipeline_stage", "vpp", None),
     unsaid("use_torch_fsdp2", "zero_stage", False),
@@ -451,8 +414,31 @@ OTHERWISE: Final[Table] = (
     unsaid("fp4", "training.precision", None),
     Term("vocab_size", "model.vocab_size"),
     Term("padded_vocab_size", "model.vocab_size", of=padded_vocab_size),
-)
+)  # fmt: skip
 """Settings of what a plan decides and says in other words, or with its data."""
+MODEL: Final[Table] = (
+    Term("vocab_size", "model.vocab_size", of=padded_vocab_size),
+    Term("max_sequence_length", "model.max_position_embeddings"),
+    Term("position_embedding_type", "model.position_embedding"),
+    Term("share_embeddings_and_output_weights", "model.tie_embeddings"),
+    Term("parallel_output", "", of=lambda plan: True),
+    Term("rotary_percent", "model.rotary_percent", when=_has_rope),
+    *_when(lambda plan: _has_rope(plan) and plan.model.stack == "decoder", (
+        Term("rotary_base", "model.rotary_base"),
+        Term("rope_scaling", "model.rope_scaling_factor", to=lambda factor: factor is not None),
+        Term("rope_scaling_factor", "model.rope_scaling_factor", unless=None),
+    )),
+    Term("num_tokentypes", "model.num_token_types", when=_is_bert),
+    Term("add_binary_head", "", of=lambda plan: False, when=_is_bert),
+)  # fmt: skip
+"""Arguments of GPTModel, BertModel or T5Model beside the config, the specs, pre_process, post_process and vp_stage."""
+MODULE: Final[Table] = (
+    Term("class", "", of=lambda plan: MODEL_CLASS[plan.model.stack]),
+    Term("implementation", "", of=implementation),
+    Term("encoder_num_layers", "model.num_layers", when=_is_t5),
+    Term("decoder_num_layers", "model.decoder_num_layers", when=_is_t5),
+)
+"""Which class and which layer specs: what is not an argument of either."""
 PLAN: Final[Table] = (*ARCHITECTURE, *CHOICES, *FIELDS, *OTHERWISE)
 
 
@@ -479,10 +465,10 @@ def engine_fields(plan: Plan, sections: Collection[str]) -> dict[str, Any]:
         layers["gradient_accumulation_fusion"] = False
     return {
         "engine": plan.engine,
-        "module": module_fields(plan),
+        "module": say(MODULE, plan),
         "transformer_config": layers,
         "per_stage": [recompute_fields(plan, stage) for stage in range(plan.pp)],
-        "model": model_fields(plan),
+        "model": say(MODEL, plan),
         "ddp": found["ddp"],
         "optimizer": found["optimizer"],
     }

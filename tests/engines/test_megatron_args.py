@@ -16,6 +16,7 @@ from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Source
+from orchestrator.words.terms import say
 
 WAS = "-"
 """A field or flag that is not there."""
@@ -43,17 +44,17 @@ def trained(a: Architecture = LLAMA, **fields: Any) -> Plan:
 
 def test_models() -> None:
     base = make_plan(model=LLAMA)
-    rotary = tc.model_fields(make_plan(model=replace(LLAMA, rope_scaling_factor=8.0)))
+    rotary = say(tc.MODEL, make_plan(model=replace(LLAMA, rope_scaling_factor=8.0)))
     assert (rotary["rope_scaling"], rotary["rope_scaling_factor"], rotary["rotary_base"]) == (True, 8.0, 10000)
-    assert tc.model_fields(base)["rope_scaling"] is False
-    assert {"rotary_percent", "rotary_base", "rope_scaling"}.isdisjoint(tc.model_fields(make_plan(model=GPT)))
-    bert = tc.model_fields(make_plan(model=replace(BERT, position_embedding="rope")))
+    assert say(tc.MODEL, base)["rope_scaling"] is False
+    assert {"rotary_percent", "rotary_base", "rope_scaling"}.isdisjoint(say(tc.MODEL, make_plan(model=GPT)))
+    bert = say(tc.MODEL, make_plan(model=replace(BERT, position_embedding="rope")))
     assert (bert["num_tokentypes"], bert["add_binary_head"]) == (2, False)
     assert {"rotary_base", "rope_scaling"}.isdisjoint(bert)
-    assert tc.module_fields(make_plan(model=T5)) == {
+    assert say(tc.MODULE, make_plan(model=T5)) == {
         "class": "T5Model", "implementation": "transformer_engine", "encoder_num_layers": 4, "decoder_num_layers": 4,
     }  # fmt: skip
-    assert tc.module_fields(base) == {"class": "GPTModel", "implementation": "transformer_engine"}
+    assert say(tc.MODULE, base) == {"class": "GPTModel", "implementation": "transformer_engine"}
 
 
 def test_a_vocabulary_is_padded_once_however_it_is_divided() -> None:
