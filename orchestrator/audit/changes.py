@@ -8,9 +8,10 @@ from typing import Any, Final
 from msgspec.structs import asdict, replace
 
 from orchestrator.audit.build import Judge, Judged
-from orchestrator.audit.reading import Setup
+from orchestrator.audit.reading import Setup, differing
 from orchestrator.errors import InputError
 from orchestrator.strategy.megatron_layout import compress, transformer_layers
+from orchestrator.strategy.spec import Recompute
 from orchestrator.values import Value
 
 SHOWN: Final = 3
@@ -19,12 +20,8 @@ WORTH: Final = 0.005
 MOST_TP, MOST_MICRO_BATCH = 16, 64
 ROUNDS: Final = 2
 """Rounds of trying every value of the three choices again, from what they are together."""
-NO_LAYOUT: Final[dict[str, Any]] = {
-    "layout": None,
-    "first_layers": None,
-    "last_layers": None,
-    "ends_count": (False, False),
-    "stage_recompute": None,
+NO_LAYOUT: Final[dict[str, Any]] = dict.fromkeys(("layout", "first_layers", "last_layers", "stage_recompute")) | {
+    "ends_count": (False, False)
 }
 
 
@@ -48,16 +45,12 @@ def powers(most: int) -> list[int]:
 def alternatives(setup: Setup, judge: Judge) -> dict[str, list[Setup]]:
     """Setups with other values of each choice, by the choice's name; what must follow from a value changes with it."""
     caps, cluster = judge.engine.capabilities, judge.settings.cluster
-    layers = transformer_layers(judge.model)
-    world, node = cluster.num_gpus, cluster.gpus_per_node
-    axes = caps.axes
+    layers, world, axes, experts = transformer_layers(judge.model), cluster.num_gpus, caps.axes, judge.settings.architecture.experts
     found: dict[str, list[Setup]] = {}
     if "tp" in axes:
-        found["tp"] = [
-            with_tp(setup, tp, caps.sequence_parallel, bool(judge.settings.architecture.experts))
-            for tp in powers(min(MOST_TP, world, max(node, setup.tp)))
-        ]
-    if "pp" in axes and "pp" in caps.axes:
+        degrees = powers(min(MOST_TP, world, max(cluster.gpus_per_node, setup.tp)))
+        found["tp"] = [with_tp(setup, tp, caps.sequence_parallel, bool(experts)) for tp in degrees]
+    if "pp" in axes:
         degrees = [pp for pp in range(1, min(layers, world) + 1) if layers % pp == 0 and world % pp == 0]
         found["pp"] = [with_pp(setup, pp) for pp in degrees]
     if "vpp" in axes and setup.pp > 1:
@@ -66,25 +59,19 @@ def alternatives(setup: Setup, judge: Judge) -> dict[str, list[Setup]]:
                         for vpp in range(1, per + 1) if per % vpp == 0]  # fmt: skip
     if "cp" in axes and judge.settings.training.seq_length >= 2 * caps.least_sequence_part:
         found["cp"] = [replace(setup, cp=cp) for cp in powers(min(world, 16))]
-    experts = judge.settings.architecture.experts
     if experts and "ep" in axes:
         found["ep"] = [replace(setup, ep=ep) for ep in powers(min(world, experts[0].num_experts))]
         found["etp"] = [replace(setup, etp=etp) for etp in dict.fromkeys((1, setup.tp))]
     found["micro_batch_size"] = [replace(setup, micro_batch_size=size) for size in powers(MOST_MICRO_BATCH)]
     chunk = max(1, layers // (setup.pp * setup.vpp))
-    modes = [
-        replace(setup, recompute=mode, recompute_layers=None, stage_recompute=None)
-        for mode in caps.recompute
-        if mode not in caps.pinned_recompute
-    ]
+    modes: list[tuple[Recompute, int | None]] = [(mode, None) for mode in caps.recompute if mode not in caps.pinned_recompute]
     if caps.recompute_varies != "never":
-        modes += [replace(setup, recompute="full", recompute_layers=count, stage_recompute=None) for count in _counts(chunk)]
-    found["recompute"] = modes
+        step = max(1, -(-chunk // 8))  # at most eight numbers of layers
+        modes += [("full", count) for count in range(step, chunk, step)]
+    found["recompute"] = [replace(setup, recompute=mode, recompute_layers=count, stage_recompute=None) for mode, count in modes]
     if not setup.megatron_fsdp:
         stages = caps.zero_stages if setup.pp == 1 else caps.zero_stages_with_pipeline
-        found["zero_stage"] = [
-            replace(setup, zero_stage=stage, zero_shard_size=None, overlap_grad_reduce=setup.overlap_grad_reduce) for stage in stages
-        ]
+        found["zero_stage"] = [replace(setup, zero_stage=stage, zero_shard_size=None) for stage in stages]
     if caps.sequence_parallel and setup.tp > 1:
         found["sequence_parallel"] = [replace(setup, sequence_parallel=on) for on in (False, True)]
     if "overlap_grad_reduce" in caps.pinned_options:
@@ -101,12 +88,6 @@ def alternatives(setup: Setup, judge: Judge) -> dict[str, list[Setup]]:
     return {name: [one for one in dict.fromkeys(others) if one != setup] for name, others in found.items()}
 
 
-def _counts(chunk: int) -> Iterator[int]:
-    """Layers of a chunk to recompute in full, at most eight numbers."""
-    step = max(1, -(-chunk // 8))
-    yield from range(step, chunk, step)
-
-
 def with_tp(setup: Setup, tp: int, sequence_parallel: bool, with_experts: bool) -> Setup:
     """The setup with this tp. Experts keep their own degree unless that was tp's; sequence parallelism comes with the first tp."""
     on = (setup.sequence_parallel or setup.tp == 1) and sequence_parallel and tp > 1
@@ -116,14 +97,8 @@ def with_tp(setup: Setup, tp: int, sequence_parallel: bool, with_experts: bool) 
 
 def with_pp(setup: Setup, pp: int) -> Setup:
     """The setup with `pp` stages, whose layers are divided evenly, without interleaving."""
-    return replace(
-        setup,
-        **NO_LAYOUT,
-        pp=pp,
-        vpp=1,
-        microbatch_group_size_per_vp_stage=None,
-        by_deepspeed_pipeline=setup.by_deepspeed_pipeline and pp > 1,
-    )
+    by_deepspeed = setup.by_deepspeed_pipeline and pp > 1
+    return replace(setup, **NO_LAYOUT, pp=pp, vpp=1, microbatch_group_size_per_vp_stage=None, by_deepspeed_pipeline=by_deepspeed)
 
 
 def layouts(layers: int, chunks: int, prediction_heads: int) -> Iterator[str]:
@@ -207,12 +182,8 @@ def said(before: Setup, after: Setup) -> str:
     >>> said(Setup(engine="megatron", tp=2), Setup(engine="megatron", tp=4, sequence_parallel=True))
     'sequence_parallel off -> on, tp 2 -> 4'
     """
-    parts = []
-    for name in Setup.__struct_fields__:
-        one, other = getattr(before, name), getattr(after, name)
-        if one == other or name in ("recompute_layers", "recompute"):
-            continue
-        parts.append(f"{name} {_word(one)} -> {_word(other)}")
+    differ = [name for name in Setup.__struct_fields__ if name in differing(before, after) - {"recompute_layers", "recompute"}]
+    parts = [f"{name} {_word(getattr(before, name))} -> {_word(getattr(after, name))}" for name in differ]
     one, other = recompute_text(before), recompute_text(after)
     if one != other:
         parts.append(f"recompute {one} -> {other}")

@@ -123,12 +123,9 @@ def _flags(words: Sequence[Word], known: Mapping[str, tuple[str, str]]) -> list[
         if not is_flag(word.text):
             continue
         name, equals, value = word.text.partition("=")
-        if equals:
-            found.append(Flag(name, (Word((shell.Piece(value),)),), word))
-            continue
         kind = known.get(name, ("", "any"))[1]
-        values: list[Word] = []
-        while index < len(words) and not is_flag(words[index].text) and kind not in ("true", "false", "both"):
+        values = [Word((shell.Piece(value),))] if equals else []
+        while not equals and index < len(words) and not is_flag(words[index].text) and kind not in ("true", "false", "both"):
             values.append(words[index])
             index += 1
             if kind not in ("list", "any") or PROGRAM.match(words[index - 1].text):
@@ -173,14 +170,11 @@ def reading_of(line: Line, script: Script) -> Reading:
     assumed: list[str] = list(script.notes)
     for flag in line.flags:
         shown = " ".join([flag.name, *(value.text for value in flag.values)])
-        if flag.name not in known:
-            negated = flag.name.replace("--no-", "--", 1)
-            if flag.name.startswith("--no-") and negated in known and known[negated][1] == "both":
-                given[known[negated][0]], said[known[negated][0]] = False, shown
-            else:
-                unknown.append(shown)
+        positive = flag.name.replace("--no-", "--", 1)
+        if flag.name not in known and known.get(positive, ("", ""))[1] != "both":
+            unknown.append(shown)
             continue
-        destination, kind = known[flag.name]
+        destination, kind = known.get(flag.name) or known[positive]
         destination = megatron.ALIASES.get(destination, FIELD_OF.get(destination, destination))
         try:
             given[destination] = _value(kind, flag)
@@ -273,25 +267,16 @@ def _edited(text: str, line: Line, before: Setup, after: Setup) -> str | None:
     added: list[str] = []
     for name, values in megatron.flags_changed(before, after).items():
         there = next((flag for flag in line.flags if flag.name == name), None)
-        if there is None:
-            if values is not None:
-                added.append(" ".join([name, *values]))
+        whole = "" if values is None else " ".join([name, *values])
+        if there is None and whole:
+            added.append(whole)
+        if there is None or values == []:
             continue
-        if values is None:
-            span = _whole(there)
-            if span is None:
-                return None
-            edits.append((span, b""))
-        elif values and len(there.values) == 1 and len(values) == 1:
-            span = there.values[0].own() or there.values[0].used()
-            if span is None:
-                return None
-            edits.append((span, values[0].encode()))
-        elif values:
-            span = _whole(there)
-            if span is None:
-                return None
-            edits.append((span, " ".join([name, *values]).encode()))
+        one = values is not None and len(there.values) == len(values) == 1
+        span = there.values[0].own() or there.values[0].used() if one else _whole(there)
+        if span is None:
+            return None
+        edits.append((span, (values[0] if values and one else whole).encode()))
     if added:
         at = _anchor(line)
         if at is None:
