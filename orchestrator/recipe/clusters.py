@@ -37,11 +37,6 @@ PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4")
 SUFFIXES: Final = (".yaml", ".yml")
 
 
-def names() -> list[str]:
-    """The clusters that come with the package."""
-    return stored("clusters")
-
-
 def stored(folder: str) -> list[str]:
     """Names of the YAML files in the package's `recipes/<folder>`, wherever it is installed."""
     return sorted(item.name.removesuffix(".yaml") for item in _folder(folder).iterdir() if item.name.endswith(".yaml"))
@@ -90,14 +85,9 @@ _GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capabi
 
 
 def cluster_from(
-    tree: Tree,
-    name: str,
-    where: str,
-    num_gpus: int,
-    gpus_per_node: int | None = None,
-    mixed: str | None = None,
+    tree: Tree, name: str, where: str, num_gpus: int, gpus_per_node: int | None = None, mixed: str | None = None,
     software: Software = SOFTWARE,
-) -> Cluster:
+) -> Cluster:  # fmt: skip
     """A cluster from its YAML's content; `where` names the file in messages. `mixed`: over the YAML's own. `software`: the engines'
     versions where the YAML says none. Raises InputError."""
     _check_keys(tree, _CLUSTER_KEYS, _CLUSTER_KEYS[1:6], where)
@@ -105,15 +95,15 @@ def cluster_from(
     parts = _parts(tree["gpu"], where)
     said = mixed or tree.get("mixed")
     mixed = parse(Key(name=f"{where}: mixed", type=Mixed, help=""), said or (STAGES if parts else "refuse"))
+    types = " + ".join(f"{count} x {gpu.name}" for gpu, count in parts)
     if parts and mixed == "refuse":
-        raise InputError(f"{where}: gpu", " + ".join(f"{count} x {gpu.name}" for gpu, count in parts), f"{SEVERAL}; mixed=refuse was said")
+        raise InputError(f"{where}: gpu", types, f"{SEVERAL}; mixed=refuse was said")
     if mixed == STAGES and not parts:
         raise InputError(f"{where}: gpu", _names(tree["gpu"]), f"mixed=stages needs how many there are of each type: {PARTS_EXAMPLE}")
     gpu = slowest([gpu for gpu, _ in parts]) if parts else _gpus(tree["gpu"], where, mixed)
     counted = sum(count for _, count in parts)
     if parts and counted != num_gpus:
-        counts = " + ".join(f"{count} x {gpu.name}" for gpu, count in parts)
-        raise InputError("gpus", num_gpus, f"the cluster's types are {counts} = {counted} GPUs; cluster.gpu= says other numbers")
+        raise InputError("gpus", num_gpus, f"the cluster's types are {types} = {counted} GPUs; cluster.gpu= says other numbers")
     host_bandwidth = min(_rate(f"{where}: host_bandwidth", tree["host_bandwidth"], one) for one in ([one for one, _ in parts] or [gpu]))
     host_memory = round(quantity(f"{where}: host_memory", tree["host_memory"], BYTES))
     software = _software(tree.get("software"), where, gpu, software)

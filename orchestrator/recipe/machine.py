@@ -8,7 +8,7 @@ from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS, by_driver_name
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
-from orchestrator.recipe.clusters import changed, changed_cluster, cluster_from, read_named
+from orchestrator.recipe.clusters import changed, changed_cluster, cluster_from, read_named, stored
 from orchestrator.recipe.keys import Inputs
 from orchestrator.recipe.layers import Flat, filled, group_of, value_of
 from orchestrator.strategy.pins import MemoryLimit
@@ -32,9 +32,8 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
         cluster = changed_cluster(cluster, fields) if fields else cluster
         return cluster, f"cluster here, {counted(cluster)}{said}: this machine has {machine.num_gpus} ({', '.join(_types(machine))})"
     if raw is None:
-        from orchestrator.recipe.clusters import names
-
-        raise InputError("cluster", None, f"is missing: the recipe has none, and {_not_here(machine, here is not None, gpus)}", names())
+        why = f"is missing: the recipe has none, and {_not_here(machine, here is not None, gpus)}"
+        raise InputError("cluster", None, why, stored("clusters"))
     if gpus is None:
         raise InputError(
             "gpus", None, f"is missing: neither the recipe nor this machine says how many, and {_not_here(machine, False, None)}"
@@ -120,15 +119,9 @@ NVLINK_LATENCY, PCIE_LATENCY = 1.9 * US, 2.5 * US
 """Seconds of a hop in NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
 
 
-def memory_of(gpu: Gpu) -> int:
-    """Bytes of a GPU's memory."""
-    return gpu.memory
-
-
 def limit_of(merged: Flat, cluster: Cluster) -> MemoryLimit:
-    parts = tuple(part.gpu.memory for part in cluster.parts)
-    has, largest = max(parts, default=cluster.gpu.memory), max((part.gpu for part in cluster.parts), default=cluster.gpu, key=memory_of)
-    asked = filled(merged, Inputs)
+    largest = max((part.gpu for part in cluster.parts), default=cluster.gpu, key=lambda gpu: gpu.memory)
+    has, asked = largest.memory, filled(merged, Inputs)
     limit = has if asked.limit_gib is None else round(asked.limit_gib * GIB)
     if limit > has and not cluster.is_cpu:
         raise InputError("memory.limit_gib", merged["memory.limit_gib"].text, f"is more than a {largest.name} has, {has / GIB:.2f}")
@@ -137,4 +130,4 @@ def limit_of(merged: Flat, cluster: Cluster) -> MemoryLimit:
         raise InputError("memory.reserve_gib", merged["memory.reserve_gib"].text, f"leaves nothing of {format_bytes(limit)}")
     if asked.risk is not None and reserve is not None:
         raise InputError("memory.risk", merged["memory.risk"].text, "says how much is kept free, as memory.reserve_gib does; give one")
-    return MemoryLimit(limit=limit, reserve=reserve, parts=tuple(min(limit, part) for part in parts), risk=asked.risk)
+    return MemoryLimit(limit=limit, reserve=reserve, parts=tuple(min(limit, part.gpu.memory) for part in cluster.parts), risk=asked.risk)

@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import yaml
 
-from orchestrator.cost.profile import Profile
-from orchestrator.model.lora import Lora
 from orchestrator.recipe.clusters import to_tree
 from orchestrator.recipe.profiles import FAMILY
 from orchestrator.recipe.settings import Settings
@@ -25,6 +23,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     lora, task, packing, _ = (training.pop(name) for name in ("lora", "task", "packing", "lengths"))
     training["betas"] = list(training["betas"])
     reserve = settings.limit.reserve
+    profile = {} if settings.profile is None else msgspec.to_builtins(settings.profile, str_keys=True)
+    profile.pop("name", None)  # it is the recipe's
     names = ("save_every", "async_save", "keep_last", "keep_every", "trace_routing", "step_timers", "eval_every", "eval_steps",
              "step_timeout_s", "resume")  # fmt: skip
     run = {name: getattr(settings.run, name) for name in names} | {"change": ",".join(settings.run.change) or None}
@@ -42,10 +42,10 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "data.split": list(settings.run.split) or None,
         "tokenizer": settings.run.tokenizer,
         "plan": plan_path,
-        "profile": None if settings.profile is None else _profile_tree(settings.profile),
+        "profile": profile or None,
         "model": _model_tree(settings),
         "train": training | run,
-        "lora": None if lora is None else _lora_tree(lora, merge=settings.run.merge_lora),
+        "lora": lora and msgspec.structs.asdict(lora) | {"targets": list(lora.targets), "merge": settings.run.merge_lora},
         "pin": msgspec.structs.asdict(settings.pins),
         "memory": {
             "limit_gib": settings.limit.limit / GIB,
@@ -86,17 +86,6 @@ def _model_tree(settings: Settings) -> dict[str, Any]:
     if settings.architecture.traced is not None:  # one line of JSON: thousands of YAML's
         tree["traced"] = msgspec.json.encode(settings.architecture.traced).decode()
     return tree | {name: getattr(settings.run, name) for name in ("init_from", "export_to")}
-
-
-def _lora_tree(lora: Lora, *, merge: bool) -> dict[str, Any]:
-    return msgspec.structs.asdict(lora) | {"targets": list(lora.targets), "merge": merge}
-
-
-def _profile_tree(profile: Profile) -> dict[str, Any]:
-    """The profile as YAML content, in seconds and bytes, without the name, which is the recipe's."""
-    tree: dict[str, Any] = msgspec.to_builtins(profile, str_keys=True)
-    del tree["name"]
-    return tree
 
 
 def _without_none(tree: dict[str, Any]) -> dict[str, Any]:

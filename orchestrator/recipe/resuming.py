@@ -18,7 +18,7 @@ from orchestrator.recipe.layers import Flat, flatten
 from orchestrator.recipe.read import read_yaml
 from orchestrator.recipe.saved import FREE
 from orchestrator.recipe.sources import read_text
-from orchestrator.recipe.weights import FREE_FIELDS, TO, UNLIMITED, written
+from orchestrator.recipe.weights import TO, differing, written
 from orchestrator.strategy.pins import Pins
 from orchestrator.values import Value
 
@@ -182,8 +182,9 @@ def check_changes(checkpoint: Checkpoint, architecture: Architecture, training: 
 
 
 def _check_against(checkpoint: Checkpoint, before: Plan, architecture: Architecture, training: Training, run: RunSettings) -> None:
+    different = tuple(field for field, _, _ in differing(architecture, before.model))
     refused = [
-        *_model_differences(before.model, architecture),
+        *_differences("model", before.model, architecture, different, "the checkpoint is of another model"),
         *_differences("train", before.training, training, DATA_ORDER, "the data would not go on where it stopped"),
         *_differences("train", before.training, training, STATES, "the optimizer's states in the checkpoint are of the other"),
     ]
@@ -204,12 +205,6 @@ def _check_against(checkpoint: Checkpoint, before: Plan, architecture: Architect
         raise InputError(
             RESUME, shown(str(checkpoint.folder)), f"was trained otherwise: {'; '.join(unnamed.values())}. If that is meant: {name_them}"
         )
-
-
-def _model_differences(before: Architecture, now: Architecture) -> list[str]:
-    free = {*FREE_FIELDS, *(("max_position_embeddings",) if before.position_embedding in UNLIMITED else ())}
-    fields = tuple(name for name in Architecture.__struct_fields__ if name not in free)
-    return _differences("model", before, now, fields, "the checkpoint is of another model")
 
 
 def _differences(group: str, before: Any, now: Any, names: tuple[str, ...], why: str) -> list[str]:

@@ -18,7 +18,7 @@ from orchestrator.recipe.keys import FREE_WITH_PLAN, KEYS
 from orchestrator.recipe.layers import Flat, Given, value_of
 from orchestrator.recipe.model import architecture_of, check_precision
 from orchestrator.recipe.sources import read_text
-from orchestrator.recipe.weights import COMPUTED, FREE_FIELDS, UNLIMITED
+from orchestrator.recipe.weights import differing
 from orchestrator.strategy.spec import CHOICES
 
 FREE: Final = ("recipe", "name", "plan", "memory", "search", "explain", "data", "env", *passthrough.GROUPS)
@@ -89,10 +89,8 @@ def _check_config(merged: Flat, plan: Plan) -> None:
     keys give are theirs to check."""
     path = value_of(merged, "model.hf_config", None)
     theirs = architecture_of({"model.hf_config": Given(path, path)}, plan.model.name)
-    free = {*FREE_FIELDS, *(("max_position_embeddings",) if plan.model.position_embedding in UNLIMITED else ())}
-    for name in theirs.__struct_fields__:
-        here, there = (getattr(model, COMPUTED.get(name, name)) for model in (theirs, plan.model))
-        if here != there and name not in free and f"model.{name}" not in merged:
+    for name, here, there in differing(theirs, plan.model):
+        if f"model.{name}" not in merged:
             raise InputError("model.hf_config", shown(path), f"its {name} is {here}; the plan says {there}")
 
 

@@ -283,9 +283,6 @@ def _check_failures(actions: Actions) -> None:
         raise InputError("cluster.restart_s", f"{actions.restart_s:g}", "counts where failures do: cluster.mtbf= beside it")
 
 
-OWN_WORKER: Final = "is written by our worker; entry= starts another program"
-
-
 def _check_entry(flat: Flat) -> None:
     """Raises InputError for what is said of a program that is not named, and for two programs."""
     if "program" in flat and value_of(flat, "entry", None) is not None and flat["program"].value != "auto":
@@ -305,43 +302,32 @@ def _open_batch(flat: Flat, engine: str) -> bool:
 
 def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSettings:
     """Data, tokenizer, weights and resume must be there: a job that dies for them at its first step is found out here."""
-    given = fields_of(merged, RunSettings)
-    resume, change = given.get("resume", base.resume), given.get("change", base.change)
-    check_names(change, resume)
-    saving = {name: given.get(name, getattr(base, name)) for name in ("save_every", "async_save", "keep_last", "keep_every")}
-    for name in ("async_save", "keep_last", "keep_every"):
-        if saving[name] and not saving["save_every"]:
-            raise InputError(f"train.{name}", shown(saving[name]), "is about checkpoints that train.save_every= writes, and that is 0")
-    if saving["keep_every"] and not saving["keep_last"]:
-        raise InputError("train.keep_every", saving["keep_every"], "is beside train.keep_last=N; without that all are kept")
-    if given.get("merge_lora") and value_of(merged, "lora.rank", None) is None and "plan" not in merged:
-        raise InputError("lora.merge", True, "is of adapters: give lora.rank= beside it")
-    traces = given.get("trace_routing", base.trace_routing)
-    if traces and not architecture.experts:
-        raise InputError("train.trace_routing", "true", "is of experts, and the model has none")
-    if traces and value_of(merged, "entry", None) is not None:
-        raise InputError("train.trace_routing", "true", OWN_WORKER)
-    step_timers = given.get("step_timers", base.step_timers)
-    if not step_timers and "train.step_timers" in merged and value_of(merged, "entry", None) is not None:
-        raise InputError("train.step_timers", "false", "is about our worker; entry= starts another program")
-    if not step_timers and value_of(merged, "tune", None) is not None:
-        raise InputError("train.step_timers", "false", "leaves tune= nothing to learn from: leave one of them out")
     wandb = base.wandb | group_of(merged, "wandb")
+    run = msgspec.structs.replace(base, **{**fields_of(merged, RunSettings), "wandb": wandb})
+    check_names(run.change, run.resume)
+    for name in ("async_save", "keep_last", "keep_every"):
+        if getattr(run, name) and not run.save_every:
+            raise InputError(
+                f"train.{name}", shown(getattr(run, name)), "is about checkpoints that train.save_every= writes, and that is 0"
+            )
+    if run.keep_every and not run.keep_last:
+        raise InputError("train.keep_every", run.keep_every, "is beside train.keep_last=N; without that all are kept")
+    if "lora.merge" in merged and run.merge_lora and value_of(merged, "lora.rank", None) is None and "plan" not in merged:
+        raise InputError("lora.merge", True, "is of adapters: give lora.rank= beside it")
+    own_program = value_of(merged, "entry", None) is not None
+    if run.trace_routing and not architecture.experts:
+        raise InputError("train.trace_routing", "true", "is of experts, and the model has none")
+    if run.trace_routing and own_program:
+        raise InputError("train.trace_routing", "true", "is written by our worker; entry= starts another program")
+    if not run.step_timers and "train.step_timers" in merged and own_program:
+        raise InputError("train.step_timers", "false", "is about our worker; entry= starts another program")
+    if not run.step_timers and value_of(merged, "tune", None) is not None:
+        raise InputError("train.step_timers", "false", "leaves tune= nothing to learn from: leave one of them out")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
-    return msgspec.structs.replace(
-        base,
-        **data_settings(merged, base, architecture.traced),
-        **weight_settings(merged, base, architecture),
-        **saving,
-        trace_routing=traces,
-        step_timers=step_timers,
-        merge_lora=given.get("merge_lora", base.merge_lora),
-        step_timeout_s=given.get("step_timeout_s", base.step_timeout_s),
-        resume=None if resume is None else existing_folder(RESUME, resume),
-        change=change,
-        wandb=wandb,
-    )
+    data, weights = data_settings(merged, base, architecture.traced), weight_settings(merged, base, architecture)
+    resume = None if run.resume is None else existing_folder(RESUME, run.resume)
+    return msgspec.structs.replace(run, **data, **weights, resume=resume)
 
 
 def _extra(merged: Flat, base: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

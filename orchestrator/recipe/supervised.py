@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,18 +30,18 @@ ROUNDED: Final = 64
 KINDS: Final = ('{"messages": [{"role": "user", "content": "..."}, ...]}', '{"prompt": "...", "completion": "..."}')
 
 
+def lines_of(path: str) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file that are not blank, each with its place, path:number; of a line that is too long the beginning (`texts_of`)."""
+    with Path(path).open("rb") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(MOST_BYTES + 1), b""), start=1):
+            if line.strip():
+                yield f"{path}:{number}", line
+
+
 def samples_of(path: str, *, chats: bool, first: int = FIRST) -> Iterator[list[str]]:
     """The texts of each sample: of its messages, or of prompt and completion. `chats`: whether the former can be told apart by a template.
     Raises InputError with file and line."""
-    with Path(path).open("rb") as lines:
-        found = 0
-        for number, line in enumerate(iter(lambda: lines.readline(MOST_BYTES + 1), b""), start=1):
-            if not line.strip():
-                continue
-            yield texts_of(line, f"{path}:{number}", chats=chats)
-            found += 1
-            if found == first:
-                return
+    return (texts_of(line, where, chats=chats) for where, line in islice(lines_of(path), first))
 
 
 def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:

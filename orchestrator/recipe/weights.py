@@ -29,13 +29,24 @@ SAID_BY: Final = ("model.hf_config", "model.family", "model.description", "model
 FREE_WORDS: Final = ("dropout", "token_id", "label", "version", "dtype", "cache", "range", "problem_type", "name_or_path")
 """Words of a configuration's fields that may differ between a checkpoint and a model of the same shapes."""
 FREE_FIELDS: Final = ("name", "hidden_dropout", "attention_dropout", "make_vocab_size_divisible_by")
-"""What may differ between a checkpoint and its further training."""
+"""What may differ between a checkpoint and its further training; the number of positions too where no table of weights bounds them."""
 BALANCE: Final = ("aux_loss_coeff", "bias_update_rate", "routing")
 """Fields of experts that may differ between a checkpoint and its further training."""
 COMPUTED: Final = {"kv_channels": "head_dim", "num_query_groups": "query_groups"}
 """Fields that may be left out, by what they are then: two models are the same where these are."""
 UNLIMITED: Final = ("rope", "relative", "none")
 """Positions that no table of weights bounds."""
+
+
+def differing(ours: Architecture, theirs: Architecture) -> list[tuple[str, Any, Any]]:
+    """The fields in which two architectures are different models: (name, our value, theirs)."""
+    found = []
+    for field in Architecture.__struct_fields__:
+        here, there = (getattr(model, COMPUTED.get(field, field)) for model in (ours, theirs))
+        free = field in FREE_FIELDS or (field == "max_position_embeddings" and theirs.position_embedding in UNLIMITED)
+        if here != there and not free:
+            found.append((field, here, there))
+    return found
 
 
 def with_config(merged: Flat) -> Flat:
@@ -81,14 +92,8 @@ def _check_checkpoint(folder: Path, ours: Architecture) -> None:
         raise InputError(FROM, shown(str(folder)), f"its {CONFIG} is of no model that we know: {error}") from None
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise InputError(FROM, shown(str(folder)), "holds no weights", WEIGHTS)
-    ours, theirs = _as_computed(ours), _as_computed(theirs)
-    for info in msgspec.structs.fields(Architecture):
-        if info.name in FREE_FIELDS or (info.name == "max_position_embeddings" and ours.position_embedding in UNLIMITED):
-            continue
-        name = COMPUTED.get(info.name, info.name)
-        here, there = getattr(ours, name), getattr(theirs, name)
-        if here != there:
-            raise InputError(f"model.{info.name}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}")
+    for field, here, there in differing(_as_computed(ours), _as_computed(theirs)):
+        raise InputError(f"model.{field}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}")
 
 
 def _check_config(folder: Path, text: str) -> None:

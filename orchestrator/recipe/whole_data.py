@@ -11,7 +11,7 @@ from orchestrator.key import NO_TEXT, is_text
 from orchestrator.model.traced import Traced
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.documents import FIELDS, HEADER
-from orchestrator.recipe.supervised import MOST_BYTES, texts_of
+from orchestrator.recipe.supervised import lines_of, texts_of
 
 TOKEN_TYPES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 """Bytes of a token by the code of its type; 6 and 7 are floats (megatron-core's core/datasets/indexed_dataset.py, DType)."""
@@ -91,14 +91,9 @@ def check_index(prefix: str) -> None:
 
 def check_samples(path: str, *, chats: bool) -> None:
     """Raises InputError for the first line that is no sample, has no answer, or is no text."""
-    with Path(path).open("rb") as lines:
-        for number, line in enumerate(iter(lambda: lines.readline(MOST_BYTES + 1), b""), start=1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            texts = texts_of(line, where, chats=chats)
-            if not all(map(is_text, texts)):
-                raise InputError("data", where, NO_TEXT)
-            messages = json.loads(line).get("messages")
-            if messages and not any(message.get("role") == ANSWERS for message in messages):
-                raise InputError("data", where, "has no message of the assistant: nothing to learn")
+    for where, line in lines_of(path):
+        if not all(map(is_text, texts_of(line, where, chats=chats))):
+            raise InputError("data", where, NO_TEXT)
+        messages = json.loads(line).get("messages")
+        if messages and not any(message.get("role") == ANSWERS for message in messages):
+            raise InputError("data", where, "has no message of the assistant: nothing to learn")
