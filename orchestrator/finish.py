@@ -27,18 +27,6 @@ SIGNALLED = "ended by SIGTERM: cancelled, or out of time"
 """The reason that is given where Slurm ended the job and can't say why."""
 
 
-def _json_lines(path: Path) -> list[Row]:
-    rows = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # the last line of a run that was cut off
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
-
-
 def _in_plan(path: Path, group: str, name: str) -> float | None:
     """A number of plan.json; read as plain JSON, so that a plan of another version still gets its status."""
     try:
@@ -89,7 +77,7 @@ def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int =
     """Write status.json from the logs and metrics; returns how the run ended: "requeued" where the caller is to requeue the job.
     `restarts` of `allowed` have been used. `cause`: who ended the job first, "ranks" or "slurm"."""
     program_metrics.Follower(out).poll(ended=True)  # the engine's own program prints its metrics
-    rows = by_step(_json_lines(out / "metrics.jsonl"))
+    rows = by_step(program_metrics.rows_of(out / "metrics.jsonl"))
     outcome = replace(_ended(out, log, exit_status, rows, cause), started=started, restarts=restarts)
     if restarts < allowed and _worth_a_restart(outcome):
         outcome = replace(outcome, status="requeued", exit_status=TRY_AGAIN)

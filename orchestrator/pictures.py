@@ -4,7 +4,6 @@ was measured, or when `orchestrator report` asks; where the run's step went, and
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from orchestrator.errors import InputError
 from orchestrator.job import File
+from orchestrator.launch.program_metrics import rows_of
 from orchestrator.plan import Plan
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
@@ -77,20 +77,6 @@ def report_files(
     return [File(path=PAGE, content=page), File(path=TRACE, content=trace_json(plan, costs.played(plan.candidate, plan.stages)))]
 
 
-def measured_rows(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; none where there is none. A line that was cut off ends it."""
-    rows = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                break
-            if isinstance(row, dict):
-                rows.append(row)
-    return rows
-
-
 def after_run(settings: Settings, plan: Plan, out: Path) -> After | None:
     """Where two steps of the run in this folder went, by its ranks' timers; None: it has none (another program's, an unfinished run)."""
     from orchestrator.report import after
@@ -104,7 +90,7 @@ def timers(out: Path) -> tuple[RankTimes, ...]:
     from orchestrator.report import after
 
     try:
-        return after.read(measured_rows(out / after.FILE))
+        return after.read(rows_of(out / after.FILE))
     except msgspec.ValidationError:
         return ()
 

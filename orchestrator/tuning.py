@@ -343,7 +343,7 @@ def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -
 def _trial(folder: Path) -> Trial:
     plan = from_json((folder / "plan.json").read_bytes(), str(folder / "plan.json"))
     status: dict[str, Any] = json.loads((folder / STATUS).read_text())
-    rows = pictures.measured_rows(folder / "metrics.jsonl")
+    rows = program_metrics.rows_of(folder / "metrics.jsonl")
     good = status["status"] == "finished"
     why = "" if good else f"{status['status']}: {status['error'] or 'it said nothing'}"
     steps = steady_steps(rows) if good else ()

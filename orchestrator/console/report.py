@@ -27,7 +27,8 @@ from orchestrator.commands import arguments, command_of, write_text
 from orchestrator.console.plans import say_json, without_json
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
-from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_drawable, measured_rows, report_files
+from orchestrator.launch.program_metrics import rows_of
+from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_drawable, report_files
 from orchestrator.plan import Plan, from_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
@@ -56,7 +57,7 @@ def _report(words: Sequence[str]) -> None:
         if trials:
             screen().print(tuning.tune_table(trials))
     check_drawable()
-    files = report_files(settings, found, measured_rows(folder / "metrics.jsonl"), after, drawn)
+    files = report_files(settings, found, rows_of(folder / "metrics.jsonl"), after, drawn)
     trace = page.with_name(TRACE) if page.name == PAGE else page.with_suffix(".trace.json")
     for path, file in zip((page, trace), files, strict=True):
         write_text(path, file.content, "out")

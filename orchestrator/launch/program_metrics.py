@@ -41,13 +41,16 @@ class Planned(Value, frozen=True, kw_only=True):
             return cls()
 
 
-def last_step(path: Path) -> int:
-    """The highest step in a metrics.jsonl; 0 without any."""
-    found = 0
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, AttributeError):  # the last line of a run that was cut off
-            found = max(found, int(json.loads(line).get("step", 0)))
-    return found
+def rows_of(path: Path) -> list[Row]:
+    """The lines of a metrics.jsonl; none where there is none. What is no JSON object is passed over: the last line of a run that was cut
+    off, or one that is being written."""
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows
 
 
 class Follower:
@@ -67,7 +70,7 @@ class Follower:
         found = (*self.printed.new_rows(ended=ended), *self.monitored.new_rows())
         size = self.metrics.stat().st_size if self.metrics.exists() else 0
         if size != self.size:
-            self.last_step = last_step(self.metrics)
+            self.last_step = max((row["step"] for row in rows_of(self.metrics) if isinstance(row.get("step"), int)), default=0)
         rows: dict[int, Row] = {}
         for row in found:
             if row["step"] > self.last_step:

@@ -28,8 +28,8 @@ from statistics import median
 
 from calibrate_gloo import CONFIG, NO_DROPOUT, SOME_LEFT, concluded, run, run_folder
 
-from orchestrator import pictures
 from orchestrator.commands import arguments, command, usage
+from orchestrator.launch import program_metrics
 from orchestrator.report.measured import steady_steps
 from orchestrator.tuning import read_trials
 
@@ -69,7 +69,7 @@ def main(words: Sequence[str]) -> int:
             if time.monotonic() - began > limit_s and not (run_folder(runs, plan) / "metrics.jsonl").is_file():
                 continue
             runs.mkdir(exist_ok=True)
-            rows = pictures.measured_rows(run(runs, config, plan, int(steps)) / "metrics.jsonl")
+            rows = program_metrics.rows_of(run(runs, config, plan, int(steps)) / "metrics.jsonl")
             measured.setdefault(plan, []).append(steady_steps(rows))
             was = trials.get(plan)
             at = f"{time.monotonic() - began:.0f} s, run {number} of tp={plan[0]} pp={plan[1]} mbs={plan[2]}"

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.hardware.catalog import DRIVER_NAMES, GPUS, POWER_W, by_driver_name
 from orchestrator.hardware.spec import Gpu
-from orchestrator.recipe.clusters import load_cluster, names
+from orchestrator.recipe.clusters import load_cluster, stored
 from orchestrator.units import GB, GIB, MIB, TB, TFLOPS
 
 MARKETING_GB = {
@@ -145,12 +145,12 @@ def test_links_of_the_packaged_clusters(name: str) -> None:
 
 
 def test_every_packaged_cluster_is_checked_here() -> None:
-    assert set(names()) == set(LINKS)
+    assert set(stored("clusters")) == set(LINKS)
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 8, 16, 72, 144, 16384])
 def test_levels_nest_and_hold_the_job(num_gpus: int) -> None:
-    for name in set(names()) - {"cpu"}:
+    for name in set(stored("clusters")) - {"cpu"}:
         sizes = [level.size for level in load_cluster(name, num_gpus).levels]
         assert sizes[-1] >= num_gpus
         assert all(outer % inner == 0 for inner, outer in pairwise(sizes))
