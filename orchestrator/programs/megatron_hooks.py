@@ -141,7 +141,7 @@ class Hooks:
         self.watchdog.phase(name, limit_s if limit_s is None or self.plan.run.step_timeout_s else 0.0)
 
     def install(self) -> None:
-        from megatron.training import argument_utils, training
+        from megatron.training import argument_utils, arguments, training
 
         if self.plan.cluster.is_cpu:
             from orchestrator.cpu import training as cpu_training
@@ -151,8 +151,10 @@ class Hooks:
             "initialize_megatron": self._initialised, "get_model": self._filled, "load_checkpoint": self._loaded,
             "save_checkpoint": self._saved, "train_step": self._step, "evaluate": self._evaluated,
         }  # fmt: skip
-        of_arguments: dict[str, Callable[..., Any]] = {"gpt_config_from_args": self._configured}
-        for module, hooks in ((training, of_loop), (argument_utils, of_arguments)):
+        of_arguments: dict[str, Callable[..., Any]] = {
+            "gpt_config_from_args": self._configured, "core_transformer_config_from_args": self._transformer,
+        }  # fmt: skip
+        for module, hooks in ((training, of_loop), (argument_utils, of_arguments), (arguments, of_arguments)):
             for name, hook in hooks.items():
                 if hasattr(module, name):
                     setattr(module, name, partial(hook, getattr(module, name)))
@@ -188,6 +190,25 @@ class Hooks:
         model = configure(*args, **kwargs)
         model.pre_wrap_hooks.append(self.first_weights)
         return model
+
+    def _transformer(self, configure: Any, *args: Any, **kwargs: Any) -> Any:
+        """Megatron's TransformerConfig with what its command line has no word for: recompute by stage, relu, a checkpoint's GELU."""
+        from orchestrator.workers import hf_weights, models
+
+        config, plan = configure(*args, **kwargs), self.plan
+        if not self.engine:
+            return config
+        if plan.run.init_from:
+            hf_weights.match_activation(self.engine, Path(plan.run.init_from))
+        fields = self.engine["transformer_config"]
+        if fields["activation_func"] in ("relu", "gelu", "gelu_tanh"):
+            config.activation_func = models.activation(fields["activation_func"])
+            config.bias_activation_fusion = fields["bias_activation_fusion"]
+        stage = torch.distributed.get_rank() // plan.mesh.stride("pp") % plan.pp
+        for name, value in self.engine["per_stage"][stage].items():
+            if value is not None or name == "recompute_granularity":
+                setattr(config, name, value)
+        return config
 
     def _loaded(self, load: Any, model: Any, optimizer: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Loads a checkpoint under the plan's settings."""

@@ -48,6 +48,19 @@ def with_types(config: type, fields: dict[str, Any]) -> dict[str, Any]:
     return typed
 
 
+def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function that engine.json calls so."""
+    if name == "quick_gelu":
+        from megatron.core.fusions.fused_bias_geglu import quick_gelu
+
+        return quick_gelu
+    if name == "squared_relu":
+        from megatron.core.activations import squared_relu
+
+        return squared_relu
+    return TANH_GELU if name == "gelu_tanh" else getattr(F, name)
+
+
 def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> TransformerConfig:
     """The TransformerConfig of one pipeline stage from engine.json: names of types and functions become themselves."""
     if engine["module"]["implementation"] == "transformer_engine" and importlib.util.find_spec("transformer_engine") is None:
@@ -56,15 +69,7 @@ def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> Trans
     fields = engine["transformer_config"] | engine["per_stage"][stage] | more
     kind = MLATransformerConfig if fields.get("multi_latent_attention") else TransformerConfig
     fields = with_types(kind, fields)
-    if fields["activation_func"] == "quick_gelu":
-        from megatron.core.fusions.fused_bias_geglu import quick_gelu
-
-        return kind(**fields | {"activation_func": quick_gelu})
-    if fields["activation_func"] == "squared_relu":
-        from megatron.core.activations import squared_relu
-
-        return kind(**fields | {"activation_func": squared_relu})
-    fields["activation_func"] = TANH_GELU if fields["activation_func"] == "gelu_tanh" else getattr(F, fields["activation_func"])
+    fields["activation_func"] = activation(fields["activation_func"])
     # perform_initialization stays on, though weights.py fills the weights afterwards: without it parameters lack `tensor_model_parallel`
     # (tensor_parallel/layers.py:160-215), and every gradient norm with tp > 1 is silently too small.
     return kind(**fields)

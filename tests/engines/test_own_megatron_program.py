@@ -104,11 +104,9 @@ def test_deepspeeds_launcher_is_not_for_it() -> None:
 
 
 REFUSED: dict[str, tuple[Plan, str]] = {
-    "weights with either GELU": (make_plan(run=RunSettings(init_from="/hf")), "model.init_from"),
     "routing": (make_plan(run=RunSettings(trace_routing=True)), "train.trace_routing"),
     "chats": (replace(PLAN, training=replace(PLAN.training, task="sft")), "chats"),
     "a vocabulary": (make_plan(model=BERT), "vocabulary file of BERT's"),
-    "recompute by stage": (make_plan(pp=2, recompute=[("full", 4), ("none", 0)]), "one recompute setting for all stages"),
 }
 
 
@@ -152,3 +150,11 @@ def test_the_wheel_has_a_loop_from_0_19_on() -> None:
 
     assert why_absent(of("0.19.0")) is None
     assert str(why_absent(of("0.16.1"))).startswith("megatron-core 0.16.1 has no training loop of its own: megatron-core>=0.19")
+
+
+def test_recompute_that_differs_by_stage_is_left_to_engine_json() -> None:
+    plan = make_plan(pp=2, recompute=[("full", 4), ("none", 0)])
+    assert why_not_own(plan) is None
+    assert not [word for word in own_job(plan, JOB).arguments if word.startswith("--recompute")]
+    same = own_job(make_plan(pp=2, recompute=[("full", 4), ("full", 4)]), JOB).arguments
+    assert same[same.index("--recompute-granularity") + 1] == "full"

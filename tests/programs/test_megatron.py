@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import corpora
@@ -37,6 +38,7 @@ from orchestrator.job import Job
 from orchestrator.launch import local, render
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan, RunSettings, from_json, to_json
+from orchestrator.programs import megatron_hooks
 from orchestrator.workers import data
 from orchestrator.workers.schedule import learning_rate
 
@@ -48,7 +50,8 @@ EVERY = 2
 FULL = 128 * 1024
 """More bytes than a log has, fewer than the file of weights and states of a rank."""
 WORKER = "orchestrator.workers.megatron"
-MODELS = {model.name: replace(model, vocab_size=VOCAB) for model in (GPT, LLAMA, QWEN3, QWEN3_MOE)}
+RELU = replace(GPT, name="gpt_relu", activation="relu")
+MODELS = {model.name: replace(model, vocab_size=VOCAB) for model in (GPT, RELU, LLAMA, QWEN3, QWEN3_MOE)}
 """A vocabulary without padding: our worker takes padding out of the softmax, Megatron leaves it in."""
 
 Row = dict[str, Any]
@@ -120,12 +123,14 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt tp2": ("gpt_test", {"tp": 2}),
+    "gpt relu tp2": ("gpt_relu", {"tp": 2}),
     "gpt tp2 pp2 sequence parallel": ("gpt_test", {"tp": 2, "pp": 2, "sequence_parallel": True}),
     "gpt pp2 vpp2 tied": ("gpt_test", {"pp": 2, "vpp": 2}),
     "gpt dp2 zero1": ("gpt_test", {"dp": 2, "zero_stage": 1}),
     "gpt pp2 uneven": ("gpt_test", {"pp": 2, "split": [[3], [1]]}),
     "llama tp2 zero1": ("llama_test", {"tp": 2, "dp": 2, "zero_stage": 1}),
     "llama pp2 all recomputed": ("llama_test", {"pp": 2, "recompute": ["full", "full"]}),
+    "llama pp2 the first stage recomputed": ("llama_test", {"pp": 2, "recompute": ["full", "none"]}),
     "llama cp2": ("llama_test", {"cp": 2}),
     "llama pp2 vpp2 uneven": ("llama_test", {"pp": 2, "vpp": 2, "split": [[1, 1], [2, 0]]}),
     "qwen3 tp2 modules recomputed": ("qwen3_test", {"tp": 2, "recompute": ["selective"]}),
@@ -140,6 +145,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_it_trains_what_our_worker_trains(name: str, workshop: Workshop) -> None:
     model, strategy = CASES[name]
     assert_same(workshop.trained(workshop.plan(MODELS[model], **strategy), name), workshop.expected(model))
+
+
+@pytest.mark.parametrize(("rank", "granularity"), [(0, "full"), (1, None)])
+def test_a_rank_recomputes_what_its_stage_does(rank: int, granularity: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(MODELS["llama_test"], pp=2, recompute=["full", "none"])
+    [file] = [file for file in ENGINES["megatron"].translate(plan).files if file.path == "engine.json"]
+    hooks = megatron_hooks.Hooks(plan, json.loads(file.content), torch.device("cpu"), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    config = SimpleNamespace(recompute_granularity="selective", recompute_num_layers=None)
+    hooks._transformer(lambda: config)
+    assert config.recompute_granularity == granularity
+    assert (config.recompute_num_layers or 0) > 0 or rank == 1
 
 
 def test_it_evaluates_what_our_worker_evaluates(workshop: Workshop) -> None:

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from orchestrator.engines.engine import Entry
 from orchestrator.engines.megatron.entry import arguments, without_flags
 from orchestrator.engines.megatron_args import program_of, reads_indexed_data, why_not
+from orchestrator.engines.megatron_parts import plan_only
 from orchestrator.engines.megatron_versions import number
+from orchestrator.engines.transformer_config import common_recompute
 from orchestrator.job import Job
 from orchestrator.plan import Plan
 
@@ -33,14 +35,21 @@ def why_not_own(plan: Plan) -> str | None:
     lacking = {
         "LoRA": plan.training.lora is not None,
         "chats (task=sft) as packed here": plan.training.task == "sft",
-        "choice between a checkpoint's forms of GELU (model.init_from)": run.init_from is not None and plan.model.activation == "gelu",
         "train.trace_routing": run.trace_routing,
-        "relu": plan.model.activation == "relu",
         "vocabulary file of BERT's and T5's programs, which entry= can be given: entry.args=--vocab-file": plan.model.stack != "decoder",
         "saving beside the training on CPU ranks": run.async_save and plan.cluster.is_cpu,
     }
     found = next((what for what, is_asked in lacking.items() if is_asked), None)
-    return f"Megatron's own training loop has no {found}" if found else why_not(plan)
+    return f"Megatron's own training loop has no {found}" if found else why_not(told(plan))
+
+
+def told(plan: Plan) -> Plan:
+    """The plan as Megatron's command line is told it: recompute that differs by stage is left out, which each rank takes from engine.json
+    (programs/megatron_hooks.py), unless our worker has none for such a model."""
+    if common_recompute(plan) is not None or plan_only(plan.model, plan.cluster.software.megatron_core):
+        return plan
+    stages = (replace(stage, layers=tuple(replace(span, recompute="none") for span in stage.layers)) for stage in plan.stages)
+    return replace(plan, stages=tuple(stages))
 
 
 def why_absent(plan: Plan) -> str | None:
@@ -71,7 +80,7 @@ def _data(plan: Plan) -> tuple[str, ...]:
 
 def own_job(plan: Plan, job: Job, exit_minutes: int | None = None, trial_steps: int | None = None) -> Job:
     """The job with Megatron's loop in the place of our worker. `exit_minutes`, `trial_steps`: as of `Entry`. Raises InputError."""
-    words = arguments(plan, Entry(program=program_of(plan) or PROGRAM, exit_minutes=exit_minutes, trial_steps=trial_steps))
+    words = arguments(told(plan), Entry(program=program_of(plan) or PROGRAM, exit_minutes=exit_minutes, trial_steps=trial_steps))
     if not reads_indexed_data(plan):
         words = (*without_flags(words, ("--mock-data", "--split")), *_data(plan))
     return replace(job, module=PROGRAM, arguments=(*words, LOSS_IS_LOOKED_AT), without_worker="")
