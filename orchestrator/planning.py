@@ -16,6 +16,7 @@ import msgspec
 from orchestrator import recipe
 from orchestrator.cost import calibration
 from orchestrator.cost.memory_policy import USUAL_RISK
+from orchestrator.cost.uncertainty import pairs_of
 from orchestrator.engine_prices import EnginePrices, kept_limit
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.engine import Entry, OwnLoop
@@ -30,7 +31,7 @@ from orchestrator.plan.check import check_fits, check_plan
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
-from orchestrator.search.planner import UNKNOWN, Bounds, Outcome, Progress, search
+from orchestrator.search.planner import UNKNOWN, Bounds, Outcome, Progress, plainest, search
 from orchestrator.search.question import Kinds, PlannedEngine, SearchSettings
 from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Capabilities, Rule
@@ -86,6 +87,8 @@ class Found(Value, frozen=True, kw_only=True):
     """Bytes that the plan could use, with what is kept free for its engine."""
     none_cautious: bool = False
     """No plan of the search has a chance of running out of memory of USUAL_RISK at most."""
+    by_price: Plan | None = None
+    """The fastest plan by price, where a plainer one that prices can't tell from it was taken (search.prefer=plain)."""
     fuller: Plan | None = None
     """The fastest plan under the last of the memory policy's limits, where somebody asks and it is the faster one."""
     uneven: Unevenness | None = None
@@ -257,7 +260,10 @@ class Planner:
         stop = (lambda: True) if any_plan else self._out_of_time()
         with without_gc():
             result = search(space.workload, space.planned, space.settings, progress=progress, stop=stop, with_fuller=with_fuller)
+            plain = None if any_plan else self._plainer(space, result.plan)
         plans, take = [result.plan, *result.alternatives], self.settings.take or 1
+        if plain is not None:
+            plans = [plain, *(other for other in plans if other.candidate != plain.candidate)]
         if take > len(plans):
             raise InputError("take", take, f"is more than the {len(plans)} that a search shows: the fastest, and those of other kinds")
         plan = self._completed(space, plans.pop(take - 1))
@@ -274,6 +280,7 @@ class Planner:
             limit=limit,
             bounds=result.bounds,
             none_cautious=none_cautious,
+            by_price=result.plan if plain and take == 1 else None,
             fuller=self._shown_fuller(space, result.fuller, plan),
             space=space.held_to(-1) if none_cautious else space,
         )
@@ -326,6 +333,14 @@ class Planner:
         plan = msgspec.structs.replace(plan, run=settings.run, extra=settings.extra, prices=prices.kept)
         passthrough.check(plan, ENGINES[plan.engine].passes)
         return plan
+
+    def _plainer(self, space: Space, plan: Plan) -> Plan | None:
+        """A plainer plan that prices can't tell from the fastest one, where the user prefers that; None: there is none."""
+        if self.settings.prefer == "fastest":
+            return None
+        level = 0 if kept_limit(plan, limits := self.prices_for(plan.engine).limits) == limits[0] else -1
+        engines = [engine.held_to(level) for engine in space.planned]
+        return plainest(space.workload, engines, space.settings, plan, pairs_of(plan.model).half)
 
     def _shown_fuller(self, space: Space, fuller: Plan | None, plan: Plan) -> Plan | None:
         """The plan that fills memory further where it is faster by enough to be shown, and what the user said does not contradict it."""

@@ -224,6 +224,7 @@ def _said(trial: Trial) -> str:
 def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[str]) -> Plan | None:
     """The plan, of those that were not tried, that may be the fastest (`may_take`), below the memory that one ran out of: of each mesh and
     micro-batch the best, and the best of all; None: there is none."""
+    settings = replace(settings, prefer="fastest")  # what is plainer is no matter here: the trials tell
     most = min((trial.plan.prediction.peak_memory_bytes for trial in trials if trial.out_of_memory), default=float("inf"))
     many = 4 * len(trials) + 8
     for filled in (False, True):  # last, what is less sure: the trial shows whether it fits

@@ -29,6 +29,7 @@ from orchestrator.values import Value
 
 Launch = Literal["auto", "none", "local", "slurm"]
 Launcher = Literal["torchrun", "deepspeed"]
+Prefer = Literal["fastest", "plain"]
 Mixed = Literal["refuse", "slowest", "stages"]
 TrainedBy = Literal["auto", "own", "instrument"]
 Largest = Literal["seq_length", "global_batch_size", "num_layers"]
@@ -247,6 +248,14 @@ class Actions(Value, frozen=True, kw_only=True):
         float | None,
         Key("search.budget_s", "after which the search ends with the best so far", type=float, unit="s", default="none", above=0),
     ] = None
+    prefer: Annotated[
+        Prefer,
+        Key(
+            "search.prefer",
+            "which plan is taken: the fastest by price, or of those that prices don't tell from it the plain one, with the fewest choices "
+            "that few published runs have",
+        ),
+    ] = "fastest"
 
 
 class Targets(Value, frozen=True, kw_only=True):

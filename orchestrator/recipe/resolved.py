@@ -59,7 +59,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "cluster.mtbf": settings.mtbf_hours,
         "cluster.storage": None if settings.storage_bandwidth is None else f"{settings.storage_bandwidth!r} B/s",
         "cluster.restart_s": settings.restart_s if settings.mtbf_hours is not None else None,
-        "search": {"budget_s": settings.budget_s, "global_batch_size": "auto" if settings.open_batch else None},
+        "search": {"budget_s": settings.budget_s, "prefer": settings.prefer, "global_batch_size": "auto" if settings.open_batch else None},
         "program": None if settings.program == "auto" else settings.program,
         "entry": settings.entry,
         "entry.args": shlex.join(settings.entry_args) or None,

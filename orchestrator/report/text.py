@@ -23,7 +23,7 @@ from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import line, shown
 from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.strategy.spec import OUTER_CHOICES, RANK_ORDER, option_words
+from orchestrator.strategy.spec import OUTER_CHOICES, PUBLISHED, RANK_ORDER, option_words, unusual
 from orchestrator.units import TFLOPS, format_amount, format_bytes, format_count, format_seconds
 
 WIDTH = 100
@@ -418,11 +418,26 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
     return table if rest else Text("No plan of another kind is legal and fits.")
 
 
-def difference_text(plan: Plan) -> str:
-    """A sentence on how far off predicted differences are for models like this one; "" where no run like it was measured."""
+def difference_text(plan: Plan, others: Sequence[Plan] = (), by_price: Plan | None = None) -> str:
+    """A sentence on how far off predicted differences are for models like this one, and on a plainer plan that they don't tell from it
+    among the `others`, or on the fastest `by_price` where that was not taken; "" where no run like it was measured."""
+    if by_price is not None:
+        faster = f"{100 * (1 - by_price.prediction.step_time_s / plan.prediction.step_time_s):.1f}% faster"
+        return f"The fastest by price is {faster}, with {unusual_text(by_price)}: search.prefer=fastest takes {choice(by_price)}"
     if plan.predicted is None or plan.predicted.interval is None or BEYOND["engine"] in plan.predicted.beyond:
         return ""
-    return f"Half of the differences predicted between published runs are off by more than {_percent(pairs_of(plan.model).half)}"
+    half = pairs_of(plan.model).half
+    said = f"Half of the differences predicted between published runs are off by more than {_percent(half)}"
+    near = [other for other in others if other.prediction.step_time_s <= plan.prediction.step_time_s * (1 + half)]
+    if any(len(unusual(other.candidate)) < len(unusual(plan.candidate)) for other in near):
+        said += f"; search.prefer=plain takes a plainer plan: this has {unusual_text(plan)}"
+    return said
+
+
+def unusual_text(plan: Plan) -> str:
+    """The plan's unusual choices, each with how many published runs have it: "vpp (171 of 1,714 published runs), rank_order (none)"."""
+    first, *rest = [(one.name, one.seen or "none") for one in unusual(plan.candidate)]
+    return ", ".join([f"{first[0]} ({first[1]} of {PUBLISHED:,} published runs)", *(f"{name} ({seen})" for name, seen in rest)])
 
 
 def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities], *, brief: bool = False) -> str:

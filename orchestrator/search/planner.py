@@ -32,15 +32,15 @@ from orchestrator.search.inner import MOST_SIMULATED, Effort, Inner, Solution
 from orchestrator.search.question import DEFAULTS, Engines, PlannedEngine, SearchSettings
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Rule, Traits
-from orchestrator.strategy.legality import legal_modes, rules_of
+from orchestrator.strategy.legality import PLANNER, legal_modes, rules_of
 from orchestrator.strategy.megatron_layout import chunk_sizes
-from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, twins
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, UNUSUAL, Candidate, twins, unusual
 from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
-__all__ = ["Outcome", "SearchResult", "faster", "fastest_of", "reprice", "search"]
+__all__ = ["Outcome", "SearchResult", "faster", "fastest_of", "plainest", "reprice", "search"]
 
 ROUNDING = 1e-9
 """Relative slack of every bound: a bound and a price add the same terms in another order."""
@@ -159,6 +159,25 @@ def faster(workload: Workload, engines: Engines, settings: SearchSettings, below
     running = _Search(_Space(workload, engines, settings), {}, lambda: any_plan, level=0, top_k=1, below_s=below_s)
     running.look(None)
     return running.plan() if running.best.ranked else None
+
+
+def plainest(workload: Workload, engines: Engines, settings: SearchSettings, plan: Plan, within: float) -> Plan | None:
+    """The plan with the fewest unusual choices (`strategy.spec.unusual`) of those that take at most `within`, a share, longer than this one
+    and keep the first limits of the engines' policies, the fastest of these; None: none has fewer."""
+    found, fewest, below_s = None, len(unusual(plan.candidate)), plan.prediction.step_time_s * (1 + within)
+    needs = tuple(choice.name for choice in UNUSUAL)
+    while fewest:
+
+        def check(candidate: Candidate, _: Workload, most: int = fewest - 1) -> str | None:
+            names = [choice.name for choice in unusual(candidate)]
+            return f"{', '.join(names)}: more than {most} unusual" if len(names) > most else None
+
+        fewer = Rule(id="plainer", engine_rule=PLANNER, check=check, needs=needs)
+        plainer = faster(workload, engines, replace(settings, top_k=1, prunings=(*settings.prunings, fewer)), below_s)
+        if plainer is None:
+            break
+        found, fewest = plainer, len(unusual(plainer.candidate))
+    return found
 
 
 def _first(workload: Workload, engines: Engines, settings: SearchSettings) -> Plan | None:

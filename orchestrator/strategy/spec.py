@@ -57,7 +57,7 @@ class Mesh(Value, frozen=True, kw_only=True):
     pp: Annotated[int, Choice(doc="pipeline stages", unit="stages", searched=True, always_said=True, in_layer_price=False)] = 1
     cp: Annotated[int, Choice(doc="context parallelism: ranks that share a sequence", unit="ranks", searched=True)] = 1
     ep: Annotated[int, Choice(doc="expert parallelism: ranks that share a layer's experts", unit="ranks", searched=True)] = 1
-    etp: Annotated[int, Choice(doc="tensor parallelism of one expert", unit="ranks", searched=True)] = 1
+    etp: Annotated[int, Choice(doc="tensor parallelism of one expert", unit="ranks", searched=True, seen=0)] = 1
     dp: Annotated[
         int, Choice(doc="data parallelism: copies of the model", unit="copies", searched=True, always_said=True, in_layer_price=False)
     ] = 1
@@ -69,6 +69,7 @@ class Mesh(Value, frozen=True, kw_only=True):
             searched=True,
             in_layer_price=False,
             pin_type=RankOrder,
+            seen=0,
         ),
     ] = RANK_ORDER
 
@@ -112,6 +113,7 @@ class Options(Value, frozen=True, kw_only=True):
             unit="ranks",
             searched=True,
             in_layer_price=False,
+            seen=17,
             offered=Offered(values=(8, 64), asks="no published run has it"),
         ),
     ] = None
@@ -119,7 +121,15 @@ class Options(Value, frozen=True, kw_only=True):
         False
     )
     offload_optimizer: Annotated[
-        bool, Choice(doc="optimizer states in host memory", searched=True, in_layer_price=False, short="offload", pin="offload")
+        bool,
+        Choice(
+            doc="optimizer states in host memory",
+            searched=True,
+            in_layer_price=False,
+            short="offload",
+            pin="offload",
+            seen=6,
+        ),
     ] = False
     overlap_grad_reduce: Annotated[bool, Choice(doc="gradients reduced beside the backward pass (megatron)", in_layer_price=False)] = True
     overlap_param_gather: Annotated[
@@ -157,7 +167,8 @@ class Options(Value, frozen=True, kw_only=True):
         ),
     ] = "none"
     cp_comm_type: Annotated[
-        CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp")
+        CpCommType,
+        Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp", seen=7),
     ] = "p2p"
     moe_token_dispatcher_type: Annotated[
         Dispatcher,
@@ -165,6 +176,7 @@ class Options(Value, frozen=True, kw_only=True):
             doc="how tokens reach their experts; flex (DeepEP) only where it is pinned (megatron)",
             searched=True,
             short="dispatcher",
+            seen=0,
             offered=Offered(values=("flex",), asks="needs DeepEP installed on every node"),
         ),
     ] = "alltoall"
@@ -244,7 +256,17 @@ class Candidate(Value, frozen=True, kw_only=True):
         int, Choice(doc="samples of a pass", unit="samples", searched=True, always_said=True, short="mbs", in_layer_price=False)
     ]
     num_microbatches: int
-    vpp: Annotated[int, Choice(doc="virtual pipeline stages of a rank", unit="chunks", searched=True, in_layer_price=False, after="pp")] = 1
+    vpp: Annotated[
+        int,
+        Choice(
+            doc="virtual pipeline stages of a rank",
+            unit="chunks",
+            searched=True,
+            in_layer_price=False,
+            after="pp",
+            seen=171,
+        ),
+    ] = 1
     microbatch_group_size_per_vp_stage: Annotated[
         int | None,
         Choice(
@@ -252,6 +274,7 @@ class Candidate(Value, frozen=True, kw_only=True):
             unit="micro-batches",
             searched=True,
             short="microbatch_group",
+            seen=0,
             in_layer_price=False,
             after="vpp",
         ),
@@ -302,6 +325,21 @@ _OPTIONS: Final = tuple(Options.__struct_fields__)
 _LAYER_PRICE = getter(
     choice.path.removeprefix("strategy.") for choice in CHOICES if choice.in_layer_price and choice.path.startswith("strategy.")
 )
+
+
+PUBLISHED: Final = 1714
+"""The published runs with a measured time that `python -m orchestrator.validate` read on 2026-11-25."""
+UNUSUAL: Final = tuple(choice for choice in CHOICES if choice.seen is not None)
+
+
+def unusual(candidate: Candidate) -> tuple[Choice, ...]:
+    """The choices in which a candidate is unlike most published runs, by which prices are checked.
+
+    >>> piped = Candidate(engine="megatron", strategy=Strategy(mesh=Mesh(tp=2, pp=2)), micro_batch_size=1, num_microbatches=8, vpp=4)
+    >>> [choice.name for choice in unusual(piped)]
+    ['vpp']
+    """
+    return tuple(choice for choice in UNUSUAL if choice.of(candidate) != choice.default)
 
 
 def twins(one: Candidate, other: Candidate) -> bool:
