@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -20,7 +20,7 @@ from orchestrator.report.budget import Budget, budget
 from orchestrator.report.text import choice
 from orchestrator.strategy.layout import Prediction
 from orchestrator.units import format_bytes, format_seconds
-from orchestrator.values import Value
+from orchestrator.values import Printed
 
 DS_CONFIG, FOR_TRAINER = "ds_config.json", "ds_config.auto.json"
 
@@ -30,7 +30,7 @@ def ninety(figure: str) -> property:
     return property(lambda answer: answer.budget.interval(figure), doc="The 90% interval, (low, high); None: nothing like it was measured.")
 
 
-class Answer(Value, frozen=True, kw_only=True):
+class Answer(Printed, frozen=True, kw_only=True):
     """The fastest plan for the settings (or the saved one that they name), priced."""
 
     settings: Settings
@@ -63,21 +63,22 @@ class Answer(Value, frozen=True, kw_only=True):
     @property
     def headroom(self) -> float:
         """The share of the usable memory that the fullest rank leaves free; below 0 where a saved plan does not fit."""
-        cluster, limit, predicted = self.plan.cluster, self.found.limit, self.predicted
-        if not cluster.parts:
-            return 1 - self.peak_memory_bytes / limit.usable
-        stages = enumerate(predicted.by_stage)
-        return min(1 - stage.peak_memory_bytes / limit.usable_of(cluster.part_of(index, self.plan.pp)) for index, stage in stages)
+        limit = self.found.limit
+        return self._free_of(limit.usable, limit.usable_of)
 
     @property
     def memory_free(self) -> float:
         """The share that the fullest rank leaves free of all that a GPU has, or memory.limit_gib= allows. Not `headroom`: plans of a sweep
         may be held to different reserves."""
-        cluster, limit, predicted = self.plan.cluster, self.found.limit, self.predicted
+        limit = self.found.limit
+        return self._free_of(limit.limit, lambda part: limit.parts[part])
+
+    def _free_of(self, bytes_of_all: float, bytes_of: Callable[[int], float]) -> float:
+        """The share of these bytes that the fullest rank leaves free; on GPUs of several types, `bytes_of` each type."""
+        cluster, stages = self.plan.cluster, enumerate(self.predicted.by_stage)
         if not cluster.parts:
-            return 1 - self.peak_memory_bytes / limit.limit
-        stages = enumerate(predicted.by_stage)
-        return min(1 - stage.peak_memory_bytes / limit.parts[cluster.part_of(index, self.plan.pp)] for index, stage in stages)
+            return 1 - self.peak_memory_bytes / bytes_of_all
+        return min(1 - stage.peak_memory_bytes / bytes_of(cluster.part_of(index, self.plan.pp)) for index, stage in stages)
 
     @property
     def chance_of_not_fitting(self) -> float:
@@ -198,6 +199,3 @@ class Answer(Value, frozen=True, kw_only=True):
         text.write(f"{self.settings.why_cluster}\n")
         show_found(Console(file=cast(TextIO, Trimmed(text)), width=FILE_WIDTH), self.settings, self.found)
         return text.getvalue()
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"

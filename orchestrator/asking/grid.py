@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -20,7 +19,7 @@ from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
 from orchestrator.recipe.read import check_key, key_and_value
 from orchestrator.report.comparison import Row, sweep_table
 from orchestrator.report.text import PIPE_WIDTH, as_text, choice
-from orchestrator.values import Value
+from orchestrator.values import Printed, Value
 
 MOST_POINTS: Final = 2000
 """Combinations of a sweep; more are a slip of the keyboard: a search takes a quarter of a second to some seconds."""
@@ -43,7 +42,7 @@ class Point(Value, frozen=True, kw_only=True):
         return {"keys": self.keys, **({"why": self.why} if self.answer is None else self.answer.summary())}
 
 
-class Sweep(Value, frozen=True, kw_only=True):
+class Sweep(Printed, frozen=True, kw_only=True):
     """The answers at all combinations, in the order asked."""
 
     points: tuple[Point, ...]
@@ -88,9 +87,6 @@ class Sweep(Value, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """The table that the command prints."""
         return as_text(sweep_table(list(self.points[0].keys), self.rows()), PIPE_WIDTH)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def summary(self) -> list[dict[str, Any]]:
         """The sweep as JSON has it, one entry for each combination."""

@@ -3,7 +3,6 @@ combination of keys."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from math import exp, log1p
 from typing import Any, Final
@@ -17,14 +16,14 @@ from orchestrator.plan import Plan
 from orchestrator.report.budget import Budget, budget, format_time
 from orchestrator.report.text import NOISE, PIPE_WIDTH, _table, as_text, cause_name, choice
 from orchestrator.units import format_amount, format_bytes, format_count, format_seconds
-from orchestrator.values import Value
+from orchestrator.values import Printed, Value
 
 WRITTEN: Final = (("step", "step_s", format_seconds), ("tokens/s", "tokens_per_s", "{:,.0f}".format), ("days", "days", format_amount),
                   ("GPU-hours", "gpu_hours", "{:,.0f}".format))  # fmt: skip
 """Rows of the comparison: heading, figure of the budget, how it is written."""
 
 
-class Comparison(Value, frozen=True, kw_only=True):
+class Comparison(Printed, frozen=True, kw_only=True):
     """`one` and `other`, priced; seconds and bytes by cause as (one's, the other's)."""
 
     one: Plan
@@ -72,9 +71,6 @@ class Comparison(Value, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """The tables that the command prints."""
         return as_text(comparison_tables(self), PIPE_WIDTH)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def summary(self) -> dict[str, Any]:
         """The comparison as JSON has it."""

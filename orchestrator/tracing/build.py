@@ -112,6 +112,14 @@ def from_config(
     raise InputError("model.hf_config", cls.__name__, f"can't be built: {type(last).__name__}: {' '.join(str(last).split())}")
 
 
+def from_source(source: Source, dtype: torch.dtype, attentions: tuple[str, ...]) -> tuple[torch.nn.Module, tuple[Feed, ...], str]:
+    """(the model, what the user's own code is fed, the attention taken: the first where the code is the user's). Raises InputError."""
+    if source.code:
+        return *from_code(source.code, dtype), attentions[0]
+    model, attention = from_config(source.config, dtype, attentions)
+    return model, (), attention
+
+
 def _check_padding(config: Any) -> None:
     """Raises InputError for a pad_token_id, said or the architecture's own, that is no row of the word embedding (torch asserts it)."""
     text = config.get_text_config()

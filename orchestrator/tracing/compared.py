@@ -195,20 +195,15 @@ def _compared(source: build.Source, text: str, found: Partition, seq_length: int
 def _built(source: build.Source, seq_length: int | None, decoder_seq_length: int | None) -> tuple[nn.Module, dict[str, Any]]:
     """The model on the CPU with weights that are all different, and a batch of two."""
     with torch.device("meta"):
-        if source.code:
-            model, fed = build.from_code(source.code, torch.float32)
-        else:
-            model, _ = build.from_config(source.config, torch.float32, ("sdpa", "eager"))
+        model, fed, _ = build.from_source(source, torch.float32, ("sdpa", "eager"))
+        if source.config:
             fed = _feeds(model, build.config_of(source.config), seq_length, decoder_seq_length)
     size = sum(parameter.numel() for parameter in model.parameters())
     if size > LARGEST:
         raise _CantCompareError(f"its smallest form has {size:,} parameters, more than are compared on a CPU ({LARGEST:,})")
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if source.code:
-            model, _ = build.from_code(source.code, torch.float32)
-        else:
-            model, _ = build.from_config(source.config, torch.float32, ("sdpa", "eager"))
+        model, _, _ = build.from_source(source, torch.float32, ("sdpa", "eager"))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.normal_(0.0, 0.1 if parameter.dim() > 1 else 0.2)

@@ -20,7 +20,8 @@ Sources = frozenset[str]
 NOWHERE: Final[Sources] = frozenset()
 
 
-def key_of(tensor: torch.Tensor) -> int:
+def storage(tensor: torch.Tensor) -> int:
+    """The identity of the memory that the tensor is in, as long as that is alive."""
     return tensor.untyped_storage()._cdata
 
 
@@ -59,7 +60,7 @@ class Flow:
 
         def after(_: Any, args: Any, kwargs: Any, out: Any) -> None:
             self.mark(out, frozenset({name}))
-            self._owner[key_of(out)] = name
+            self._owner[storage(out)] = name
 
         return [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after, with_kwargs=True)]
 
@@ -68,12 +69,12 @@ class Flow:
             handle.remove()
 
     def of(self, tensor: torch.Tensor) -> Sources:
-        return self._of.get(key_of(tensor), NOWHERE)
+        return self._of.get(storage(tensor), NOWHERE)
 
     def mark(self, tensor: Any, sources: Sources) -> None:
         if isinstance(tensor, torch.Tensor):
             self._alive.append(tensor.untyped_storage())  # or its address comes back
-            self._of[key_of(tensor)] = sources
+            self._of[storage(tensor)] = sources
 
     def step(self, name: str, args: Any, ins: Iterable[torch.Tensor], outs: Iterable[torch.Tensor], weights: Iterable[str]) -> Sources:
         """Follows one operation of the forward pass and returns the sources of what it gives. `weights`: parameters among its inputs."""
@@ -85,9 +86,9 @@ class Flow:
             for weight in weights:
                 if weight.rpartition(".")[0] not in self.linears:
                     self.met[weight] = self.met.get(weight, NOWHERE) | sources
-        if ins and name in CUTS and key_of(ins[0]) in self._owner:
+        if ins and name in CUTS and storage(ins[0]) in self._owner:
             seen = (name, tuple(ins[0].shape), args[1:], [tuple(out.shape) for out in outs])
-            self._cuts.setdefault(self._owner[key_of(ins[0])], []).append(seen)
+            self._cuts.setdefault(self._owner[storage(ins[0])], []).append(seen)
         return sources
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, by_head: bool) -> Sources:

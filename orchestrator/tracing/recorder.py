@@ -12,23 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from orchestrator.model.ops import Attention, Gemm, Op, Pointwise, Saved
+from orchestrator.model.parts.attention import LOGSUMEXP_BYTES
+from orchestrator.model.parts.part import MASK_BYTES
 from orchestrator.tracing.attention import Call
-from orchestrator.tracing.flow import NOWHERE, Flow, Sources
+from orchestrator.tracing.flow import NOWHERE, Flow, Sources, storage
 
 aten = torch.ops.aten
 PRODUCTS: Final = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "_convolution"}
 FREE: Final = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "lift_fresh_copy", "detach", "alias"}
 """Operations that move nothing."""
-LOGSUMEXP_BYTES: Final = 4
-MASK_BYTES: Final = 1
 
 
 class ValueAskedError(Exception):
     """The code asks for a number that depends on the data."""
-
-
-def storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def moved(tensor: torch.Tensor) -> int:
@@ -124,16 +120,13 @@ class Recorder(TorchDispatchMode):
             nbytes = tensor.untyped_storage().nbytes()
             size = tensor.element_size()
             itemsize = None if size == self.itemsize and tensor.is_floating_point() else size
-            part = self._keeper(key)
+            maker = self._maker.get(key)
+            # What enters a part belongs to it; anything else to the part that made it, however many later ones keep it too.
+            part = self.part if maker is None or key == self.part.entered else self.parts[maker]
             saved = Saved(name=f"saved_{len(part.saves)}", elements=nbytes // size, itemsize=itemsize, shard="none")
             part.saves.append((len(part.ops), saved))
             part.saved_sources.append(self.flow.of(tensor))
         return tensor
-
-    def _keeper(self, key: int) -> Part:
-        """What enters a part belongs to it; anything else to the part that made it, however many later ones keep it too."""
-        maker = self._maker.get(key)
-        return self.part if maker is None or key == self.part.entered else self.parts[maker]
 
     # ------------------------------------------------------------------------------------------------ operations
 
@@ -247,17 +240,11 @@ class Recorder(TorchDispatchMode):
     def attention(self, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, by_head: bool) -> None:
         """Records one call of attention in the forward pass."""
         sources = self.flow.attend(q, k, v, out, by_head)
-        scores = call.heads * call.query_len * call.key_len
+        rows = call.heads * call.query_len
+        scores = rows * call.key_len
         saves = [
             Saved(name="softmax", elements=scores, shard="none", group="core_attention", quadratic=True),
-            Saved(
-                name="logsumexp",
-                elements=call.heads * call.query_len,
-                shard="none",
-                itemsize=LOGSUMEXP_BYTES,
-                group="core_attention",
-                flash_only=True,
-            ),
+            Saved(name="logsumexp", elements=rows, shard="none", itemsize=LOGSUMEXP_BYTES, group="core_attention", flash_only=True),
         ]
         if call.dropout:
             saves += [

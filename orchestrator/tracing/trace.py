@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any, Final
@@ -21,8 +22,9 @@ from orchestrator.model.traced import Feed, Traced
 from orchestrator.tracing import build, compared, feeds, partition
 from orchestrator.tracing.attention import FusedAttention, transformers_attention
 from orchestrator.tracing.blocks import find_blocks
+from orchestrator.tracing.flow import storage
 from orchestrator.tracing.partition import Partition, Roles
-from orchestrator.tracing.recorder import Part, Recorder, ValueAskedError, floats, is_meta, storage
+from orchestrator.tracing.recorder import Part, Recorder, ValueAskedError, floats, is_meta
 
 DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
 """Data type by bytes of an activation's element."""
@@ -42,13 +44,9 @@ def described(source: build.Source, seq_length: int | None, decoder_seq_length: 
         if source.config:
             build.check_same_everywhere(build.config_of(source.config))
         with torch.device("meta"):
-            if source.code:
-                model, fed = build.from_code(source.code, dtype)
-                attention, config = TRAINED_WITH[0], None
-            else:
-                model, attention = build.from_config(source.config, dtype, (build.DESCRIBED, "eager"))
-                attention = "eager" if attention == "eager" else TRAINED_WITH[0]
-                config = build.config_of(source.config)
+            model, fed, attention = build.from_source(source, dtype, (build.DESCRIBED, "eager"))
+        attention = "eager" if attention == "eager" else TRAINED_WITH[0]
+        config = build.config_of(source.config) if source.config else None
         build.move_to_meta(model)
         if config is not None:
             fed = feeds.feeds_of(model, config, seq_length, decoder_seq_length)
@@ -232,7 +230,9 @@ def _runs(model: torch.nn.Module, recorder: Recorder, parts: Sequence[Part], log
     specs = [_layer(part, kinds, logits if index == last else 0, roles) for index, part in enumerate(parts)]
     ratios = _backward_ratios(parts, specs)
     for index, part in enumerate(parts):
-        spec = _with_backward(specs[index], ratios[specs[index]])
+        spec = specs[index]
+        moved = (replace(op, moved_backward=op.moved * ratios[spec]) if isinstance(op, Pointwise) else op for op in spec.ops)
+        spec = replace(spec, ops=tuple(moved))
         base = _label(model, part, first=index == 0, last=index == last)
         key = (base, spec.weights, spec.ops, spec.input_elements, spec.output_elements)
         if key not in known:
@@ -266,17 +266,12 @@ def _kinds(model: torch.nn.Module) -> dict[str, WeightKind]:
 def _backward_ratios(parts: Sequence[Part], specs: Sequence[LayerSpec]) -> dict[LayerSpec, float]:
     """Bytes that memory-bound operations move in backward for each of forward's: of all equal parts together, since what accumulates at a
     block's border is counted in one or the other."""
-    forward: dict[LayerSpec, int] = {}
-    backward: dict[LayerSpec, int] = {}
+    forward: Counter[LayerSpec] = Counter()
+    backward: Counter[LayerSpec] = Counter()
     for part, spec in zip(parts, specs, strict=True):
-        forward[spec] = forward.get(spec, 0) + part.forward_bytes
-        backward[spec] = backward.get(spec, 0) + part.backward_bytes
+        forward[spec] += part.forward_bytes
+        backward[spec] += part.backward_bytes
     return {spec: backward[spec] / nbytes if nbytes else 0.0 for spec, nbytes in forward.items()}
-
-
-def _with_backward(spec: LayerSpec, ratio: float) -> LayerSpec:
-    ops = tuple(replace(op, moved_backward=op.moved * ratio) if isinstance(op, Pointwise) else op for op in spec.ops)
-    return replace(spec, ops=ops)
 
 
 def _layer(part: Part, kinds: dict[str, WeightKind], logits: int, roles: Roles) -> LayerSpec:
@@ -349,12 +344,8 @@ def _projection(part: Part, logits: int) -> int | None:
 
 def _edges(recorder: Recorder, parts: Sequence[Part], runs: Sequence[LayerRun]) -> tuple[Edge, ...]:
     """Tensors that enter a block beside what the block before it gives."""
-    kind_of: dict[int, str] = {}
-    at = 0
-    for run in runs:
-        for _ in range(run.count):
-            kind_of[recorder.parts.index(parts[at])] = run.layer.kind
-            at += 1
+    kinds = [run.layer.kind for run in runs for _ in range(run.count)]
+    kind_of = {recorder.parts.index(part): kind for part, kind in zip(parts, kinds, strict=True)}
     found: dict[tuple[str, str, int], None] = {}
     for part in parts:
         target = kind_of[recorder.parts.index(part)]
