@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from orchestrator.calibrate.groups import GROUPS
 from orchestrator.cost.calibration import Calibration, CalibrationFile, datasheet
 from orchestrator.cost.uncertainty import Cell, Errors, Situation, chance_of_not_fitting, interval, situation
-from orchestrator.validate.pricing import Choose, OneValue, Pricer, named, seen_peak
+from orchestrator.validate.pricing import Choose, Pricer, named, one_value, seen_peak
 from orchestrator.validate.runs import Run, counts, doubted, small_experts
 
 DIGITS: Final = 3
@@ -73,7 +73,7 @@ def constants_of(files: Sequence[CalibrationFile]) -> Choose:
         file = known.get((run.engine.name, run.gpu)) or shared.get((run.engine.name, run.gpu))
         return base if file is None else file.calibration(base)
 
-    return OneValue(constants)
+    return one_value(constants)
 
 
 def predicted(runs: Sequence[Run], choose: Choose, gpus: set[str]) -> Iterator[LeftOut]:

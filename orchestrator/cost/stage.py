@@ -27,21 +27,9 @@ class StageSums:
     """
 
     __slots__ = (
-        "backward_s",
-        "forward_s",
-        "gather_s",
-        "gradients",
-        "in_backward",
-        "in_step",
-        "optimizer",
-        "optimizer_s",
-        "parameters",
-        "saved",
-        "sync_s",
-        "transient_backward",
-        "transient_forward",
-        "weights",
-    )
+        "backward_s", "forward_s", "gather_s", "gradients", "in_backward", "in_step", "optimizer", "optimizer_s", "parameters", "saved",
+        "sync_s", "transient_backward", "transient_forward", "weights",
+    )  # fmt: skip
 
     def __init__(self, vpp: int, overhead_s: float) -> None:
         self.forward_s = [overhead_s] * vpp

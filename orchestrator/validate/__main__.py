@@ -13,15 +13,16 @@ with `runs`, whether published runs show our best's division to be the faster on
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 from orchestrator.commands import arguments, command_of, truth, write_text
 from orchestrator.errors import InputError
@@ -30,6 +31,7 @@ from orchestrator.validate.metrics import Priced, measured_beside, parts_of, rep
 from orchestrator.validate.pricing import Choose, named, price_runs
 from orchestrator.validate.runs import Run, Unusable
 
+T = TypeVar("T")
 KEYS = ("runs", "report", "calibration", "recovery", "page", "recipes")
 TITLES = {
     "all rows": "All rows",
@@ -99,22 +101,22 @@ def price_all(runs: Sequence[Run], choose: Choose) -> tuple[list[Priced], list[U
     """Every run beside its prediction; those that can't be priced with the reason."""
     rows: list[Priced] = []
     failed: list[Unusable] = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("pricing", total=len(runs))
-        for run, prediction, why in price_runs(runs, choose):
-            if prediction is None:
-                failed.append(Unusable(table=run.table, run_id=run.run_id, why=why))
-            else:
-                rows.append(measured_beside(run, prediction))
-            progress.advance(task)
+    for run, prediction, why in tracked(price_runs(runs, choose), "pricing", len(runs)):
+        if prediction is None:
+            failed.append(Unusable(table=run.table, run_id=run.run_id, why=why))
+        else:
+            rows.append(measured_beside(run, prediction))
     return rows, failed
+
+
+def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """The items, `total` in number (None: they say it), with a bar on standard error that says how many of them are done."""
+    return track(items, what, total, console=Console(stderr=True), transient=True)
 
 
 def show_recovery(console: Console, runs: Sequence[Run], choose: Choose) -> dict[str, float | int | None]:
     """Plans every published production configuration anew."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("planning published configurations")
-        found = recovery.recover_all(runs, choose, lambda done, total: progress.update(task, completed=done, total=total))
+    found = [recovery.recover(run, choose, runs) for run in tracked(recovery.configurations(runs), "planning published configurations")]
     for one in found:
         console.print(f"  {one.label}: {verdict(one)}", highlight=False, markup=False)
     figures = recovery.figures(found)
@@ -132,9 +134,9 @@ def verdict(one: recovery.Recovered | recipes.Judged, needs: str = "") -> str:
 
 def show_recipes(console: Console, rows: Sequence[dict[str, str]], choose: Choose, runs: Sequence[Run] = ()) -> dict[str, Any]:
     """Judges every published recipe, a line each; `runs`: what may show which of two divisions is faster."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("planning published recipes")
-        found = recipes.judge_all(rows, choose, lambda done, total: progress.update(task, completed=done, total=total), runs)
+    judge = recipes.Judge(choose, runs)
+    each = tracked(rows, "planning published recipes")
+    found = [dataclasses.replace(judge.judge(row), copy_of=recipes.copied_from(row, rows)) for row in each]
     for one in found:
         if one.judged:
             more = f"; repeats {one.copy_of}" if one.copy_of else ""

@@ -80,10 +80,6 @@ def regret(ordered: Sequence[float], top: int) -> float:
     return 1 - min(ordered) / min(ordered[:top])
 
 
-def by_prediction(priced: Priced) -> tuple[float, ...]:
-    return (priced.time_s,)
-
-
 def smallest_model_parallel(priced: Priced) -> tuple[float, ...]:
     """Baseline: the smallest tp x pp that ran, then the largest micro-batch (ties: smallest pp)."""
     mesh = priced.run.candidate.mesh
@@ -98,7 +94,7 @@ def tensor_then_pipeline(priced: Priced) -> tuple[float, ...]:
 
 
 ORDERS: dict[str, Callable[[Priced], tuple[float, ...]]] = {
-    "": by_prediction,
+    "": lambda priced: (priced.time_s,),
     "baseline_smallest_": smallest_model_parallel,
     "baseline_tp8_": tensor_then_pipeline,
 }
@@ -129,9 +125,8 @@ def sweeps(rows: Sequence[Priced]) -> list[Sweep]:
             ordered = [measured[i] for i in sorted(range(len(members)), key=lambda i: keys[i])]
             for top in (1, 3):
                 regrets[f"{name}top{top}_regret"] = regret(ordered, top)
-        found.append(
-            Sweep(spearman=spearman([member.time_s for member in members], measured) if len(members) > 2 else None, regrets=regrets)
-        )
+        correlation = spearman([member.time_s for member in members], measured) if len(members) > 2 else None
+        found.append(Sweep(spearman=correlation, regrets=regrets))
     return found
 
 
@@ -143,10 +138,6 @@ def _interval(values: Sequence[float], statistic: Callable[[np.ndarray], float])
     draws = np.random.default_rng(BOOTSTRAP_SEED).integers(0, len(array), size=(BOOTSTRAP_DRAWS, len(array)))
     statistics = [statistic(array[draw]) for draw in draws]
     return [float(np.quantile(statistics, 0.05)), float(np.quantile(statistics, 0.95))]
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean())
 
 
 def summary(rows: Sequence[Priced]) -> dict[str, object]:
@@ -181,10 +172,10 @@ def summary(rows: Sequence[Priced]) -> dict[str, object]:
     for name in ("top1_regret", "top3_regret", *(f"{prefix}top1_regret" for prefix in ORDERS if prefix)):
         result[name] = float(np.mean([sweep.regrets[name] for sweep in ranked])) if ranked else None
     result["intervals_90"] = {
-        "time_median_ape": _interval(times, lambda values: float(np.median(values))),
-        "spearman": _interval(correlations, _mean),
-        "top1_regret": _interval([sweep.regrets["top1_regret"] for sweep in ranked], _mean),
-        "top3_regret": _interval([sweep.regrets["top3_regret"] for sweep in ranked], _mean),
+        "time_median_ape": _interval(times, np.median),
+        "spearman": _interval(correlations, np.mean),
+        "top1_regret": _interval([sweep.regrets["top1_regret"] for sweep in ranked], np.mean),
+        "top3_regret": _interval([sweep.regrets["top3_regret"] for sweep in ranked], np.mean),
     }
     return result
 

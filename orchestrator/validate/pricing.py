@@ -38,13 +38,17 @@ def seen_peak(run: Run, prediction: Prediction) -> float:
     return max(stage.peak_memory_bytes - sum(stage.memory_by_cause.get(cause, 0.0) for cause in unseen) for stage in stages)
 
 
+@cache
+def _of_experts(experts: ExpertsRun, calibration: Calibration) -> Calibration:
+    return experts.constants(calibration)
+
+
 class Pricer:
     """Keeps a cost model for every (model, training, cluster, engine, constants)."""
 
     def __init__(self, choose: Choose) -> None:
         self._choose = choose
         self._models: dict[tuple[int, int, int, str, type[CostModel], Calibration], CostModel] = {}
-        self._experts: dict[tuple[ExpertsRun, Calibration], Calibration] = {}
         self._kept: list[object] = []  # what the identities in the keys belong to
 
     def model(self, run: Run) -> CostModel:
@@ -54,18 +58,12 @@ class Pricer:
         if engine.constants_in is not None:
             calibration = engine.constants_in(run.candidate, run.cluster, calibration)
         if run.kind == "moe":
-            calibration = self._of_experts(run, calibration)
+            calibration = _of_experts(run.experts, calibration)
         key = (id(run.model), id(run.training), id(run.cluster), engine.name, engine.cost, calibration)
         if key not in self._models:
             self._kept.append(run)
             self._models[key] = engine.cost(run.workload, engine.traits, calibration)
         return self._models[key]
-
-    def _of_experts(self, run: Run, calibration: Calibration) -> Calibration:
-        key = (run.experts, calibration)
-        if key not in self._experts:
-            self._experts[key] = run.experts.constants(calibration)
-        return self._experts[key]
 
     def price(self, run: Run) -> Outcome:
         """What the cost model says of the run as it was run."""
@@ -102,18 +100,17 @@ def _fitting(file: CalibrationFile) -> CalibrationFile:
     return file
 
 
-class OneValue:
+def one_value(make: Choose) -> Choose:
     """One calibration for all runs of an engine on a GPU, so that they share a cost model."""
+    made: dict[tuple[str, str], Calibration] = {}
 
-    def __init__(self, make: Choose) -> None:
-        self._make = make
-        self._made: dict[tuple[str, str], Calibration] = {}
-
-    def __call__(self, run: Run) -> Calibration:
+    def choose(run: Run) -> Calibration:
         key = (run.engine.name, run.gpu)
-        if key not in self._made:
-            self._made[key] = self._make(run)
-        return self._made[key]
+        if key not in made:
+            made[key] = make(run)
+        return made[key]
+
+    return choose
 
 
 def zero_shot(run: Run) -> Calibration:
@@ -146,15 +143,15 @@ def from_files(where: Path) -> Choose:
         file = known.get((run.engine.name, run.gpu))
         return base if file is None else held(file, run.engine.traits).calibration(base)
 
-    return OneValue(make)
+    return one_value(make)
 
 
 def named(calibration: str | None) -> Choose:
     """What `calibration=` means: the package's constants, the datasheet's, or a file or folder. Raises InputError."""
     if calibration in (None, "shipped"):
-        return OneValue(_shipped)
+        return one_value(_shipped)
     if calibration == "datasheet":
-        return OneValue(zero_shot)
+        return one_value(zero_shot)
     return from_files(Path(str(calibration)))
 
 

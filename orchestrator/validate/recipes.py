@@ -310,15 +310,3 @@ def figures(found: Sequence[Judged]) -> dict[str, float | int | dict[str, int] |
         "median_ratio": ratios[len(ratios) // 2] if ratios else None,
         "not_judged": dict(Counter(one.why for one in found if not one.judged)),
     }
-
-
-def judge_all(
-    rows: Sequence[dict[str, str]], choose: Choose, progress: Callable[[int, int], None], published: Sequence[Run] = ()
-) -> list[Judged]:
-    """The judgements of all recipes, in order."""
-    judge = Judge(choose, published)
-    found = []
-    for index, row in enumerate(rows):
-        found.append(dataclasses.replace(judge.judge(row), copy_of=copied_from(row, rows)))
-        progress(index + 1, len(rows))
-    return found

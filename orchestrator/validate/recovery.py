@@ -7,7 +7,7 @@ best is what a user gets unasked: sure to fit as usual, where a plan is; a publi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -159,13 +159,3 @@ def figures(found: Sequence[Recovered]) -> dict[str, float | int | None]:
         "within_5_or_shown_slower": close / len(ratios) if ratios else None,
         "median_ratio": sorted(ratios)[len(ratios) // 2] if ratios else None,
     }
-
-
-def recover_all(runs: Sequence[Run], choose: Choose, progress: Callable[[int, int], None]) -> list[Recovered]:
-    """The recoveries of all configurations, in order."""
-    several = configurations(runs)
-    found = []
-    for index, run in enumerate(several):
-        found.append(recover(run, choose, runs))
-        progress(index + 1, len(several))
-    return found
