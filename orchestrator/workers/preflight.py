@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -190,12 +191,22 @@ def _data(facts: Facts, first: Facts) -> str | None:
     return None
 
 
+def serves(found: str, read: str) -> bool:
+    """Whether a release does what was read in another: the same, or a later patch of it.
+
+    >>> serves("0.19.8+cu13", "0.19.8"), serves("0.19.10", "0.19.8"), serves("0.19.7", "0.19.8"), serves("0.20.0", "0.19.8")
+    (True, True, False, False)
+    """
+    have, wanted = ([int(number) for number in re.findall(r"\d+", text.partition("+")[0])] for text in (found, read))
+    return have[:2] == wanted[:2] and have >= wanted
+
+
 def _planned_versions(requires: Mapping[str, str], facts: Facts) -> str | None:
     for name, version in requires.items():
         found = facts.packages.get(name)
         if found is None:
             return f"{name} is not installed, the plan " + (f"needs {version}" if version else "was made with it (cluster.software)")
-        if version and found.partition("+")[0] != version:
+        if version and not serves(found, version):
             return f"{name} is {found}, the plan was made for {version} (cluster.software)"
     return None
 

@@ -48,6 +48,7 @@ def on_gpus() -> Plan:
     [
         ({"packages": {"torch": "2.12.0", "megatron-core": "0.16.1", "transformer-engine": "2.9"}}, "torch is 2.12.0, on n0 2.13.0"),
         ({"packages": {"torch": "2.13.0", "megatron-core": "0.15.0"}}, "megatron-core is 0.15.0, the plan was made for 0.16.1"),
+        ({"packages": {"torch": "2.13.0", "megatron-core": "0.16.0"}}, "megatron-core is 0.16.0, the plan was made for 0.16.1"),
         ({"packages": {"torch": "2.13.0"}}, "megatron-core is not installed, the plan needs 0.16.1"),
         ({"packages": {"torch": "2.13.0", "megatron-core": "0.16.1"}}, "transformer-engine is not installed, the plan was made with it"),
         ({"python": "3.12.1"}, "Python is 3.12.1, on n0 3.11.7"),
