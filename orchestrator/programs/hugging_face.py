@@ -7,7 +7,6 @@ To train with a callback, a metric, a loss or a data set of your own copy this f
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +20,26 @@ from transformers import HfArgumentParser, Trainer, TrainingArguments  # noqa: E
 
 from orchestrator.plan import Plan  # noqa: E402
 from orchestrator.programs.hugging_face_callback import RunCallback  # noqa: E402
-from orchestrator.workers import as_planned, hugging_face, lora  # noqa: E402
-from orchestrator.workers.deepspeed import summed_over_sequence, tag_sliced_parameters, whole_shapes  # noqa: E402
+from orchestrator.workers import as_planned, hugging_face  # noqa: E402
+from orchestrator.workers.deepspeed import summed_over_sequence  # noqa: E402
 from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E402
 
 
 class Samples(Dataset[dict[str, torch.Tensor]]):
-    """The plan's samples, by their number in the run, in the words of transformers' models."""
+    """The plan's samples, by their number in the run."""
 
     def __init__(self, plan: Plan, batches: Any, count: int) -> None:
-        self.batches, self.count, self.shifted = batches, count, plan.model.stack == "decoder"
+        self.plan, self.batches, self.count = plan, batches, count
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        sample = {name: torch.from_numpy(array.copy()) for name, array in self.batches.sample(index).items()}
-        labels = sample["labels"]
-        if "loss_mask" in sample:
-            labels = labels.masked_fill(sample["loss_mask"] == 0, -100)
-        found = {"input_ids": sample["tokens"], "labels": labels}
-        if self.shifted:  # each is the next token's already: a model would shift them once more
-            found["shift_labels"] = labels
-            found["position_ids"] = sample["positions"]
-        if "decoder_tokens" in sample:
-            found["decoder_input_ids"] = sample["decoder_tokens"]
+        found = {name: torch.from_numpy(array.copy()) for name, array in self.batches.sample(index).items()}
+        if "loss_mask" in found:
+            found["labels"].masked_fill_(found["loss_mask"] == 0, -100)
+        if self.plan.training.task == "sft":
+            found["loss_scale"] = torch.tensor(self.batches.scale(index // self.plan.global_batch_size))
         return found
 
 
@@ -58,11 +52,8 @@ class PlannedTrainer(Trainer):
         if not self.is_deepspeed_enabled:  # accelerate/state.py, PartialState: nothing else tells
             raise RuntimeError("accelerate leaves DeepSpeed out: is ACCELERATE_USE_CPU set?")
         # A model that takes **kwargs is taken for one that divides its loss by all labels of the global batch (trainer.py, __init__). BERT
-        # does not, and its gradients would be too large by ranks and micro-batches: where each of these has as many labels as the others,
-        # as all have but chats, their own means do.
-        self.model_accepts_loss_kwargs = self.plan.training.task == "sft"
-        self.balance: Any = 0.0
-        """The loss of balance of the micro-batch before, times what it counts."""
+        # does not, and its gradients would be too large by ranks and micro-batches.
+        self.model_accepts_loss_kwargs &= self.plan.model.stack != "encoder" and self.plan.cp == 1
 
     optimizer: Any
 
@@ -82,20 +73,15 @@ class PlannedTrainer(Trainer):
         return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        """What AutoTP cuts counts on every rank in the gradient norm, also what it does not tag (T5's relative bias); rotary frequencies
-        stay in fp32, though DeepSpeed casts all buffers (runtime/engine.py, _configure_distributed_model). A checkpoint is read into any
-        layout and ZeRO stage, where DeepSpeed's own is of one (integrations/deepspeed.py, deepspeed_load_checkpoint)."""
-        whole, buffers = whole_shapes(self.model), hugging_face.float_buffers(self.model)
-        adapted = self.plan.tp > 1 and self.plan.training.lora is not None
-        with lora.seen_into() if adapted else contextlib.nullcontext():
+        """What DeepSpeed makes otherwise than the plan is mended (workers/deepspeed.py, corrected). A checkpoint is read into any layout
+        and ZeRO stage, where DeepSpeed's own is of one (integrations/deepspeed.py, deepspeed_load_checkpoint)."""
+        self.states = hooks.States(self.run, self.model)
+        with self.states.corrected():
             prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
-        if self.plan.tp > 1:
-            tag_sliced_parameters(self.model, whole)
-        hugging_face.restore(self.model, buffers)
+        self.states.engine = self.model_wrapped
         as_planned.require_as_planned(self.model_wrapped, self.plan, clip=self.plan.training.clip)
         if self._steps_when_built():
             self.model_wrapped.optimizer.optimizer.state.clear()
-        self.states = hooks.States(self.run, self.model, self.model_wrapped)
         if self.run.saved is not None:
             self.states.load(self.run.saved)
             self._go_on_as_planned(self.run.saved.step)
@@ -106,37 +92,47 @@ class PlannedTrainer(Trainer):
         self.run.save(self.states, self.state.global_step)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The ranks of a sequence read the same samples under Ulysses, each its part. DeepSpeed's own adapter would shift labels once more,
-        and lose the last of each sequence (runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter)."""
-        plan, size = self.plan, self.plan.micro_batch_size
-        if plan.cp == 1:
-            return super().get_train_dataloader()
+        """The training's samples."""
+        return super().get_train_dataloader() if self.plan.cp == 1 else self._same_for_a_sequence(self.train_dataset)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """The samples that were held out."""
+        if self.plan.cp == 1:
+            return super().get_eval_dataloader(eval_dataset)
+        return self._same_for_a_sequence(self.eval_dataset if eval_dataset is None else eval_dataset)
+
+    def _same_for_a_sequence(self, dataset: Any) -> DataLoader[Any]:
+        """The ranks of a sequence read the same samples under Ulysses. DeepSpeed's own adapter would shift labels once more, and lose the
+        last of each sequence (runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter)."""
         self.accelerator.deepspeed_ulysses_dl_adapter = lambda loader, model: loader
-        first, part = self.run.groups.rank("dp") * size, self.run.groups.rank("cp")
-        mine = [at + i for at in range(first, len(self.train_dataset), plan.dp * size) for i in range(size)]
-
-        def cut(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-            return {name: torch.stack([row[name] for row in rows]).chunk(plan.cp, dim=1)[part].contiguous() for name in rows[0]}
-
-        return DataLoader(self.train_dataset, batch_size=size, sampler=mine, collate_fn=cut)
+        size, dp = self.plan.micro_batch_size, self.plan.dp
+        mine = [at + i for at in range(self.run.groups.rank("dp") * size, len(dataset), dp * size) for i in range(size)]
+        return DataLoader(dataset, batch_size=size, sampler=mine, collate_fn=self.data_collator)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        """The mean of this rank's part under Ulysses, of which all are as long: transformers' own (integrations/deepspeed.py,
-        deepspeed_sp_compute_loss) has gradients that are too large by the ranks of a sequence, and DeepSpeed adds them up once more."""
-        if self.plan.cp > 1 and model.training:
-            outputs = model(**inputs)
+        """The plan's samples have the loss that our worker takes: means are those of the global batch, whatever the layout and the answers'
+        lengths, and experts are balanced over tokens that are no padding. A data set of one's own has the model's. Under Ulysses
+        transformers' (integrations/deepspeed.py, deepspeed_sp_compute_loss) has gradients that are too large by the ranks of a sequence."""
+        outputs: Any
+        if "tokens" in inputs:
+            loss = self.states._loss(inputs)
+            outputs = {"loss": loss, "logits": self.states.logits}
+        elif self.plan.cp > 1:
+            outputs = model(**self.states.part(inputs))
             loss = outputs.loss
         else:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        coefficient = self.run.engine["model"].get("expert_balance", 0.0)
-        self.balance = coefficient * outputs.aux_loss.detach() if coefficient else 0.0
-        loss = loss / summed_over_sequence(self.plan) if model.training else loss - self.balance
+        if model.training:
+            balance = self.states.balance
+            loss = (loss if balance is None else loss + balance) / summed_over_sequence(self.plan)
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """What is reported is the loss of what is predicted, without that by which experts are balanced, as Megatron's is."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        return loss * summed_over_sequence(self.plan) - self.balance / self.args.gradient_accumulation_steps
+        with self.states.around_passes():
+            loss = super().training_step(model, inputs, None if "tokens" in inputs else num_items_in_batch)
+        balance = 0.0 if self.states.balance is None else self.states.balance.detach()
+        return loss * summed_over_sequence(self.plan) - balance / self.args.gradient_accumulation_steps
 
     def _go_on_as_planned(self, step: int) -> None:
         """Rates, decay and betas are the plan's, which train.change= may have changed: DeepSpeed's own checkpoint brings those that it was

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import checkpoint, data, distributed, groups, hf_checkpoint, loop, saving, sft, unpickling
+from orchestrator.workers import checkpoint, data, distributed, groups, loop, saving, sft, unpickling
+from orchestrator.workers.deepspeed import HuggingFaceTrainer
 from orchestrator.workers.deepspeed_trainer import import_deepspeed, set_log_level
 from orchestrator.workers.watchdog import Watchdog
 
@@ -51,13 +52,12 @@ def run(train: Callable[[Run], None]) -> NoReturn:
     loop.recorded(program)
 
 
-class States(hf_checkpoint.HuggingFaceStates):
-    """The model and its optimizer's states, which are saved and read as by our worker: each goes on from the other's checkpoints."""
+class States(HuggingFaceTrainer):
+    """The model under DeepSpeed as our worker has it: what is corrected, the loss of the plan's samples, and states that are saved and
+    read as there: each goes on from the other's checkpoints. The Trainer makes `engine`."""
 
-    def __init__(self, run: Run, model: torch.nn.Module, engine: Any) -> None:
-        self.plan, self.device, self.groups, self.model, self.engine = run.plan, run.device, run.groups, model, engine
-        self.engine_fields = run.engine
-        self.places = hf_checkpoint.places(model, run.groups, run.engine["model"])
+    def __init__(self, run: Run, model: torch.nn.Module) -> None:
+        self.plan, self.device, self.groups, self.model, self.engine_fields = run.plan, run.device, run.groups, model, run.engine
         self.generators: dict[str, Any] | None = None
         """The generators' states to go on with, once the first samples are read, which draws from them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -40,21 +41,29 @@ class HuggingFaceTrainer(hf_checkpoint.HuggingFaceStates):
 
     balance: torch.Tensor | None = None
     """The last micro-batch's loss of balance, times what it counts."""
+    logits: torch.Tensor | None = None
+    """The last micro-batch's logits; None under tiles."""
+    tiled_head: tiles.TiledHead | None = None
+    host_activations: Any = None
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         super().__init__(plan, engine, device)
-        fields = engine["model"]
-        self.tiled_head: tiles.TiledHead | None = None
-        self.host_activations: Any = None
         # hpZ prints its sizes.
         with contextlib.redirect_stdout(io.StringIO()):
-            self.model = model = hugging_face.first_model(plan, engine, device)
-        buffers = hugging_face.float_buffers(model)
-        whole = whole_shapes(model)
+            self.model = hugging_face.first_model(plan, engine, device)
+        with self.corrected():
+            self._initialise_engine(self.model, self._ulysses(engine["model"]) if plan.cp > 1 else None)
+
+    @contextlib.contextmanager
+    def corrected(self) -> Iterator[None]:
+        """Around DeepSpeed's initialisation of `model`: mends what it would do otherwise than the plan, and adds what the plan asks of its
+        functions. What AutoTP cuts counts on every rank in the gradient norm, buffers stay in the type that they were made in."""
+        plan, model = self.plan, self.model
+        whole, buffers = whole_shapes(model), hugging_face.float_buffers(model)
         if plan.ep > 1:
             auto_ep.prepare(model)
         with lora.seen_into() if plan.tp > 1 and plan.training.lora is not None else contextlib.nullcontext():
-            self._initialise_engine(model, self._ulysses(fields) if plan.cp > 1 else None)
+            yield
         if plan.tp > 1:
             tag_sliced_parameters(model, whole)
         if plan.ep > 1:
@@ -66,7 +75,7 @@ class HuggingFaceTrainer(hf_checkpoint.HuggingFaceStates):
             self.tiled_head = tiles.TiledHead(model, plan.tiled_logits)
         if plan.offload_activations:
             self.host_activations = host_activations.checkpoints_on_host(model)
-        self.places = hf_checkpoint.places(model, self.groups, fields)
+        self.places = hf_checkpoint.places(model, self.groups, self.engine_fields["model"])
 
     def _ulysses(self, fields: dict[str, Any]) -> Any:
         """Put DeepSpeed's exchange of sequence shards for heads around the attention; its groups, for the engine."""
@@ -82,8 +91,8 @@ class HuggingFaceTrainer(hf_checkpoint.HuggingFaceStates):
         )
         return auto_ep.BesideUlysses(groups) if self.plan.ep > 1 else groups
 
-    def _around_passes(self) -> contextlib.AbstractContextManager[Any]:
-        return super()._around_passes() if self.host_activations is None else self.host_activations
+    def around_passes(self) -> contextlib.AbstractContextManager[Any]:
+        return super().around_passes() if self.host_activations is None else self.host_activations
 
     def _backward(self, loss: torch.Tensor) -> None:
         """The loss of balance goes into the gradients and not into what is reported, as Megatron's does."""
@@ -91,19 +100,21 @@ class HuggingFaceTrainer(hf_checkpoint.HuggingFaceStates):
         self.engine.backward(total / summed_over_sequence(self.plan))
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        mine = self._shard(batch)
+        mine = self.part(batch)
         if self.tiled_head is not None:
             with self.tiled_head.left_out():
                 hidden = self.engine(input_ids=mine["tokens"], position_ids=mine["positions"], use_cache=False).logits
             return self.tiled_head.mean_loss(mine, hidden)
         found: list[torch.Tensor] = []
         coefficient = self.engine_fields["model"].get("expert_balance", 0.0) if self.model.training else 0.0
-        loss = mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.stack, mine, balance=found if coefficient else None))
+        stack = self.plan.model.stack
+        losses, self.logits = hugging_face.losses(self.engine, stack, mine, balance=found if coefficient else None)
         self.balance = coefficient * found[0] if found else None
-        return loss
+        return mean_loss(mine, losses)
 
-    def _shard(self, batch: Batch) -> Batch:
-        """This rank's part of each sequence, with its positions; every part predicts as many tokens, or "loss_scale" evens them out."""
+    def part(self, batch: Batch) -> Batch:
+        """This rank's part of each sequence under Ulysses, with its positions; every part predicts as many tokens, or "loss_scale" evens
+        them out."""
         if self.plan.cp == 1:
             return batch
         rank = self.groups.rank("cp")

@@ -153,14 +153,14 @@ class DeepSpeedTrainer:
     def _backward(self, loss: torch.Tensor) -> None:
         self.engine.backward(loss)
 
-    def _around_passes(self) -> contextlib.AbstractContextManager[Any]:
+    def around_passes(self) -> contextlib.AbstractContextManager[Any]:
         """What a micro-batch's forward and backward pass run in."""
         return contextlib.nullcontext()
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
         logs = []
         for index, batch in enumerate(batches):
-            with self._around_passes():
+            with self.around_passes():
                 loss = self._loss(batch)
                 self._backward(loss)
             logs.append(loss.detach())

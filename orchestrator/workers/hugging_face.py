@@ -148,9 +148,11 @@ def restore(model: torch.nn.Module, buffers: dict[str, torch.Tensor]) -> None:
             setattr(model.get_submodule(path), own, value.to(buffer.device))
 
 
-def losses(model: Callable[..., Any], stack: str, batch: Batch, *, balance: list[torch.Tensor] | None = None) -> torch.Tensor:
-    """The loss by token [b, s], in fp32, of what this stack's sampler makes. `balance` gets the loss by which a model of experts balances
-    their load, where it is a list."""
+def losses(
+    model: Callable[..., Any], stack: str, batch: Batch, *, balance: list[torch.Tensor] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the loss by token [b, s] in fp32 of what this stack's sampler makes, the logits). `balance` gets the loss by which a model of
+    experts balances their load, where it is a list."""
     if stack == "encoder_decoder":
         output = model(input_ids=batch["tokens"], decoder_input_ids=batch["decoder_tokens"], use_cache=False)
     elif stack == "encoder":
@@ -161,7 +163,7 @@ def losses(model: Callable[..., Any], stack: str, batch: Batch, *, balance: list
         if balance is not None:
             balance.append(output.aux_loss if "real" not in batch else _balance_of(model, output.router_logits, batch["real"]))
     logits, labels = output.logits, batch["labels"]
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view_as(labels), logits
 
 
 def _balance_of(model: Any, router_logits: Any, real: torch.Tensor) -> torch.Tensor:

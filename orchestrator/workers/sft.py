@@ -167,6 +167,8 @@ class SupervisedBatches:
     def __init__(self, plan: Plan, samples: Samples, specials: Specials, dp_rank: int) -> None:
         self.plan, self.samples, self.dp_rank = plan, samples, dp_rank
         self.length = plan.training.seq_length
+        self._scaled = (-1, 0.0)
+        """The last step that was asked for, and its scale."""
         self.pad = specials.eod if specials.pad is None else specials.pad
         largest = int(samples.ids.max())
         if largest >= plan.model.vocab_size:
@@ -200,18 +202,25 @@ class SupervisedBatches:
         return line
 
     def microbatches(self, step: int) -> list[dict[str, np.ndarray]]:
-        """`num_microbatches` dictionaries of arrays [micro_batch_size, seq_length] for step `step`, counted from 0; "loss_scale" [1] makes
-        sums over a micro-batch's answer tokens such that their mean over micro-batches and ranks is the mean over the global batch's."""
+        """`num_microbatches` dictionaries of arrays [micro_batch_size, seq_length] for step `step`, counted from 0; "loss_scale" [1] is
+        `scale`'s."""
         plan = self.plan
         wide, first = plan.micro_batch_size * plan.dp, step * plan.global_batch_size
-        total = sum(self.answers[self._place(first + i)] for i in range(plan.global_batch_size))
-        scale = np.asarray([plan.dp * plan.num_microbatches / total], dtype=np.float32)
+        scale = np.asarray([self.scale(step)], dtype=np.float32)
         found = []
         for m in range(plan.num_microbatches):
             mine = first + m * wide + self.dp_rank * plan.micro_batch_size
             rows = [self.sample(mine + i) for i in range(plan.micro_batch_size)]
             found.append({name: np.stack([row[name] for row in rows]) for name in rows[0]} | {"loss_scale": scale})
         return found
+
+    def scale(self, step: int) -> float:
+        """What makes sums over a micro-batch's answer tokens such that their mean over micro-batches and ranks is the mean over those of
+        the global batch of this step."""
+        if step != self._scaled[0]:
+            total = sum(self.answers[self._place(step * self.plan.global_batch_size + i)] for i in range(self.plan.global_batch_size))
+            self._scaled = (step, self.plan.dp * self.plan.num_microbatches / total)
+        return self._scaled[1]
 
     def sample(self, ordinal: int) -> dict[str, np.ndarray]:
         """Arrays [seq_length] of the run's sequence number `ordinal`, counted over all steps and data-parallel ranks."""

@@ -59,6 +59,8 @@ CASES: dict[str, Plan] = {
     "mixtral balanced zero2": plan_of(BALANCED, zero_stage=2),
     "llama cp2 zero2": plan_of(cp=2, dp=1, zero_stage=2, clip=0.5),
     "llama cp2 zero3": plan_of(cp=2, dp=1, zero_stage=3, clip=0.5),
+    "llama tiled zero3": plan_of(zero_stage=3, tiled_mlp=2, tiled_logits=4),
+    "llama offloaded zero2": plan_of(zero_stage=2, recompute=["full"], offload_activations=True),
     "llama lora tp2": plan_of(tp=2, dp=1, zero_stage=1, lora=Lora(rank=4)),
     "llama lora zero3": plan_of(zero_stage=3, lora=Lora(rank=4)),
     "llama zero0 bf16": plan_of(precision="bf16", grad_accum_dtype="bf16", grad_reduce_dtype="bf16"),
@@ -129,15 +131,27 @@ def test_it_trains_what_our_worker_trains(name: str, workshop: Workshop) -> None
     assert_same(workshop.trained(plan, f"own {name}"), workshop.trained(plan, f"worker {name}", own=False))
 
 
-@pytest.mark.parametrize("packing", [True, False])
-def test_it_trains_chats_as_our_worker_does(packing: bool, workshop: Workshop) -> None:
+CHATS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "packed lora": (LLAMA, {"packing": True, "lora": Lora(rank=4)}),
+    "padded": (LLAMA, {"packing": False}),
+    "ulysses": (LLAMA, {"packing": False, "cp": 2, "dp": 1}),
+    "balanced": (BALANCED, {"packing": False}),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.full] if case == "padded" else []) for case in CHATS])
+def test_it_trains_and_evaluates_chats_as_our_worker_does(case: str, workshop: Workshop) -> None:
     """Their samples have different numbers of answer tokens: a step's loss is the mean over all of its global batch."""
+    model, more = CHATS[case]
     folder = workshop.folder / "chats"
     folder.mkdir(exist_ok=True)
-    run = {"data": write_chats(folder / "chats.jsonl"), "tokenizer": write_tokenizer(folder)}
-    more: dict[str, Any] = {"task": "sft", "packing": packing, "seq_length": 192, "lora": Lora(rank=4) if packing else None}
-    plan = plan_of(replace(LLAMA, max_position_embeddings=192), zero_stage=2, run=run, **more)
-    assert_same(workshop.trained(plan, f"own chats {packing}"), workshop.trained(plan, f"worker chats {packing}", own=False))
+    chats = write_chats(folder / "chats.jsonl")
+    run = {"data": chats, "tokenizer": write_tokenizer(folder), "valid": chats, "eval_every": 2, "eval_steps": 2}
+    plan = plan_of(replace(model, max_position_embeddings=192), zero_stage=2, task="sft", seq_length=192, run=run, **more)
+    found, expected = workshop.trained(plan, f"own chats {case}"), workshop.trained(plan, f"worker chats {case}", own=False)
+    assert_same(found, expected)
+    for row, ours in zip(found, expected, strict=True):
+        assert row.get("valid_loss", 0.0) == pytest.approx(ours.get("valid_loss", 0.0), abs=1e-5)
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -18,19 +18,16 @@ PROGRAM: Final = "orchestrator.programs.hugging_face"
 
 def why_not(plan: Plan) -> str | None:
     """Why the Trainer can't train this plan, with what its run asks for; None: it can."""
-    lacking = {
-        "chats (task=sft) under Ulysses, or with a loss that balances experts": (
-            plan.training.task == "sft" and (plan.cp > 1 or any(part.aux_loss_coeff for part in plan.model.experts))
-        ),
-        "models described by their own code": plan.model.traced is not None,
-    }
-    found = next((what for what, is_asked in lacking.items() if is_asked), None)
-    return f"orchestrator/programs/hugging_face.py has no {found}" if found else trainer_files.why_not(replace(plan, cp=1))
+    if plan.model.traced is not None:
+        return "orchestrator/programs/hugging_face.py has no models described by their own code"
+    if plan.ep > 1:  # runtime/zero/stage_1_and_2.py, _configure_moe_settings: it divides the groups of an optimizer that it makes itself
+        return "DeepSpeed's AutoEP does not take the Trainer's optimizer"
+    return trainer_files.why_no_schedule(plan)
 
 
 def own_job(plan: Plan, job: Job, exit_minutes: int | None = None, trial_steps: int | None = None) -> Job:
-    """The job with the Trainer in the place of our worker. Under Ulysses its files are the program's, which corrects what they lack."""
-    if plan.cp > 1:
+    """The job with the Trainer in the place of our worker. Its files are there also where by hand they lack what the program corrects."""
+    if not any(file.path == trainer_files.TRAINER for file in job.files):
         files = trainer_files.files_of(plan, own_settings(plan), checkpointing=plan.strategy.recompute == "full")
         notes = tuple(note for note in job.notes if not note.startswith(trainer_files.NONE))
         job = replace(job, files=(*job.files, *files), notes=notes)

@@ -70,6 +70,11 @@ def why_not(plan: Plan) -> str | None:
     added = [name for name in DEEPSPEED_OPTIONS if getattr(plan, name) != DEFAULTS[name]]
     if added:
         return f"they don't call DeepSpeed's functions for {', '.join(added)}"
+    return why_no_schedule(plan)
+
+
+def why_no_schedule(plan: Plan) -> str | None:
+    """Why transformers has no such schedule; None: it has."""
     if schedule(plan) is None:
         asked = f"train.decay={plan.training.decay}" if not plan.training.min_lr else "that ends at train.min_lr"
         return f"transformers has no {plan.training.schedule} schedule {asked}"

@@ -34,7 +34,7 @@ class DdpTrainer:
         self.optimizer = torch.optim.AdamW([decayed, free], betas=training.betas, eps=training.eps)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        return mean_loss(batch, hugging_face.losses(self.model, self.plan.model.family, batch))
+        return mean_loss(batch, hugging_face.losses(self.model, self.plan.model.family, batch)[0])
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor:
         """Gradients add up locally until the last micro-batch's backward pass reduces them."""
