@@ -196,16 +196,14 @@ class Hooks:
         from orchestrator.workers import hf_weights, models
 
         config, plan = configure(*args, **kwargs), self.plan
-        if not self.engine:
-            return config
-        if plan.run.init_from:
+        fields = self.engine.get("transformer_config", {})
+        if fields and plan.run.init_from:
             hf_weights.match_activation(self.engine, Path(plan.run.init_from))
-        fields = self.engine["transformer_config"]
-        if fields["activation_func"] in ("relu", "gelu", "gelu_tanh"):
+        if fields.get("activation_func") in ("relu", "gelu", "gelu_tanh"):
             config.activation_func = models.activation(fields["activation_func"])
             config.bias_activation_fusion = fields["bias_activation_fusion"]
         stage = torch.distributed.get_rank() // plan.mesh.stride("pp") % plan.pp
-        for name, value in self.engine["per_stage"][stage].items():
+        for name, value in self.engine["per_stage"][stage].items() if self.engine else ():
             if value is not None or name == "recompute_granularity":
                 setattr(config, name, value)
         return config

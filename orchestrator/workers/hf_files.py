@@ -27,8 +27,6 @@ TOKENIZER_FILES = (
 """Files that transformers' tokenizers save, as patterns."""
 SECOND_NAMES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
 """Second names of tensors: BERT's output bias stands under either."""
-OLD_NORMS = {".LayerNorm.weight": ".LayerNorm.gamma", ".LayerNorm.bias": ".LayerNorm.beta"}
-"""Endings of norms' names in the first BERT checkpoints (transformers/modeling_utils.py still renames these)."""
 
 
 @dataclass(frozen=True)
@@ -80,26 +78,12 @@ class Checkpoint:
     def _names(self, file: Path) -> Sequence[str]:
         return list(self._opened(file).keys())
 
-    def found(self, name: str) -> str | None:
-        """The name under which the checkpoint has it: this, one without its first part, as checkpoints of the bare model have it, or an old
-        one of the same. None: it has none."""
-        old = next((name.removesuffix(new) + before for new, before in OLD_NORMS.items() if name.endswith(new)), "")
-        for candidate in (name, name.partition(".")[2], SECOND_NAMES.get(name), old, old.partition(".")[2]):
-            if candidate and candidate in self.files:
-                return candidate
-        return None
-
     def _find(self, name: str) -> str:
-        found = self.found(name)
-        if found is None:
-            raise InputError(KEY, self.folder, f"has no tensor {name}")
-        return found
-
-    def whole(self, name: str) -> torch.Tensor:
-        """A tensor as it stands in the checkpoint, such as one of a single number."""
-        name = self._find(name)
-        file = self._opened(self.files[name])
-        return file.get_tensor(name) if self.files[name].suffix == ".safetensors" else file[name]
+        """The name of a tensor in the checkpoint: the same, or without its first part, as the bare model has it."""
+        for candidate in (name, name.partition(".")[2], SECOND_NAMES.get(name)):
+            if candidate in self.files:
+                return candidate
+        raise InputError(KEY, self.folder, f"has no tensor {name}")
 
     def read(self, rows: Rows, inner: tuple[slice, ...], inner_shape: tuple[int, ...]) -> torch.Tensor:
         """These rows of a tensor, and the part `inner` of its other dimensions, whose whole is `inner_shape`. Raises InputError for another

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from orchestrator.errors import InputError
@@ -154,30 +155,12 @@ def _lead(name: str) -> int:
     return (not short.partition(".")[0].isdigit()) + (EXPERTS in short)
 
 
-class _Into(LoadPlanner):
+class _Into(DefaultLoadPlanner):
     """Everything that is read goes into one tensor."""
 
     def __init__(self, target: torch.Tensor) -> None:
+        super().__init__()
         self.target = target
 
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        box = zip(read_item.dest_offsets, read_item.lengths, strict=True)
-        return self.target[tuple(slice(begin, begin + size) for begin, size in box)]
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        pass
-
-    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
-        raise NotImplementedError
-
-    def create_local_plan(self) -> LoadPlan:
-        raise NotImplementedError
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        raise NotImplementedError
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        raise NotImplementedError
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        raise NotImplementedError
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self.target

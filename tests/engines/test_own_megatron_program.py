@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -155,6 +156,10 @@ def test_the_wheel_has_a_loop_from_0_19_on() -> None:
 def test_recompute_that_differs_by_stage_is_left_to_engine_json() -> None:
     plan = make_plan(pp=2, recompute=[("full", 4), ("none", 0)])
     assert why_not_own(plan) is None
-    assert not [word for word in own_job(plan, JOB).arguments if word.startswith("--recompute")]
+    job = own_job(plan, JOB)
+    assert not [word for word in job.arguments if word.startswith("--recompute")]
+    [file] = job.files  # of a model that our worker can't train: for any other it has one
+    assert [stage["recompute_granularity"] for stage in json.loads(file.content)["per_stage"]] == ["full", None]
+    assert own_job(plan, replace(JOB, files=(file,))).files == (file,)
     same = own_job(make_plan(pp=2, recompute=[("full", 4), ("full", 4)]), JOB).arguments
     assert same[same.index("--recompute-granularity") + 1] == "full"

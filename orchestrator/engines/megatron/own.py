@@ -8,14 +8,16 @@ from typing import Final
 from msgspec.structs import replace
 
 from orchestrator.engines.engine import Entry
+from orchestrator.engines.megatron.capabilities import REQUIREMENTS
 from orchestrator.engines.megatron.entry import arguments, without_flags
 from orchestrator.engines.megatron_args import program_of, reads_indexed_data, why_not
-from orchestrator.engines.megatron_parts import plan_only
 from orchestrator.engines.megatron_versions import number
-from orchestrator.engines.transformer_config import common_recompute
+from orchestrator.engines.transformer_config import common_recompute, recompute_fields
+from orchestrator.engines.translation import engine_file
 from orchestrator.job import Job
 from orchestrator.plan import Plan
 
+ENGINE: Final = "engine.json"
 PROGRAM: Final = "orchestrator.programs.megatron"
 CHECKOUT: Final = "MEGATRON_LM"
 """The variable that names a checkout of Megatron-LM (programs/megatron_hooks.py)."""
@@ -45,8 +47,8 @@ def why_not_own(plan: Plan) -> str | None:
 
 def told(plan: Plan) -> Plan:
     """The plan as Megatron's command line is told it: recompute that differs by stage is left out, which each rank takes from engine.json
-    (programs/megatron_hooks.py), unless our worker has none for such a model."""
-    if common_recompute(plan) is not None or plan_only(plan.model, plan.cluster.software.megatron_core):
+    (programs/megatron_hooks.py)."""
+    if common_recompute(plan) is not None:
         return plan
     stages = (replace(stage, layers=tuple(replace(span, recompute="none") for span in stage.layers)) for stage in plan.stages)
     return replace(plan, stages=tuple(stages))
@@ -83,4 +85,8 @@ def own_job(plan: Plan, job: Job, exit_minutes: int | None = None, trial_steps: 
     words = arguments(told(plan), Entry(program=program_of(plan) or PROGRAM, exit_minutes=exit_minutes, trial_steps=trial_steps))
     if not reads_indexed_data(plan):
         words = (*without_flags(words, ("--mock-data", "--split")), *_data(plan))
-    return replace(job, module=PROGRAM, arguments=(*words, LOSS_IS_LOOKED_AT), without_worker="")
+    files = job.files
+    if not any(file.path == ENGINE for file in files) and told(plan) != plan:  # our worker can't train such a model, and has no file
+        by_stage = {"per_stage": [recompute_fields(plan, stage) for stage in range(plan.pp)]}
+        files = (*files, engine_file(plan, REQUIREMENTS, by_stage))
+    return replace(job, module=PROGRAM, files=files, arguments=(*words, LOSS_IS_LOOKED_AT), without_worker="")
