@@ -133,6 +133,8 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
     python = None if lacks or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
+    if proposed := tuning.proposal(settings, found, start.how):
+        print(proposed, flush=True)
     if answer is not None:
         add_to(answer, **Answer(settings=settings, found=found).summary(), out=str(out), start=start.how, why_not_started=start.why)
         add_to(answer, notes=[*job.notes], plan=json.loads(to_json(found.plan)))

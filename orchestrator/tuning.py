@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import expm1, log, log1p
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import NormalDist, mean, median, stdev
 from typing import Any, Final
 
 import msgspec
@@ -41,12 +41,13 @@ from orchestrator.plan import Plan, RunSettings, from_json, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.report import after
+from orchestrator.report.budget import budget
 from orchestrator.report.measured import measured_peak_memory, measured_step_time, steady_steps
-from orchestrator.report.text import _table, choice
+from orchestrator.report.text import _table, choice, rank_name
 from orchestrator.search.planner import reprice
 from orchestrator.search.question import Kinds
 from orchestrator.strategy.spec import twins
-from orchestrator.units import format_bytes, format_seconds
+from orchestrator.units import format_amount, format_bytes, format_seconds
 from orchestrator.values import Value
 
 FOLDER: Final = "tune"
@@ -257,13 +258,37 @@ def may_take(settings: Settings, trials: Sequence[Trial], plans: Sequence[Plan])
         return list(np.exp(predicted))
     again = [Planner(settings).prices_for(trial.plan.engine).priced(trial.plan).prediction for trial in ran]
     off = np.array([log((trial.measured_s or 0.0) / now.step_time_s) for trial, now in zip(ran, again, strict=True)])
-    prior = UNPUBLISHED if settings.cluster.is_cpu else pairs_of(settings.architecture).half / HALF
-    deviation = max(prior, float(np.std(off)))
+    deviation = max(_deviation(settings), float(np.std(off)))
     known = np.array([[_alike(one.plan, other.plan) for other in ran] for one in ran]) + SAME_AGAIN**2 / deviation**2 * np.eye(len(ran))
     near = np.array([[_alike(plan, other.plan) for other in ran] for plan in plans])
     weights = np.linalg.solve(known, near.T).T
     left = np.maximum(sum(ALIKE) - (weights * near).sum(axis=1), 0.0)
     return list(np.exp(predicted + weights @ off - deviation * np.sqrt(left)))
+
+
+def _deviation(settings: Settings) -> float:
+    """The standard deviation of the logarithm of a predicted ratio of two plans' steps."""
+    return UNPUBLISHED if settings.cluster.is_cpu else pairs_of(settings.architecture).half / HALF
+
+
+def proposal(settings: Settings, found: Found, how: str) -> str:
+    """A sentence that proposes to measure the plans that prices can't tell apart, with what that costs beside what it may save; "" where it
+    may not save more, nothing was searched, or nothing can start. `how`: of the start (run.Start)."""
+    plan, deviation = found.plan, _deviation(settings)
+    behind = [log(other.prediction.step_time_s / plan.prediction.step_time_s) for other in found.alternatives]
+    near = [each for each in behind if each < deviation * HALF]
+    if how == "none" or settings.tune is not None or settings.continues is not None or not near:
+        return ""
+    hours, whole = plan.prediction.step_time_s * plan.world_size / 3600, budget(plan)
+    normal = NormalDist()
+    saved = max(deviation * normal.pdf(each / deviation) - each * normal.cdf(-each / deviation) for each in near)
+    cost = (len(near) + 1) * settings.tune_rounds * settings.tune_steps * hours
+    if saved * whole.steps * hours <= cost:
+        return ""
+    of, where = f"{rank_name(plan)}-hours", " in an salloc" if how == "slurm" else ""
+    return (f"Prices can't tell the first {len(near) + 1} plans apart: tune={len(near) + 1}{where} measures them, for "
+            f"{format_amount(cost, 2)} {of} and their starts at most; it may save {100 * saved:.1f}% of the training in the mean, "
+            f"{format_amount(saved * whole.steps * hours, 2)} {of}")  # fmt: skip
 
 
 def _alike(one: Plan, other: Plan) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from orchestrator.report import after
 from orchestrator.search.planner import reprice
 from orchestrator.strategy.spec import twins
 from orchestrator.tuning import Trial
+from orchestrator.units import format_amount
 from orchestrator.validate.metrics import spearman
 
 WORDS = ("recipe=gpt_tiny", "gpus=4", "cluster=cpu", "engine=megatron", "calibration=datasheet")
@@ -332,6 +334,31 @@ def test_a_round_that_was_cut_off_goes_on_and_a_plan_whose_second_run_crashes_is
     assert found.plan.candidate == other.candidate
     bad = tuning.read_trials(out)[0]
     assert (bad.measured_s, bad.why) == (None, "failed: RuntimeError: not this time")
+
+
+def test_where_prices_can_not_tell_plans_apart_a_tune_is_proposed_with_its_cost_beside_what_it_may_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "train.steps=1000000"
+    settings = settings_of(tmp_path / "out", long)
+    found = Planner(settings).fastest(Planner(settings).space(top_k=2))
+    alike = replace(found, alternatives=(found.plan,))
+    hours = seconds(found.plan) * 4 / 3600
+    saved = tuning.UNPUBLISHED / (2 * math.pi) ** 0.5  # the mean of what is above 0 of a normal distribution
+    said = tuning.proposal(settings, alike, "local")
+    assert said.startswith("Prices can't tell the first 2 plans apart: tune=2 measures them, for ")
+    assert f"for {format_amount(2 * 3 * 10 * hours, 2)} rank-hours and their starts at most; it may save {100 * saved:.1f}%" in said
+    assert said.endswith(f"{format_amount(saved * 1_000_000 * hours, 2)} rank-hours")
+    assert "tune=2 in an salloc measures" in tuning.proposal(settings, alike, "slurm")
+    assert not tuning.proposal(settings, alike, "none"), "nothing can start"
+    assert not tuning.proposal(settings_of(tmp_path / "out", "tune=3", long), alike, "local"), "it is done"
+    short = replace(found.plan, training=replace(found.plan.training, steps=100))
+    assert not tuning.proposal(settings, replace(found, plan=short, alternatives=(short,)), "local"), "it costs more than it may save"
+    slow = replace(found.plan, predicted=replace(found.plan.prediction, step_time_s=1.2 * seconds(found.plan)))
+    assert not tuning.proposal(settings, replace(found, alternatives=(slow,)), "local"), "it is clear"
+    monkeypatch.setattr(run, "follow", lambda *_: 0)
+    assert run.main([*WORDS, f"out={tmp_path / 'run'}", "launch=local", long]) == 0
+    assert "plans apart: tune=" in capsys.readouterr().out
 
 
 def after_text(trials: Sequence[Trial]) -> str:
