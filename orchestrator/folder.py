@@ -21,7 +21,7 @@ from orchestrator import recipe
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.job import File, Job
-from orchestrator.launch import render
+from orchestrator.launch import render, schedulers
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.planning import Found
@@ -120,6 +120,7 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
         options = render.with_warning(options, found.plan.predicted.step_time_s, saved_bytes(found.plan) / rate)
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
     files += render.files(job, slurm=options, container=settings.container)
+    files += schedulers.files(settings.write, job, str(out.absolute()), options, settings.container, settings.cluster.gpu.name)
     return files
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from orchestrator.errors import InputError
 from orchestrator.key import Key, one_text, words
@@ -206,6 +206,23 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     def least_nodes(self) -> int | None:
         """The least number of nodes with which the job goes on; None: it has one plan."""
         return self.nodes[0] if isinstance(self.nodes, tuple) else None
+
+
+Scheduler = Literal["kubernetes", "skypilot", "lsf", "pbs"]
+"""Schedulers beside Slurm for which a run's folder gets a file (launch/schedulers.py)."""
+
+
+def schedulers(name: str, text: Any) -> tuple[Scheduler, ...]:
+    """The schedulers of a list with commas, each once. Raises InputError.
+
+    >>> schedulers("write", "pbs,lsf,pbs")
+    ('pbs', 'lsf')
+    """
+    choices = get_args(Scheduler)
+    for part in listed(name, text):
+        if part not in choices:
+            raise InputError(name, part, "is no scheduler that is written for; Slurm's job.sbatch always is", choices)
+    return tuple(dict.fromkeys(listed(name, text)))  # type: ignore[arg-type]
 
 
 class ContainerOptions(Value, frozen=True, kw_only=True):

@@ -451,7 +451,8 @@ def sbatch_quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _exports(environment: dict[str, str]) -> str:
+def exports(environment: Mapping[str, str]) -> str:
+    """Lines of bash that export these variables. Raises InputError for a name that none can have, and for zero bytes."""
     lines = []
     for name, value in environment.items():
         if not VARIABLE.match(name):
@@ -470,7 +471,7 @@ def launch_sh(job: Job) -> str:
             raise InputError("arguments", repr(argument), "has a zero byte")
     several = f"on every node: NODE_RANK=<0..{job.num_nodes - 1}> MASTER_ADDR=<host of node 0> bash launch.sh"
     how = "bash launch.sh" if job.num_nodes == 1 else several
-    environment = _exports({"PYTHONUNBUFFERED": "1", **job.environment})
+    environment = exports({"PYTHONUNBUFFERED": "1", **job.environment})
     if job.python_path is not None:
         environment += f"export PYTHONPATH={shlex.quote(checked('model.code', job.python_path))}${{PYTHONPATH:+:$PYTHONPATH}}\n"
     return LAUNCH.format(
@@ -620,7 +621,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         lines.append(" ".join(sbatch_quote(checked("slurm.extra", word)) for word in slurm.extra))
     flags, before = ([], []) if container is None else _in_container(container)
     interpreters = {"PYTHON": slurm.python, "ORCHESTRATOR_PYTHON": slurm.planner or slurm.python}
-    environment = _exports({name: checked("slurm.python", path) for name, path in interpreters.items() if path})
+    environment = exports({name: checked("slurm.python", path) for name, path in interpreters.items() if path})
     return SBATCH.format(
         find=FIND,
         same_again="|".join(str(status) for status in sorted({0, *SAME_AGAIN})),

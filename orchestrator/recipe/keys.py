@@ -6,13 +6,13 @@ choices of strategy/spec.py.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
 from orchestrator.cost.profile import Profile
 from orchestrator.engines import passthrough
-from orchestrator.job import ContainerOptions, SlurmOptions, check_variable
+from orchestrator.job import ContainerOptions, Scheduler, SlurmOptions, check_variable, schedulers
 from orchestrator.key import RATES, Key, count, declared, one_text, options_of, quantity, share, words
 from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
@@ -152,6 +152,16 @@ class Actions(Value, frozen=True, kw_only=True):
     made_up_data: Annotated[
         bool, Key("data.made_up", "start on GPUs without data=, on Python's own sources or drawn batches: a trial, no training")
     ] = False
+    write: Annotated[
+        tuple[Scheduler, ...],
+        Key(
+            "write",
+            f"{', '.join(get_args(Scheduler))}: files for these schedulers too, beside job.sbatch",
+            type=str,
+            default="none",
+            read=schedulers,
+        ),
+    ] = ()
     wait: Annotated[bool, Key("launch.wait", "follow a job submitted with launch=slurm, and return its status")] = False
     rehearse: Annotated[
         Literal["auto", "true", "false"],

@@ -68,6 +68,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "entry.preflight": settings.entry_preflight if settings.entry else None,
         "wandb": settings.run.wandb,
         **{group: {name: "null" if value is None else value for name, value in values.items()} for group, values in settings.extra.items()},
+        "write": ",".join(settings.write) or None,
         "slurm": slurm_tree(settings.slurm),
         "container": container_tree(settings.container),
         "env": settings.env,

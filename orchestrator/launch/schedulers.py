@@ -1,0 +1,273 @@
+"""A Job for schedulers other than Slurm: one file each, which starts launch.sh once a node. Pure text.
+
+All of them see the run's folder at one path on every node, as Slurm does, and say CONTINUE=1: submitted again, or put back by the
+scheduler, a job goes on from the newest checkpoint of its folder; the first start has none. At the end `orchestrator.finish` writes
+status.json; a job that was asked to stop before its end exits with its status 75, which schedulers can be told to start again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import yaml
+from msgspec.structs import replace
+
+from orchestrator.errors import InputError
+from orchestrator.job import ContainerOptions, File, Job, SlurmOptions, checked
+from orchestrator.launch.render import TRY_AGAIN, WARNING_S, exports, limit_s
+
+MASTER_PORT: Final = 29500
+SHARED_MEMORY: Final = "/dev/shm"
+LABEL_LENGTH: Final = 52
+"""Characters of a Job's name in Kubernetes: a pod's has up to 11 more (its index and a suffix), and a label at most 63."""
+SKY_GPUS: Final = {
+    "A100-SXM-80GB": "A100-80GB",
+    "A100-SXM-40GB": "A100",
+    "H100-SXM-80GB": "H100",
+    "H200-SXM": "H200",
+    "V100-SXM-32GB": "V100-32GB",
+}
+"""Names of GPUs in SkyPilot's catalogue (`sky show-gpus`) where they are not the first word of ours."""
+START: Final = """\
+# {name}: {nodes} node(s) of {ranks} ranks. {submit}
+# Submitted again it goes on from the newest checkpoint in this folder, which every node must see at this path.
+set -euo pipefail
+cd -- {folder}
+{environment}TZ=UTC printf -v started "%(%FT%T+00:00)T" -1
+status=0
+"""
+FINISH: Final = f"""\
+again=0
+"${{ORCHESTRATOR_PYTHON:-python}}" -m orchestrator.finish "$PWD" logs/rank-0.log "$status" "$started" || again=$?
+exit "$(( again == {TRY_AGAIN} ? again : status ))"
+"""
+ON_A_NODE: Final = """\
+export NNODES={nodes} RANKS_PER_NODE={ranks} NODE_RANK="${rank}" MASTER_ADDR={address} MASTER_PORT={port} CONTINUE=1
+TZ=UTC printf -v started "%(%FT%T+00:00)T" -1
+status=0
+bash launch.sh || status=$?
+"""
+"""Lines that run in the folder on each node, without $( ), which Kubernetes would read."""
+STOP: Final = "trap '' USR1; kill -USR1 -1; while kill -0 1; do sleep 1; done"
+"""What a pod does before Kubernetes ends it: asks the ranks to save and end (workers/loop.py), and waits for them, at most for
+terminationGracePeriodSeconds. -1: all processes of the pod but the first, which ends with its ranks."""
+ON_EACH: Final = """\
+if (( ${{#hosts[@]}} != {nodes} )); then
+  echo "the plan needs {nodes} nodes, and the job has ${{#hosts[@]}}" >&2
+  exit 2
+fi
+for (( node = 0; node < {nodes}; node++ )); do
+  places=(NNODES={nodes} RANKS_PER_NODE={ranks} NODE_RANK="$node" MASTER_ADDR="${{hosts[0]}}" MASTER_PORT={port} CONTINUE=1)
+  {start} /usr/bin/env "${{places[@]}}" {launch} &
+  ranks+=("$!")
+done
+trap "" USR1  # a warning before the time limit: for the ranks
+trap 'kill -TERM "${{ranks[@]}}" 2>/dev/null || true' TERM INT
+for (( node = 0; node < {nodes}; node++ )); do
+  wait -n || {{ ended=$?; (( status )) || status=$ended; kill -TERM "${{ranks[@]}}" 2>/dev/null || true; }}
+done
+wait
+"""
+"""Lines that start launch.sh on each of `hosts`, end all where one ends badly, and end with its status."""
+
+
+def label(name: str) -> str:
+    """A name as Kubernetes takes it (RFC 1123: letters, digits and dashes, a letter first).
+
+    >>> label("llama3_8b"), label("3B Chat!"), label("_")
+    ('llama3-8b', 'run-3b-chat', 'run')
+    """
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return (plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-"))[:LABEL_LENGTH].rstrip("-")
+
+
+def _minutes(options: SlurmOptions) -> int | None:
+    seconds = limit_s(options.time)
+    return None if seconds is None else -(-seconds // 60)
+
+
+def kubernetes(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
+    """An indexed Job with a headless Service, which needs no operator: pod 0's name is the rendezvous (kubernetes.io, "Indexed Job",
+    "Job with Pod-to-Pod Communication"). `slurm.partition` is Kueue's local queue. Raises InputError without an image."""
+    image = _image(container, "kubernetes")
+    name = label(job.name)
+    mounts = [(folder, folder, False)]
+    for mount in container.mounts if container else ():
+        host, _, rest = mount.partition(":")
+        inside, _, mode = rest.partition(":")
+        mounts.append((host, inside or host, mode == "ro"))
+    volumes = [{"name": f"host-{i}", "hostPath": {"path": host, "type": "Directory"}} for i, (host, _, _) in enumerate(mounts)]
+    places: list[dict[str, Any]] = [
+        {"name": f"host-{i}", "mountPath": inside} | ({"readOnly": True} if readonly else {})
+        for i, (_, inside, readonly) in enumerate(mounts)
+    ]
+    start = _on_a_node(job, "JOB_COMPLETION_INDEX", f"{name}-0.{name}")
+    pod: dict[str, Any] = {
+        "subdomain": name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": options.warning_s or WARNING_S,
+        "containers": [
+            {
+                "name": "ranks",
+                "image": image,
+                "command": ["bash", "-c", start],
+                "lifecycle": {"preStop": {"exec": {"command": ["bash", "-c", STOP]}}},
+                "workingDir": folder,
+                "resources": {"limits": {"nvidia.com/gpu": job.ranks_per_node}} if job.backend == "nccl" else {},
+                "volumeMounts": [*places, {"name": "shared-memory", "mountPath": SHARED_MEMORY}],
+            }
+        ],
+        "volumes": [*volumes, {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
+    }
+    limit = limit_s(options.time)
+    queue = {"labels": {"kueue.x-k8s.io/queue-name": options.partition}} if options.partition else {}
+    described: list[dict[str, Any]] = [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name},
+            "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"batch.kubernetes.io/job-name": name}},
+        },
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, **queue},
+            "spec": {
+                "completions": job.num_nodes,
+                "parallelism": job.num_nodes,
+                "completionMode": "Indexed",
+                "backoffLimit": job.num_nodes * options.requeue,  # where a rank fails the pods of all nodes do
+                **({"activeDeadlineSeconds": limit} if limit is not None else {}),
+                "template": {"spec": pod},
+            },
+        },
+    ]
+    head = (
+        f"# {checked('recipe', job.name)}: {job.num_nodes} pod(s) of {job.ranks_per_node} ranks. kubectl apply -f kubernetes.yaml\n"
+        "# The run's folder is the nodes' own path, on storage that they share: another volume goes in place of hostPath.\n"
+    )
+    return head + yaml.safe_dump_all(described, sort_keys=False, width=10**6)
+
+
+def skypilot(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
+    """A task of SkyPilot (docs.skypilot.co, "Task YAML"; SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS, "Distributed multi-node jobs")."""
+    resources: dict[str, Any] = {}
+    if job.backend == "nccl":
+        resources["accelerators"] = f"{SKY_GPUS.get(gpu, gpu.partition('-')[0])}:{job.ranks_per_node}"
+    if container is not None:
+        resources["image_id"] = f"docker:{_image(container, 'skypilot')}"
+    address = '"$(head -n 1 <<<"$SKYPILOT_NODE_IPS")"'
+    start = f"cd -- {shlex.quote(folder)} || exit 2\n" + _on_a_node(job, "SKYPILOT_NODE_RANK", address)
+    task = {"name": label(job.name), "num_nodes": job.num_nodes, "resources": resources, "run": start}
+    head = (
+        f"# {checked('recipe', job.name)}: {job.num_nodes} node(s) of {job.ranks_per_node} ranks. sky launch skypilot.yaml\n"
+        f"# Every node must see the run's folder at {shlex.quote(folder)}: a volume, or file_mounts with mode MOUNT.\n"
+    )
+    return head + yaml.safe_dump({key: value for key, value in task.items() if value != {}}, sort_keys=False, width=10**6)
+
+
+def _on_a_node(job: Job, rank: str, address: str) -> str:
+    """What each node runs. `rank`: the variable with its number; `address`: of the first one, as bash reads it."""
+    return ON_A_NODE.format(nodes=job.num_nodes, ranks=job.ranks_per_node, rank=rank, address=address, port=MASTER_PORT) + FINISH
+
+
+def lsf(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
+    """A script for bsub: one slot a node, blaunch on each (IBM Spectrum LSF, bsub and blaunch). The ranks are warned by USR1 before the
+    limit, as under Slurm."""
+    minutes, warned = _minutes(options), -(-(options.warning_s or WARNING_S) // 60)
+    lines = [f"-J {shlex.quote(label(job.name))}", f"-n {job.num_nodes}", '-R "span[ptile=1]"', "-o lsf-%J.log", "-x"]
+    lines += [f'-gpu "num={job.ranks_per_node}:mode=shared:j_exclusive=yes"'] if job.backend == "nccl" else []
+    lines += [f"-q {shlex.quote(options.partition)}"] if options.partition else []
+    lines += [f"-P {shlex.quote(options.account)}"] if options.account else []
+    lines += [f"-W {minutes // 60}:{minutes % 60:02}", f"-wa USR1 -wt {warned}"] if minutes is not None else []
+    text = "#!/usr/bin/env bash\n" + "".join(f"#BSUB {line}\n" for line in lines)
+    return text + _script(job, folder, options, container, "bsub < job.lsf", "$LSB_DJOB_HOSTFILE", 'blaunch -z "${hosts[node]}"')
+
+
+def pbs(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
+    """A script for qsub: a chunk a node, pbsdsh on each (OpenPBS reference guide, qsub and pbsdsh)."""
+    minutes = _minutes(options)
+    gpus = f":ngpus={job.ranks_per_node}" if job.backend == "nccl" else ""
+    lines = [f"-N {label(job.name)[:15]}", f"-l select={job.num_nodes}:ncpus={options.cpus_per_task or job.ranks_per_node}{gpus}"]
+    lines += ["-l place=scatter:excl", "-j oe"]
+    lines += [f"-q {shlex.quote(options.partition)}"] if options.partition else []
+    lines += [f"-A {shlex.quote(options.account)}"] if options.account else []
+    lines += [f"-l walltime={minutes // 60}:{minutes % 60:02}:00"] if minutes is not None else []
+    text = "#!/usr/bin/env bash\n" + "".join(f"#PBS {line}\n" for line in lines)
+    return text + _script(job, folder, options, container, "qsub job.pbs", "$PBS_NODEFILE", 'pbsdsh -n "$node" --', path=True)
+
+
+def _script(
+    job: Job,
+    folder: str,
+    options: SlurmOptions,
+    container: ContainerOptions | None,
+    submit: str,
+    hosts: str,
+    start: str,
+    *,
+    path: bool = False,
+) -> str:
+    """The script behind its options: launch.sh on each of the `hosts` of a file, by `start`, in the image where there is one. `path`:
+    what is started there has no PATH of its own."""
+    interpreters = {"PYTHON": options.python, "ORCHESTRATOR_PYTHON": options.planner or options.python}
+    environment = exports({name: checked("slurm.python", value) for name, value in interpreters.items() if value})
+    launch = f"bash {shlex.quote(checked('out', f'{folder}/launch.sh'))}"
+    if container is not None:
+        if container.runtime != "apptainer":
+            raise InputError("container.runtime", container.runtime, "is Slurm's: lsf and pbs start an image by apptainer", ["apptainer"])
+        gpus = ["--nv"] if job.backend == "nccl" else []
+        binds = [word for mount in (folder, *container.mounts) for word in ("--bind", shlex.quote(checked("container.mounts", mount)))]
+        words = ["apptainer", "exec", *gpus, *binds, "--pwd", shlex.quote(container.workdir or folder)]
+        is_file = container.image.endswith(".sif") or "://" in container.image or container.image.startswith(("/", "."))
+        words.append(shlex.quote(container.image if is_file else f"docker://{container.image}"))
+        launch = " ".join([*words, launch])
+    if path:
+        launch = f'PATH="$PATH" {launch}'
+    elif options.python:
+        launch = f'PYTHON="$PYTHON" {launch}'
+    text = START.format(
+        name=checked("recipe", job.name),
+        nodes=job.num_nodes,
+        ranks=job.ranks_per_node,
+        submit=submit,
+        folder=shlex.quote(folder),
+        environment=environment,
+    )
+    text += f"mapfile -t hosts < <(awk '!seen[$0]++' \"{hosts}\")\n"
+    return text + ON_EACH.format(nodes=job.num_nodes, ranks=job.ranks_per_node, start=start, port=MASTER_PORT, launch=launch) + FINISH
+
+
+def _image(container: ContainerOptions | None, scheduler: str) -> str:
+    """The image by its registry's name. Raises InputError for none, and for a file."""
+    if container is None:
+        raise InputError("write", scheduler, "needs container.image=, the image that the pods run")
+    image = container.image.removeprefix("docker://").replace("#", "/", 1)
+    if image.startswith(("/", ".")) or image.endswith((".sif", ".sqsh")):
+        raise InputError("container.image", container.image, f"is a file; {scheduler} takes an image of a registry")
+    return image
+
+
+Writer = Callable[[Job, str, SlurmOptions, ContainerOptions | None, str], str]
+WRITERS: Final[Mapping[str, tuple[str, Writer]]] = {
+    "kubernetes": ("kubernetes.yaml", kubernetes),
+    "skypilot": ("skypilot.yaml", skypilot),
+    "lsf": ("job.lsf", lsf),
+    "pbs": ("job.pbs", pbs),
+}
+"""By the name that `write=` takes: the file, and what writes it for a job in this folder on GPUs of this name."""
+
+
+def files(
+    names: tuple[str, ...], job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str
+) -> tuple[File, ...]:
+    """The file of each scheduler. Raises InputError for what one of them can't be told."""
+    if options.least_nodes is not None and names:
+        several = f"{options.least_nodes}-{options.most_nodes}"
+        raise InputError("slurm.nodes", several, "is a range, which is Slurm's alone: write= needs one number")
+    if options.most_nodes is not None:
+        job = replace(job, num_nodes=options.most_nodes, ranks_per_node=job.world_size // options.most_nodes)
+    return tuple(File(path=WRITERS[name][0], content=WRITERS[name][1](job, folder, options, container, gpu)) for name in names)

@@ -1,0 +1,253 @@
+"""Files for schedulers beside Slurm: what they hold, that nothing in a value breaks out of them, and that their shell part starts the
+ranks, tells how they ended, and saves before it is ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from orchestrator import recipe
+from orchestrator.__main__ import main
+from orchestrator.detect import machine
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError
+from orchestrator.job import ContainerOptions, Job, Scheduler, SlurmOptions
+from orchestrator.launch.render import TRY_AGAIN
+from orchestrator.launch.schedulers import STOP, WRITERS, files, label
+
+JOB = Job(
+    name="llama3_8b-megatron", module="orchestrator.workers.megatron", arguments=("--plan", "plan.json"), environment={}, files=(),
+    num_nodes=32, ranks_per_node=8, backend="nccl",
+)  # fmt: skip
+OPTIONS = SlurmOptions(time="1-02:30:00", partition="train", account="0123", requeue=3, warning_s=250, python="/opt/my venv/bin/python")
+IMAGE = ContainerOptions(image="nvcr.io#nvidia/pytorch:26.06-py3", mounts=("/data", "/ref:/in:ro"), runtime="apptainer")
+FOLDER = "/runs/it's $(touch here) $$HOME"
+NODES = (1, 32)
+NODES_OF = {"lsf": ("blaunch", "LSB_DJOB_HOSTFILE"), "pbs": ("pbsdsh", "PBS_NODEFILE")}
+"""What starts a program on a node, and what names the file of nodes."""
+
+
+def written(name: Scheduler, job: Job = JOB, folder: str = FOLDER, options: SlurmOptions = OPTIONS, container: Any = IMAGE) -> str:
+    (file,) = files((name,), job, folder, options, container, "H100-SXM-80GB")
+    return file.content
+
+
+def test_write_takes_each_scheduler_that_is_written_for() -> None:
+    assert set(WRITERS) == set(typing.get_args(Scheduler))
+    load = ["recipe=gpt_tiny", "gpus=2", "cluster=cpu", "write=pbs,lsf,pbs"]
+    settings = recipe.load(load, machine(), list(ENGINES))
+    assert settings.write == ("pbs", "lsf")
+    assert yaml.safe_load(recipe.resolved_yaml(settings))["write"] == "pbs,lsf"
+    with pytest.raises(InputError, match=r"write=slurm: is no scheduler .* choose one of kubernetes, skypilot, lsf, pbs"):
+        recipe.load([*load[:3], "write=slurm"], machine(), list(ENGINES))
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_kubernetes_gets_an_indexed_job_whose_pods_meet_at_the_first_one(nodes: int) -> None:
+    service, job = yaml.safe_load_all(written("kubernetes", replace(JOB, num_nodes=nodes)))
+    name = job["metadata"]["name"]
+    assert service["metadata"]["name"] == name == service["spec"]["selector"]["batch.kubernetes.io/job-name"]
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"], spec["backoffLimit"]) == (nodes, nodes, "Indexed", 3 * nodes)
+    assert spec["activeDeadlineSeconds"] == 26.5 * 3600
+    assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "train"}
+    (container,) = pod["containers"]
+    assert container["image"] == "nvcr.io/nvidia/pytorch:26.06-py3"
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert container["workingDir"] == FOLDER
+    assert FOLDER not in container["command"][2], "Kubernetes would read $(...) and $$ in it"
+    assert f"NNODES={nodes} RANKS_PER_NODE=8 " in container["command"][2]
+    assert f"MASTER_ADDR={name}-0.{pod['subdomain']} " in container["command"][2]
+    assert pod["terminationGracePeriodSeconds"] == 250
+    places = {volume["mountPath"]: volume.get("readOnly", False) for volume in container["volumeMounts"]}
+    assert places == {FOLDER: False, "/data": False, "/in": True, "/dev/shm": False}
+    assert {volume["name"] for volume in pod["volumes"]} == {volume["name"] for volume in container["volumeMounts"]}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("nodes", NODES)
+def test_kubernetes_schema_takes_it(nodes: int, tmp_path: Path) -> None:
+    """Its own OpenAPI schema, strictly: no field that it does not know."""
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path / "of", "kubernetes-validate"], check=True)
+    (tmp_path / "job.yaml").write_text(written("kubernetes", replace(JOB, num_nodes=nodes)))
+    check = (
+        "import sys, yaml, kubernetes_validate as k; [k.validate(d, '1.31', strict=True) for d in yaml.safe_load_all(open(sys.argv[1]))]"
+    )
+    path = {**os.environ, "PYTHONPATH": str(tmp_path / "of")}
+    subprocess.run([sys.executable, "-c", check, tmp_path / "job.yaml"], check=True, env=path)
+    broken = (tmp_path / "job.yaml").read_text().replace("completionMode", "completionmode")
+    (tmp_path / "job.yaml").write_text(broken)
+    assert subprocess.run([sys.executable, "-c", check, tmp_path / "job.yaml"], check=False, env=path, capture_output=True).returncode != 0
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_skypilot_gets_a_task(nodes: int) -> None:
+    task = yaml.safe_load(written("skypilot", replace(JOB, num_nodes=nodes)))
+    assert set(task) == {"name", "num_nodes", "resources", "run"}
+    assert task["num_nodes"] == nodes
+    assert task["resources"] == {"accelerators": "H100:8", "image_id": "docker:nvcr.io/nvidia/pytorch:26.06-py3"}
+    bare = yaml.safe_load(written("skypilot", replace(JOB, backend="gloo"), container=None))
+    assert "resources" not in bare
+
+
+def test_lsf_and_pbs_ask_for_what_the_plan_needs() -> None:
+    lsf, pbs = written("lsf").splitlines(), written("pbs").splitlines()
+    asked = {"-n 32", '-R "span[ptile=1]"', '-gpu "num=8:mode=shared:j_exclusive=yes"', "-q train", "-P 0123", "-W 26:30", "-wa USR1 -wt 5"}
+    assert {line.removeprefix("#BSUB ") for line in lsf if line.startswith("#BSUB")} >= asked
+    asked = {"-l select=32:ncpus=8:ngpus=8", "-l place=scatter:excl", "-q train", "-A 0123", "-l walltime=26:30:00", "-N llama3-8b-megat"}
+    assert {line.removeprefix("#PBS ") for line in pbs if line.startswith("#PBS")} >= asked
+    gloo = replace(JOB, backend="gloo")
+    assert "gpu" not in written("lsf", gloo, container=None) + written("pbs", gloo, container=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "container", "says"),
+    [
+        ("kubernetes", OPTIONS, None, "write=kubernetes: needs container.image="),
+        ("skypilot", OPTIONS, replace(IMAGE, image="/images/a.sif"), "is a file; skypilot takes an image of a registry"),
+        ("pbs", OPTIONS, replace(IMAGE, runtime="pyxis"), "container.runtime=pyxis: is Slurm's.* choose one of apptainer"),
+        ("lsf", SlurmOptions(nodes=(8, 16)), None, "slurm.nodes=8-16: is a range, which is Slurm's alone"),
+    ],
+)
+def test_what_one_cannot_be_told_is_an_error(name: Scheduler, options: SlurmOptions, container: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        written(name, options=options, container=container)
+
+
+def test_nodes_of_slurm_nodes_are_every_schedulers() -> None:
+    assert yaml.safe_load(written("skypilot", options=SlurmOptions(nodes=64)))["resources"]["accelerators"] == "H100:4"
+
+
+def test_a_name_is_a_label_of_kubernetes() -> None:
+    assert len(label("a" * 100)) == 52
+    assert label("x" * 51 + "_y")[-1] != "-"
+
+
+# ---- the shell part, with stand-ins for what starts a program on a node
+
+
+def folder_with(launch: str, tmp_path: Path) -> Path:
+    folder = tmp_path / "it's $(touch here) $$HOME"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "launch.sh").write_text(f'set -eu\ncd -- "$(dirname -- "$0")"\n{launch}\n')
+    (folder / "plan.json").write_text(json.dumps({"training": {"steps": 9}}))
+    return folder
+
+
+def run(name: Scheduler, folder: Path, hosts: list[str], job: Job) -> subprocess.CompletedProcess[str]:
+    """What `allocated` gives for a job of the folder."""
+    options = SlurmOptions(python=sys.executable, planner=sys.executable)
+    script = folder.parent / "job"
+    script.write_text(written(name, job, str(folder), options, None))
+    return allocated(name, script, hosts)
+
+
+def allocated(name: Scheduler, script: Path, hosts: list[str]) -> subprocess.CompletedProcess[str]:
+    """The script of the scheduler in its allocation of `hosts`: what starts a program on a node starts it here."""
+    starter, variable = NODES_OF[name]
+    folder = script.parent
+    stands_in = folder.parent / "bin" / starter
+    stands_in.parent.mkdir(exist_ok=True)
+    stands_in.write_text('#!/usr/bin/env bash\nshift 2; [[ $1 == -- ]] && shift\nexec "$@"\n')
+    stands_in.chmod(0o755)
+    listed = folder.parent / "hosts"
+    listed.write_text("".join(f"{host}\n" for host in hosts))
+    path = {**os.environ, "PATH": f"{stands_in.parent}:{os.environ['PATH']}", variable: str(listed)}
+    return subprocess.run(["bash", script], check=False, env=path, text=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", NODES_OF)
+def test_each_node_starts_its_ranks_and_the_end_is_told(name: Scheduler, tmp_path: Path) -> None:
+    job = replace(JOB, num_nodes=3, ranks_per_node=1, backend="gloo")
+    folder = folder_with(
+        'echo "$NODE_RANK of $NNODES x $RANKS_PER_NODE $MASTER_ADDR $MASTER_PORT $CONTINUE $PYTHON" >"logs/node-$NODE_RANK"', tmp_path
+    )
+    done = run(name, folder, ["a", "a", "b", "c"], job)
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.read_text() for file in (folder / "logs").glob("node-*")) == [
+        f"{i} of 3 x 1 a 29500 1 {sys.executable}\n" for i in range(3)
+    ]
+    assert json.loads((folder / "status.json").read_text())["status"] == "finished"
+    assert not list(tmp_path.rglob("here"))
+
+
+@pytest.mark.parametrize("name", NODES_OF)
+def test_too_few_nodes_start_nothing(name: Scheduler, tmp_path: Path) -> None:
+    folder = folder_with("touch logs/started", tmp_path)
+    done = run(name, folder, ["a", "b"], replace(JOB, num_nodes=3, backend="gloo"))
+    assert (done.returncode, list((folder / "logs").iterdir())) == (2, [])
+    assert "the plan needs 3 nodes, and the job has 2" in done.stderr
+
+
+@pytest.mark.parametrize("name", NODES_OF)
+def test_ranks_that_fail_end_the_others_and_the_job(name: Scheduler, tmp_path: Path) -> None:
+    started = time.monotonic()
+    folder = folder_with("if (( NODE_RANK == 1 )); then exit 3; fi; exec sleep 60", tmp_path)
+    done = run(name, folder, ["a", "b"], replace(JOB, num_nodes=2, backend="gloo"))
+    assert done.returncode == 3
+    assert time.monotonic() - started < 50
+    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("name", NODES_OF)
+def test_a_job_that_stopped_before_its_end_says_so(name: Scheduler, tmp_path: Path) -> None:
+    row = json.dumps({"step": 4, "loss": 1.0})
+    saves = f"mkdir -p checkpoints; echo '{row}' >metrics.jsonl; echo '{json.dumps({'step': 4})}' >checkpoints/latest.json"
+    folder = folder_with(saves, tmp_path)
+    assert run(name, folder, ["a"], replace(JOB, num_nodes=1, backend="gloo")).returncode == TRY_AGAIN
+
+
+@pytest.mark.engines
+def test_two_nodes_train_and_another_scheduler_goes_on(tmp_path: Path) -> None:
+    words = ("recipe=gpt_tiny", "gpus=2", "cluster=cpu", "slurm.nodes=2", "train.save_every=2", "launch=none", "write=pbs,lsf")
+    folder = tmp_path / "run"
+    assert main(["run", *words, "train.steps=4", f"out={folder}"]) == 0
+    done = allocated("pbs", folder / "job.pbs", ["localhost", "127.0.0.1"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "checkpoints" / "latest.json").read_text())["step"] == 4
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["training"]["steps"] = 6
+    (folder / "plan.json").write_text(json.dumps(plan))
+    done = allocated("lsf", folder / "job.lsf", ["localhost", "127.0.0.1"])
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [1, 2, 3, 4, 5, 6]
+    assert json.loads((folder / "status.json").read_text())["status"] == "finished"
+
+
+def test_a_pod_that_is_to_end_asks_its_ranks_to_save_and_waits(tmp_path: Path) -> None:
+    """The pod's own command and what runs before its end, as the first processes of a PID namespace."""
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no PID namespaces here")
+    (tmp_path / "trains.py").write_text(
+        "import signal, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (time.sleep(1), open('logs/saved', 'w'), exit(0)))\n"
+        "open('logs/started', 'w')\n"
+        "time.sleep(60)\n"
+    )
+    folder = folder_with(f"trap '' USR1\nexec {sys.executable} ../trains.py", tmp_path)
+    _, job = yaml.safe_load_all(written("kubernetes", replace(JOB, num_nodes=1), folder=str(folder)))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["bash", "-c", STOP]
+    path = {**os.environ, "ORCHESTRATOR_PYTHON": sys.executable, "JOB_COMPLETION_INDEX": "0"}
+    command = [*unshare, *container["command"]]
+    with subprocess.Popen(command, env=path, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as pod:
+        until = time.monotonic() + 30
+        while not (folder / "logs" / "started").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        (first,) = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
+        subprocess.run(["nsenter", "--pid", "--mount", "--target", first, "bash", "-c", STOP], check=False, timeout=40)
+        _, errors = pod.communicate(timeout=40)
+    assert (folder / "logs" / "saved").exists(), errors
+    assert pod.returncode == 0, errors
