@@ -258,7 +258,7 @@ WRITERS: Final[Mapping[str, tuple[str, Writer]]] = {
     "lsf": ("job.lsf", lsf),
     "pbs": ("job.pbs", pbs),
 }
-"""By the name that `write=` takes: the file, and what writes it for a job in this folder on GPUs of this name."""
+"""Each scheduler's file by the name that `write=` takes: its path, and what writes it for a job in a folder on GPUs of a name."""
 
 
 def files(
