@@ -173,12 +173,14 @@ class Hooks:
 
     def first_weights(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
         """Fills the chunks with the weights of model.init_from, or those that depend on the seed alone, in any layout: runs can be
-        compared."""
-        from orchestrator.workers import hf_weights, weights
+        compared. Ids that pad the vocabulary are taken out of the softmax, in which Megatron leaves them."""
+        from orchestrator.workers import hf_weights, models, weights
 
         self.places += weights.places(chunks) if self.plan.run.export_to else []
         for chunk in chunks:
             hf_weights.first_weights([chunk], chunk.config, self.plan)
+            if getattr(chunk, "output_layer", None) is not None:
+                models.mask_padding(chunk.output_layer, self.plan.model.vocab_size)
             if self.plan.cluster.is_cpu:
                 chunk.config.deallocate_pipeline_outputs = False  # gloo still reads what was sent
         return chunks

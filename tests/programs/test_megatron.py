@@ -52,7 +52,7 @@ FULL = 128 * 1024
 WORKER = "orchestrator.workers.megatron"
 RELU = replace(GPT, name="gpt_relu", activation="relu")
 MODELS = {model.name: replace(model, vocab_size=VOCAB) for model in (GPT, RELU, LLAMA, QWEN3, QWEN3_MOE)}
-"""A vocabulary without padding: our worker takes padding out of the softmax, Megatron leaves it in."""
+MODELS["gpt_padded"] = replace(GPT, name="gpt_padded", vocab_size=300)
 
 Row = dict[str, Any]
 
@@ -123,6 +123,7 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt tp2": ("gpt_test", {"tp": 2}),
+    "gpt padded vocabulary tp2 pp2": ("gpt_padded", {"tp": 2, "pp": 2}),
     "gpt relu tp2": ("gpt_relu", {"tp": 2}),
     "gpt tp2 pp2 sequence parallel": ("gpt_test", {"tp": 2, "pp": 2, "sequence_parallel": True}),
     "gpt pp2 vpp2 tied": ("gpt_test", {"pp": 2, "vpp": 2}),
