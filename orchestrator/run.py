@@ -124,7 +124,10 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
     check_async(settings, found.plan)
     planner = Planner(settings)
     job = planner.job(found.plan, planner.for_program(found))
-    loop, _ = planner.trained_by(found.plan)
+    loop, why_worker = planner.trained_by(found.plan)
+    if found.plan.run.wandb and loop is None and job.program is None:
+        why = f"is for the engines' own training loops, and our worker trains this plan ({why_worker}): its numbers are in metrics.jsonl"
+        raise InputError("wandb.project", found.plan.run.wandb["project"], why)
     lacks = lacks_packages(ENGINES[found.plan.engine], machine) or lacks_own_loop(loop, settings)
     start = startable(start, settings, job, lacks)
     if start.how != "none" and MOCK in job.arguments and not (settings.cluster.is_cpu or settings.made_up_data):

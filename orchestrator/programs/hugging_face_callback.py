@@ -31,7 +31,7 @@ class RunCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Opens metrics.jsonl at the step that the run goes on from."""
         signal.signal(signal.SIGUSR1, lambda signum, frame: self.warned.append(signum))
-        self.metrics = loop.Metrics(self.plan, Path(), state.global_step)
+        self.metrics = loop.Metrics(Path(), state.global_step)
         if self.plan.run.step_timers:
             self.timers = StepTimers(self.plan, self.run.device, Path(), state.global_step, loop.peak_memory)
         trainer = self.run.trainer

@@ -3,6 +3,7 @@ exit statuses of known failures; metrics, timers and the stop before the time li
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -113,10 +114,17 @@ class Run:
 
     def complete(self, arguments: TrainingArguments) -> None:
         """Sets what belongs to the run's folder, whatever trainer.yaml says for use by hand: samples come in the plan's order."""
+        from transformers.integrations import is_tensorboard_available
+
         run = self.plan.run
         arguments.output_dir = str(OUT / checkpoint.FOLDER)
         arguments.train_sampling_strategy, arguments.remove_unused_columns = "sequential", False
         arguments.logging_nan_inf_filter, arguments.disable_tqdm = False, True
+        arguments.report_to = ["tensorboard"] if is_tensorboard_available() else []
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(OUT / "tensorboard")
+        if run.wandb:
+            arguments.report_to.append("wandb")
+            os.environ |= {f"WANDB_{name.upper()}": value for name, value in run.wandb.items()}
         if self.plan.cp > 1:
             arguments.parallelism_config = self._ulysses()
         if run.eval_every and (run.valid or run.split):

@@ -237,7 +237,7 @@ class Hooks:
         arguments = get_args()
         done = int(arguments.curr_iteration)
         if self.metrics is None:
-            self.metrics = loop.Metrics(self.plan, OUT, done, monitors=False)
+            self.metrics = loop.Metrics(OUT, done)
             if self.plan.run.step_timers:
                 self.timers = StepTimers(self.plan, self.device, OUT, done, loop.peak_memory)
         self.timers.begin(done)

@@ -25,7 +25,6 @@ from orchestrator.plan import Plan, from_json
 from orchestrator.workers import checkpoint, data, distributed, orphans, preflight, unpickling
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.monitors import Monitors
 from orchestrator.workers.saving import CheckpointError, SaveBeside, Snapshot, limit_s, save
 from orchestrator.workers.schedule import learning_rate
 from orchestrator.workers.step_timers import NoTimers, StepTimers
@@ -174,13 +173,11 @@ def row(plan: Plan, step: int, loss: float, grad_norm: float | None, lr: float, 
 
 
 class Metrics:
-    """OUT/metrics.jsonl, one flushed line a step, written by rank 0. A run that resumes in its own folder keeps the lines before. The
-    monitors get the same rows; without `monitors` the engine's own program has its own."""
+    """OUT/metrics.jsonl, one flushed line a step, written by rank 0. A run that resumes in its own folder keeps the lines before."""
 
-    def __init__(self, plan: Plan, out: Path, first_step: int, *, monitors: bool = True) -> None:
-        self.file = self.monitors = None
+    def __init__(self, out: Path, first_step: int) -> None:
+        self.file = None
         if dist.get_rank() == 0:
-            self.monitors = Monitors(plan, out) if monitors else None
             path = out / METRICS
             lines = path.read_text().splitlines() if path.exists() else []
             kept = [line for line in lines if json.loads(line)["step"] <= first_step]
@@ -191,14 +188,10 @@ class Metrics:
         if self.file is not None:
             self.file.write(json.dumps(values) + "\n")
             self.file.flush()
-        if self.monitors is not None:
-            self.monitors.write(values)
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
-        if self.monitors is not None:
-            self.monitors.close()
 
 
 def evaluate(trainer: Trainer, batches: data.AnyBatches) -> float:
@@ -233,7 +226,7 @@ def train(
     if sys.platform != "win32":
         signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
     eval_every = plan.run.eval_every if valid is not None else 0
-    metrics = Metrics(plan, out, first_step)
+    metrics = Metrics(out, first_step)
     trace: Trace | None = None
     if plan.run.trace_routing:
         if not isinstance(trainer, HasExperts):

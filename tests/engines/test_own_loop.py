@@ -63,6 +63,11 @@ def test_deepspeed_trains_by_the_trainer_what_that_can_train(tmp_path: Path, cap
     words = ["gpus=2", "cluster=cpu", "launch=none", "engine=deepspeed"]
     assert main([*words, "recipe=gpt_tiny", f"out={tmp_path / 'a'}"]) == 0
     assert "\ntrained by transformers' Trainer: the default\n" in capsys.readouterr().out
+    assert main([*words, "recipe=gpt_tiny", "program=instrument", "wandb.project=mine", f"out={tmp_path / 'c'}"]) == 2
+    assert (
+        "wandb.project=mine: is for the engines' own training loops, and our worker trains this plan (program=instrument)"
+        in capsys.readouterr().err
+    )
     assert main([*words, "recipe=vit_tiny", f"out={tmp_path / 'b'}"]) == 0
     assert "\ntrained by our worker: orchestrator/programs/hugging_face.py has no models described by" in capsys.readouterr().out
 

@@ -232,6 +232,12 @@ def test_what_is_held_out_is_evaluated_as_our_worker_does(workshop: Workshop) ->
     assert ["valid_loss" in row for row in found] == ["valid_loss" in row for row in expected] == [False, True, False, True, True]
     for row, ours in zip(found, expected, strict=True):
         assert row.get("valid_loss", 0.0) == pytest.approx(ours.get("valid_loss", 0.0), abs=1e-5)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(workshop.folder / "own-evaluated" / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx([row["loss"] for row in found], abs=1e-4)
+    assert [event.step for event in events.Scalars("eval/loss")] == [2, 4, 5]
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_its_status(workshop: Workshop) -> None:
