@@ -226,8 +226,7 @@ class Planner:
         Raises InputError where no engine is left."""
         settings = self.settings
         engines = [engine for engine in self.engines if engine.name not in without]
-        programs = settings.entry is not None or settings.program == "own"
-        able = [self._capabilities(engine, program=programs) for engine in engines]
+        able = [self._capabilities(engine, program=settings.entry is not None) for engine in engines]
         prices = self.prices(engines)
         return Space(
             workload=self.workload,
@@ -397,7 +396,7 @@ class Planner:
         """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none, or there
         was no search."""
         settings, plan, space = self.settings, best.plan, best.space
-        if space is None or settings.entry is not None or settings.program == "own":
+        if space is None or settings.entry is not None:
             return None
         alone = msgspec.structs.replace(space.settings, top_k=1, most_further=0)
         for engine, planned in zip(space.engines, space.planned, strict=True):

@@ -51,6 +51,15 @@ def test_with_entry_the_search_is_over_what_the_program_can_be_told() -> None:
     assert seconds(told.plan) > seconds(found("engine=megatron").plan)
 
 
+def test_with_the_engines_own_loop_the_search_is_over_all_that_our_worker_trains() -> None:
+    """What the command line has no word for is told each rank beside it."""
+    own, planner = found("program=own", "engine=megatron"), Planner(settings_of(*CASE, "program=own", "engine=megatron"))
+    assert seconds(own.plan) == seconds(found("engine=megatron").plan)
+    loop, _ = planner.trained_by(own.plan)
+    assert loop is not None
+    assert why_not(own.plan) is not None
+
+
 def test_the_arguments_beside_a_plan_that_they_can_not_say_are_the_best_ones_with_their_own_price() -> None:
     of_worker = found("engine=megatron")
     said = Planner(settings_of(*CASE, "engine=megatron")).for_program(of_worker)
