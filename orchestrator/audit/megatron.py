@@ -4,7 +4,7 @@ another setup is chosen. `stack` is the kind of model: "bert", "t5", or "" for a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, Literal
 
@@ -150,16 +150,15 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
         keys["decoder_num_layers"] = int(f.get("decoder_num_layers") or layers)
     divisor = int(f.get("make_vocab_size_divisible_by"))
     keys["make_vocab_size_divisible_by"] = divisor * int(f.get("tensor_model_parallel_size") or 1)
-    keys |= _mixer(f)
-    keys |= _experts(f, int(layers), int(width))
+    keys |= _layers(f, int(layers), width)
     if f.get("mtp_num_layers"):
         keys["mtp_num_layers"] = int(f.get("mtp_num_layers"))
         f.get("mtp_loss_scaling_factor")
-    keys["family"] = _family(stack, keys)
-    return with_windows({f"model.{name}": value for name, value in keys.items()})
+    keys["family"] = _family(f, stack, keys)
+    return {f"model.{name}": value for name, value in keys.items()}
 
 
-def _family(stack: str, keys: Mapping[str, Any]) -> str:
+def _family(f: Fields, stack: str, keys: Mapping[str, Any]) -> str:
     if stack in ("bert", "t5"):
         return stack
     mixer, whole = keys.get("mixer", {}), (keys["position_embedding"], keys["normalization"])
@@ -167,7 +166,7 @@ def _family(stack: str, keys: Mapping[str, Any]) -> str:
         return "deepseek"
     if whole != ("rope", "RMSNorm") or keys["activation"] != "swiglu" or keys["add_bias_linear"] or keys["hidden_dropout"]:
         return "gpt"
-    if keys.get("feed_forward") or keys.get("pattern"):
+    if f.given.get("num_moe_experts"):
         return "mixtral"
     return "qwen3" if mixer else "llama"
 
@@ -207,42 +206,48 @@ def _pattern(value: Any, layers: int) -> list[int]:
     return [int(index % int(value) == 0) for index in range(layers)]
 
 
-def _mixer(f: Fields) -> dict[str, Any]:
-    latent = f.get("multi_latent_attention")
-    ranks = names(words.LATENT_ATTENTION)
-    if latent:
-        found = read(words.LATENT_ATTENTION, f.given)
-        f.used |= {*ranks, "qk_layernorm", "rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim",
-                   "original_max_position_embeddings",
-                   "beta_fast", "beta_slow"}  # fmt: skip
+def _layers(f: Fields, layers: int, width: int) -> dict[str, Any]:
+    """The keys of what layers are made of: mixer and feed_forward where all have the same, and a pattern where that changes."""
+    mixer, other, has_other = _mixers(f)
+    experts, has_experts = _experts(f, layers, width)
+    common = {"mixer": mixer} | ({"feed_forward": experts} if all(has_experts) else {})
+    keys = {name: part for name, part in common.items() if part}
+    if other is None and all(has_experts):
+        return keys
+    each = (
+        ({"mixer": other if one else mixer} if other else {}) | ({"feed_forward": experts} if two and not all(has_experts) else {})
+        for one, two in zip((has_other * layers)[:layers] if other else has_experts, has_experts, strict=False)
+    )
+    return keys | {"pattern": [{"layers": len(list(run)), **layer} for layer, run in groupby(each)]}
+
+
+def _mixers(f: Fields) -> tuple[dict[str, Any], dict[str, Any] | None, list[int]]:
+    """(The mixer of layers, empty for plain attention; that of some of them, and for each of many layers in turn whether it has that, 1 or
+    0); None: there is no other."""
+    f.used |= {*names(words.LATENT_ATTENTION), "rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim"}
+    if f.get("multi_latent_attention"):
+        f.used |= {"qk_layernorm", "original_max_position_embeddings", "beta_fast", "beta_slow"}
         if f.given.get("rope_type") == "yarn" or f.given.get("rotary_scaling_factor"):
             f.assumed.append("YaRN's scaling of rotary positions is left out: it costs nothing that is priced")
-        return {"mixer": {"kind": "latent_attention", **found}}
-    f.used |= {*ranks, "rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim"}
-    mixer: dict[str, Any] = {}
-    if f.get("qk_layernorm"):
-        mixer["qk_norm"] = "head"
-    if f.get("softmax_type") == "learnable":
-        mixer["sinks"] = True
-    if f.get("attention_output_gate"):
-        mixer["output_gate"] = True
+        return {"kind": "latent_attention", **read(words.LATENT_ATTENTION, f.given)}, None, []
+    found = {
+        "qk_norm": "head" if f.get("qk_layernorm") else None,
+        "sinks": f.get("softmax_type") == "learnable",
+        "output_gate": bool(f.get("attention_output_gate")),
+    }
+    attention: dict[str, Any] = {"kind": "attention", **{name: value for name, value in found.items() if value}}
     if variant := f.get("experimental_attention_variant"):
         if variant != "gated_delta_net":
             raise InputError("experimental_attention_variant", variant, "a model with sparse attention can't be described here")
         every = f.need("linear_attention_freq")
-        f.used |= names(words.DELTA_NET)
-        net = {"kind": "gated_delta_net", **read(words.DELTA_NET, f.given)}
-        return {"mixer": {"kind": "attention", **mixer}, "_windows": (_all_but_every(every), net)}
-    window = f.get("window_size")
-    skip = f.get("window_attn_skip_freq")
+        return attention, {"kind": "gated_delta_net", **f.read(*words.DELTA_NET)}, _all_but_every(every)
+    window, skip = f.get("window_size"), f.get("window_attn_skip_freq")
     f.used |= {"glu_linear_offset", "activation_func_clamp_value"}
-    if window:
-        left = int(str(window).strip("()[]").split(",")[0]) if not isinstance(window, list | tuple) else int(window[0])
-        windowed = mixer | {"window": left + 1}
-        if skip is None:
-            return {"mixer": {"kind": "attention", **windowed}}
-        return {"mixer": {"kind": "attention", **mixer}, "_windows": (_all_but_every(skip), {"kind": "attention", **windowed})}
-    return {"mixer": {"kind": "attention", **mixer}} if mixer else {}
+    if not window:
+        return (attention if len(attention) > 1 else {}), None, []
+    left = window[0] if isinstance(window, list | tuple) else str(window).strip("()[]").split(",")[0]
+    windowed = attention | {"window": int(left) + 1}
+    return (windowed, None, []) if skip is None else (attention, windowed, _all_but_every(skip))
 
 
 def _all_but_every(skip: Any) -> list[int]:
@@ -255,14 +260,12 @@ def _all_but_every(skip: Any) -> list[int]:
     return [int((index + 1) % int(skip) != 0) for index in range(int(skip))] if str(skip).isdecimal() else _pattern(skip, 1000)
 
 
-def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
-    """The model's feed_forward, or a pattern where some layers have no experts. Windows that change from layer to layer make a pattern
-    too."""
+def _experts(f: Fields, layers: int, width: int) -> tuple[dict[str, Any], list[int]]:
+    """(The experts of layers, empty where there are none; for each layer whether it has what all or some have, 1 or 0)."""
     count = f.get("num_moe_experts")
     f.used |= {*words.EXPERT_SETTINGS, "moe_token_dispatcher_type"}
     if not count:
-        return {}
-    sigmoid = f.get("moe_router_score_function") == "sigmoid"
+        return {}, [1] * layers
     part: dict[str, Any] = {
         "kind": "experts",
         "ffn_hidden_size": width,
@@ -270,42 +273,16 @@ def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
         "num_experts": int(count),
         **read(words.ROUTING, {name: value for name, value in f.given.items() if value}),
     }
-    for name, of in BESIDE.items():
-        if not part.get(of):
-            part.pop(name, None)
-    if sigmoid:
+    part = {name: value for name, value in part.items() if name not in BESIDE or part.get(BESIDE[name])}
+    if f.get("moe_router_score_function") == "sigmoid":
         part["score"] = "sigmoid"
     elif f.given.get("moe_router_pre_softmax"):
         part["normalized"] = False
     coefficient = f.get("moe_aux_loss_coeff")
-    coefficient = coefficient[0] if isinstance(coefficient, list) else coefficient
-    if float(coefficient) and f.given.get("moe_router_load_balancing_type") not in ("none", ["none"]):
-        part["aux_loss_coeff"] = float(coefficient)
-    frequency = f.get("moe_layer_freq", 1)
-    has = _pattern(frequency, layers)
-    if all(has):
-        return {"feed_forward": part}
-    return {"pattern": _runs({"feed_forward": part} if one else {} for one in has)}
-
-
-def _runs(layers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A pattern of layers that have these parts: equal ones that follow each other are one run."""
-    return [{"layers": len(list(run)), **layer} for layer, run in groupby(layers)]
-
-
-def with_windows(keys: dict[str, Any]) -> dict[str, Any]:
-    """`model_keys` with a pattern in place of "model._windows", which has, where mixers differ from layer to layer, whether
-    each layer has the other one (1 or 0, repeated to the model's depth) and what that is. Experts stay where they were."""
-    windows = keys.pop("model._windows", None)
-    if windows is None:
-        return keys
-    each, other = windows
-    layers, plain = keys["model.num_layers"], keys["model.mixer"]
-    each = (each * layers)[:layers]
-    parts = [run.get("feed_forward") for run in keys.get("model.pattern", [{"layers": layers}]) for _ in range(run["layers"])]
-    mixed = zip(each, parts, strict=False)
-    pattern = _runs({"mixer": other if one else plain} | ({"feed_forward": part} if part else {}) for one, part in mixed)
-    return keys | {"model.pattern": pattern}
+    coefficient = float(coefficient[0] if isinstance(coefficient, list) else coefficient)
+    if coefficient and f.given.get("moe_router_load_balancing_type") not in ("none", ["none"]):
+        part["aux_loss_coeff"] = coefficient
+    return part, _pattern(f.get("moe_layer_freq", 1), layers)
 
 
 # ------------------------------------------------------------------------------------------------------------------ training
