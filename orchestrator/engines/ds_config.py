@@ -14,15 +14,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from orchestrator.engines.ds_pipeline import SECTION, is_pipeline_module
 from orchestrator.engines.passthrough import with_ds
 from orchestrator.engines.traced import partition_config
+from orchestrator.engines.transformer_config import ENDS
 from orchestrator.job import File
 from orchestrator.model.families import describe
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import Lora, trainable_parameters, with_lora
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 from orchestrator.words import deepspeed as words
 from orchestrator.words.terms import nested, say
 
@@ -131,6 +132,42 @@ def auto_tp(plan: Plan) -> dict[str, Any]:
     return section
 
 
+PIPELINE: Final[dict[str, Any]] = {
+    # Each layer checkpoints itself as the plan says: DeepSpeed's interval is one for all (runtime/pipe/module.py:340).
+    "activation_checkpoint_interval": 0,
+    # Boundary tensors go whole, as they are priced; under sequence parallelism each rank's is its own part already.
+    "pipe_partitioned": False,
+    "grad_partitioned": False,
+}
+"""The section "pipeline" of ds_config.json."""
+
+
+def is_pipeline_module(plan: Plan) -> bool:
+    """Whether DeepSpeed's own pipeline runs the plan, not megatron-core's."""
+    return plan.schedule == "deepspeed_1f1b"
+
+
+def modules(mode: Recompute) -> list[str]:
+    """What of a layer is computed again."""
+    if mode == "none":
+        return []
+    return ["full"] if mode == "full" else list(RECOMPUTE_MODULES[mode])
+
+
+def pipeline_fields(plan: Plan) -> dict[str, Any]:
+    """The section "pipeline" of engine.json. "bounds": stage i has layers bounds[i] to bounds[i + 1]; "recompute": of each transformer
+    layer, the modules that are computed again, or "full"; "tied": embedding and head are one weight."""
+    bounds = [0]
+    for stage in plan.stages:
+        bounds.append(bounds[-1] + sum(span.count for span in stage.layers))
+    return {
+        "bounds": bounds,
+        "recompute": [modules(span.recompute) for _, span in plan.spans() if span.kind not in ENDS for _ in range(span.count)],
+        "tied": plan.model.tie_embeddings,
+        "seq_length": plan.training.seq_length,
+    }
+
+
 def ds_config(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
     """What the engine gets. `more`: settings by path that this engine alone has."""
     training = plan.training
@@ -142,7 +179,7 @@ def ds_config(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
     elif plan.cluster.is_cpu:  # where DeepSpeed's own kernel would have to be compiled first
         settings["optimizer.params.torch_adam"] = True
     if is_pipeline_module(plan):
-        settings["pipeline"] = SECTION
+        settings["pipeline"] = PIPELINE
     return with_ds(nested(say((*words.SIZES, *words.TRAINING, *words.ZERO), plan) | settings | dict(more)), plan)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -235,12 +235,6 @@ def _distributed_activations(plan: Plan) -> str | None:
     return None if whole else "recompute=full on every stage"
 
 
-NEEDS: Final[dict[str, Callable[[Plan], str | None]]] = {
-    "distribute_saved_activations": _distributed_activations,
-}
-"""What Megatron takes under certain plans alone: what this plan lacks, or None."""
-
-
 def reaches(passes: Passes, extra: dict[str, dict[str, Any]]) -> bool:
     """Whether an engine that passes these groups has all that these values are for."""
     return all(group in passes for group, values in extra.items() if values)
@@ -289,7 +283,7 @@ def _check_megatron(plan: Plan, name: str, value: Any, sections: Sequence[str]) 
         raise InputError(key, _said(value), why)
     _check_type(key, kind, value)
     _agree(key, value, decided_by(MEGATRON, name, plan))
-    if name in NEEDS and value and (lacking := NEEDS[name](plan)):
+    if name == "distribute_saved_activations" and value and (lacking := _distributed_activations(plan)):
         raise InputError(key, _said(value), f"is refused by Megatron: it needs {lacking}")
     known = fields(version)
     if not any(name in known[section] for section in sections) and any(name in known[section] for section in SECTIONS):

@@ -118,7 +118,7 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     used = {mode for modes in chunks for mode in modes}
     off = NO_RECOMPUTE
     if used <= {"none"} or plan.schedule == "deepspeed_1f1b":
-        return off  # DeepSpeed's pipeline has a list of its layers (ds_pipeline.py)
+        return off  # DeepSpeed's pipeline has a list of its layers (ds_config.py)
     if len(used) == 1 and (modules := RECOMPUTE_MODULES.get(*used)) is not None:
         return off | {"recompute_granularity": "selective", "recompute_modules": recompute_modules(plan, modules)}
     blocks = [_full_block(modes) for modes in chunks]

@@ -6,8 +6,7 @@ from functools import partial
 from typing import Final
 
 from orchestrator.engines import megatron_layers, passthrough
-from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_file, ds_config
-from orchestrator.engines.ds_pipeline import is_pipeline_module, pipeline_fields
+from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_file, ds_config, is_pipeline_module, pipeline_fields
 from orchestrator.engines.megatron_args import megatron_lm
 from orchestrator.engines.megatron_deepspeed.capabilities import NAME, REQUIREMENTS
 from orchestrator.engines.megatron_layers import layers_fields, version_notes
