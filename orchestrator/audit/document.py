@@ -202,26 +202,17 @@ def _changed_yaml(text: str, path: list[str], value: Any) -> str | None:
         if not isinstance(node, yaml.MappingNode):
             return None
         found: yaml.Node | None = next((item for key, item in node.value if key.value == name), None)
-        if found is None or (depth < len(path) - 1 and _is_empty(found)):
-            if found is not None:  # an empty section
-                return _at(text, found, _flow({path[depth + 1]: _nested(path[depth + 2 :], value)}))
-            return _added(text, node, name, _nested(path[depth + 1 :], value))
+        if found is None:
+            return _added(text, node, name, terms.nested({".".join(path[depth:]): value})[name])
+        is_empty = not found.value if isinstance(found, yaml.MappingNode) else found.tag == "tag:yaml.org,2002:null"
+        if is_empty and depth < len(path) - 1:
+            return _at(text, found, _flow(terms.nested({".".join(path[depth + 1 :]): value})))
         node = found
     if node is None or (isinstance(node, yaml.CollectionNode) and not node.flow_style):
         return None
-    return _at(text, node, _literal(value, text[node.start_mark.index : node.end_mark.index]))
-
-
-def _nested(path: list[str], value: Any) -> Any:
-    for name in reversed(path):
-        value = {name: value}
-    return value
-
-
-def _is_empty(node: yaml.Node) -> bool:
-    return (isinstance(node, yaml.MappingNode) and not node.value) or (
-        isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
-    )
+    new, before = _flow(value), text[node.start_mark.index : node.end_mark.index]
+    # Truth values as the file writes them.
+    return _at(text, node, new.capitalize() if isinstance(value, bool) and before in ("True", "False") else new)
 
 
 def _at(text: str, node: yaml.Node, new: str) -> str:
@@ -254,11 +245,4 @@ def _flow(value: Any) -> str:
     >>> _flow({"a": {"b": True}}), _flow("no"), _flow(None), _flow(["x", 2])
     ('{a: {b: true}}', "'no'", 'null', '[x, 2]')
     """
-    said: str = yaml.safe_dump(value, default_flow_style=True, width=10**6)
-    return str(said).removesuffix("\n").removesuffix("\n...").strip()
-
-
-def _literal(value: Any, before: str) -> str:
-    """The value in one line of YAML; True and False as the file writes them."""
-    said = _flow(value)
-    return said.capitalize() if isinstance(value, bool) and before in ("True", "False") else said
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10**6)).removesuffix("\n").removesuffix("\n...").strip()

@@ -348,10 +348,9 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], schema: Schema, content
     stack = "t5" if schema is NEMO and isinstance(model.get("encoder"), dict) else "bert" if "bert_binary_head" in model else ""
     if stack == "t5":
         fields.setdefault("decoder_seq_length", fields.get("seq_length"))
-    for name, value in schema.made.items():
-        if name not in fields:
-            fields[name] = value
-            notes.append(f"{name}={str(value).lower()}: the recipes' own where the file does not say")
+    made = {name: value for name, value in schema.made.items() if name not in fields}
+    notes += [f"{name}={str(value).lower()}: the recipes' own where the file does not say" for name, value in made.items()]
+    fields |= made
     f = megatron.Fields({name: value for name, value in fields.items() if value is not None})
     whole = all(fields.get(name) for name in WHOLE)
     if not whole and schema in (NEMO, MEGATRON_LM):  # these say the whole model
@@ -359,27 +358,18 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], schema: Schema, content
         raise InputError(missing, None, "is missing: the configuration does not say it")
     if schema is NEMO and model.get("mm_cfg"):
         raise InputError("model.mm_cfg", None, "a model of several modalities can't be described here")
-    sequence = "seq_length" in fields or "max_position_embeddings" in fields
     if whole:
-        keys = megatron.model_keys(f, stack)
+        keys = megatron.model_keys(f, stack) | megatron.training_keys(f, stack)
     else:
-        keys = {f"model.{name}": f.get(name) for name in SIMPLE if name in fields}
         f.assumed.append("the model that you give: the file does not say its layers, width and heads")
         f.given.setdefault("seq_length", 1)
-    trained = megatron.training_keys(f, stack)
-    if not whole:
-        trained = {
-            name: value for name, value in trained.items() if SAID_BY.get(name) is None or any(one in fields for one in SAID_BY[name])
-        }
-        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size"):
-            if name not in fields:
-                f.assumed.append(f"{name}=1: the file does not say")
-        if not sequence:
-            trained.pop("train.seq_length", None)
+        trained = megatron.training_keys(f, stack).items()
+        keys = {f"model.{name}": f.get(name) for name in SIMPLE if name in fields}
+        keys |= {name: value for name, value in trained if name not in SAID_BY or not fields.keys().isdisjoint(SAID_BY[name])}
+        sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size")
+        f.assumed += [f"{name}=1: the file does not say" for name in sizes if name not in fields]
     setup = megatron.setup_of(f, MEGATRON)
-    keys |= trained
-    gpus = gpus_of(content)
-    if gpus is not None:
+    if (gpus := gpus_of(content)) is not None:
         keys["gpus"] = gpus
     said = {name: f"{path}={value}" for name, (path, value) in seen.items() if path and name != "fp32"}
     if content.get("peft"):
@@ -391,6 +381,7 @@ SAID_BY: Final[dict[str, tuple[str, ...]]] = {
     "train.lr": ("lr",), "train.min_lr": ("lr",), "train.steps": ("train_iters", "train_samples"), "train.schedule": ("lr_decay_style",),
     "train.warmup": ("train_iters", "train_samples"), "train.betas": ("adam_beta1", "adam_beta2"), "train.eps": ("adam_eps",),
     "train.weight_decay": ("weight_decay",), "train.clip": ("clip_grad",), "train.optimizer": ("optimizer",), "seed": ("seed",),
+    "train.seq_length": ("seq_length", "max_position_embeddings"),
 }  # fmt: skip
 """Settings that a file of overrides leaves to its recipe, by what would say them."""
 
