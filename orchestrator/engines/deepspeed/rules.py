@@ -10,7 +10,7 @@ from orchestrator.engines import hf_config as hf
 from orchestrator.engines.deepspeed.experts import EXPERT_RULES, beyond_host
 from orchestrator.engines.deepspeed.fine_tuning import FINE_TUNING_RULES
 from orchestrator.engines.rules.model import head_groups, head_width, positions
-from orchestrator.engines.rules.rule import rule, sequence_lengths
+from orchestrator.engines.rules.rule import divides, divides_sequences, first, rule
 from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES
 from orchestrator.model.hugging_face import divides_head
 from orchestrator.model.traced import Traced
@@ -75,10 +75,7 @@ def autotp_divides(candidate: Candidate, workload: Workload) -> str | None:
         ("ffn_hidden_size", a.ffn_hidden_size),
         *((("vocab_size", a.vocab_size),) if divides_head(a) else ()),
     )
-    for name, value in given:
-        if value % tp:
-            return f"tp={tp} does not divide {name}={value}"
-    return None
+    return first(divides(tp, "tp", value, name) for name, value in given)
 
 
 @rule("autotp_x", "autotp_x: deepspeed/runtime/engine.py:957", "tp cp")
@@ -128,11 +125,7 @@ def ulysses_heads(candidate: Candidate, workload: Workload) -> str | None:
 
 @rule("ulysses_seq", "ulysses: runtime/sequence_parallel/ulysses_sp.py:707", "cp")
 def ulysses_sequence(candidate: Candidate, workload: Workload) -> str | None:
-    cp = candidate.mesh.cp
-    for name, length in sequence_lengths(workload).items():
-        if length % cp:
-            return f"cp={cp} does not divide {name}={length}"
-    return None
+    return divides_sequences(candidate.mesh.cp, "cp", workload)
 
 
 @rule("offload_ulysses", "ours: nobody has tried it", "offload_optimizer cp")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import divides, rule
+from orchestrator.engines.rules.rule import divides, first, rule
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.spec import Candidate
@@ -22,7 +22,7 @@ def experts(candidate: Candidate, workload: Workload) -> str | None:
     counts, ep = expert_counts(workload.model.architecture), candidate.mesh.ep
     if not counts and ep > 1:
         return f"ep={ep}: a dense model has no experts"
-    return next((why for count in counts if (why := divides(ep, "ep", count, "num_experts"))), None)
+    return first(divides(ep, "ep", count, "num_experts") for count in counts)
 
 
 @rule("experts_etp", "core/tensor_parallel/layers.py:842,1166", "etp")
@@ -30,7 +30,7 @@ def expert_widths(candidate: Candidate, workload: Workload) -> str | None:
     a, etp = workload.model.architecture, candidate.mesh.etp
     if not a.experts and etp > 1:
         return f"etp={etp}: a dense model has no experts"
-    return next((why for part in a.experts if (why := divides(etp, "etp", part.ffn_hidden_size, "the experts' ffn_hidden_size"))), None)
+    return first(divides(etp, "etp", part.ffn_hidden_size, "the experts' ffn_hidden_size") for part in a.experts)
 
 
 @rule("experts_ep1", "core/tensor_parallel/layers.py:829,886 (README, silently wrong)", "tp ep etp")

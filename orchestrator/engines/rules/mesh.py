@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
+from orchestrator.engines.rules.rule import divides, divides_sequences, rule
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, Candidate
 from orchestrator.strategy.workload import Workload
 
@@ -46,10 +46,8 @@ def sp_sequence(candidate: Candidate, workload: Workload) -> str | None:
     mesh = candidate.mesh
     if not candidate.strategy.sequence_parallel:
         return None
-    for name, length in sequence_lengths(workload).items():
-        if length % (mesh.cp * mesh.tp):
-            return f"sequence_parallel: tp*cp={mesh.tp * mesh.cp} does not divide {name}={length}"
-    return None
+    why = divides_sequences(mesh.tp * mesh.cp, "tp*cp", workload)
+    return f"sequence_parallel: {why}" if why else None
 
 
 @rule("sp_norm_local", "sp_norm_local: core/transformer/torch_norm.py:28-33, core/models/bert/bert_lm_head.py:5-16", "sequence_parallel")

@@ -6,7 +6,7 @@ from typing import Final
 
 from orchestrator.engines.megatron_parts import delta_nets
 from orchestrator.engines.megatron_versions import release_of
-from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
+from orchestrator.engines.rules.rule import divides, first, rule, sequence_lengths
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
@@ -144,13 +144,9 @@ def latent_sequence(candidate: Candidate, workload: Workload) -> str | None:
 
 @rule("mamba_groups", "core/ssm/mamba_mixer.py:258", "tp")
 def state_space_groups(candidate: Candidate, workload: Workload) -> str | None:
-    tp = candidate.mesh.tp
-    for layer in workload.model.architecture.kinds_of_layers():
-        if isinstance(layer.mixer, Mamba2):
-            uneven = divides(tp, "tp", layer.mixer.num_groups, "mamba2.num_groups")
-            if uneven is not None:
-                return uneven
-    return None
+    mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
+    groups = (mixer.num_groups for mixer in mixers if isinstance(mixer, Mamba2))
+    return first(divides(candidate.mesh.tp, "tp", count, "mamba2.num_groups") for count in groups)
 
 
 @rule("mamba_cp", "core/ssm/mamba_context_parallel.py; ours: no price", "cp")
@@ -177,8 +173,7 @@ def delta_kinds(_: Candidate, workload: Workload) -> str | None:
 @rule("delta_heads", "core/transformer/transformer_config.py:975", "tp")
 def delta_heads(candidate: Candidate, workload: Workload) -> str | None:
     nets = delta_nets(workload.model.architecture)
-    whys = (divides(candidate.mesh.tp, "tp", net.num_key_heads, "gated_delta_net.num_key_heads") for net in nets)
-    return next((why for why in whys if why is not None), None)
+    return first(divides(candidate.mesh.tp, "tp", net.num_key_heads, "gated_delta_net.num_key_heads") for net in nets)
 
 
 @rule(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
@@ -24,6 +24,16 @@ def sequence_lengths(workload: Workload) -> dict[str, int]:
     if workload.model.decoder_seq_length:
         lengths["decoder_seq_length"] = workload.model.decoder_seq_length
     return lengths
+
+
+def first(whys: Iterable[str | None]) -> str | None:
+    """The first reason; None: there is none."""
+    return next((why for why in whys if why is not None), None)
+
+
+def divides_sequences(part: int, name: str, workload: Workload) -> str | None:
+    """Why `part` does not divide the tokens of each sequence; None where it does."""
+    return first(divides(part, name, length, key) for key, length in sequence_lengths(workload).items())
 
 
 def divides(part: int, name: str, whole: int, whole_name: str) -> str | None:
