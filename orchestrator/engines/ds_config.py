@@ -20,8 +20,7 @@ from orchestrator.engines.transformer_config import ENDS
 from orchestrator.job import File
 from orchestrator.model.families import describe
 from orchestrator.model.hugging_face import hugging_face
-from orchestrator.model.lora import Lora, trainable_parameters, with_lora
-from orchestrator.model.spec import ModelSpec
+from orchestrator.model.lora import trainable_parameters, with_lora
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 from orchestrator.words import deepspeed as words
@@ -52,59 +51,35 @@ def _even(elements: int) -> int:
     return elements + elements % 2
 
 
-class Sizes:
-    """Elements on one tensor-parallel rank that size the buckets; `total`: of what is trained."""
-
-    def __init__(self, spec: ModelSpec, tp: int, lora: Lora | None = None) -> None:
-        layers = [run.layer for run in spec.runs]
-        self.total = sum(run.layer.local_parameters(tp) * run.count for run in spec.runs) if lora is None else _adapters(spec, lora)
-        self.largest_weight = max(weight.local_numel(tp) for layer in layers for weight in layer.weights)
-        self.layer = max(layer.local_parameters(tp) for layer in layers if layer.recomputable)
-
-    @property
-    def bucket(self) -> int:
-        """A bucket larger than what is trained is memory for nothing."""
-        return _even(min(self.total, BUCKET_ELEMENTS))
-
-    @property
-    def prefetch(self) -> int:
-        """Elements that ZeRO-3 gathers ahead: never more than the next layer."""
-        return min(self.layer, PREFETCH_ELEMENTS)
-
-    @property
-    def live(self) -> int:
-        return max(LIVE_LAYERS * self.layer, self.largest_weight + self.layer)
-
-
-def _adapters(spec: ModelSpec, lora: Lora) -> int:
-    return trainable_parameters(with_lora(hugging_face(spec), lora))
-
-
-def sizes(plan: Plan) -> Sizes:
-    training = plan.training
-    return Sizes(describe(plan.model, training.seq_length, training.decoder_seq_length), plan.tp, training.lora)
-
-
 def buckets(plan: Plan) -> dict[str, Any]:
-    """How ZeRO's groups of tensors are made, which no plan decides: settings by path."""
+    """How ZeRO's groups of tensors are made, which no plan decides: settings by path, in elements on one tensor-parallel rank."""
     stage = plan.zero_stage
     if stage == 0:
         return {}
-    size = sizes(plan)
+    training = plan.training
+    spec = describe(plan.model, training.seq_length, training.decoder_seq_length)
+    layers = [run.layer for run in spec.runs]
+    largest_layer = max(layer.local_parameters(plan.tp) for layer in layers if layer.recomputable)
+    largest_weight = max(weight.local_numel(plan.tp) for layer in layers for weight in layer.weights)
+    trained = sum(run.layer.local_parameters(plan.tp) * run.count for run in spec.runs)
+    if training.lora is not None:
+        trained = trainable_parameters(with_lora(hugging_face(spec), training.lora))
+    bucket = _even(min(trained, BUCKET_ELEMENTS))  # one that is larger than what is trained is memory for nothing
     section: dict[str, Any] = {
         # Under a pipeline schedule the reduction waits for the last micro-batch; a CPU has no second stream.
         "overlap_comm": plan.pp == 1 and not plan.cluster.is_cpu,
         "contiguous_gradients": True,
         "reduce_scatter": True,
-        "reduce_bucket_size": size.bucket,
-        "allgather_bucket_size": size.bucket,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
     }
     if stage == 3:
+        live = max(LIVE_LAYERS * largest_layer, largest_weight + largest_layer)
         section |= {
-            "stage3_prefetch_bucket_size": size.prefetch,
+            "stage3_prefetch_bucket_size": min(largest_layer, PREFETCH_ELEMENTS),
             "stage3_param_persistence_threshold": PERSISTENCE_PER_HIDDEN * plan.model.hidden_size,
-            "stage3_max_live_parameters": size.live,
-            "stage3_max_reuse_distance": size.live,
+            "stage3_max_live_parameters": live,
+            "stage3_max_reuse_distance": live,
             "sub_group_size": 1_000_000_000,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
