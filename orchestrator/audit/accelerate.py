@@ -15,27 +15,24 @@ from orchestrator.audit.megatron_yaml import typed
 from orchestrator.audit.reading import Reading, Setup, Source, changes
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError
-from orchestrator.words.terms import Table, Term, kinds
+from orchestrator.words.terms import Table, Term, kinds, named
 
-PLUGIN: Final = {
-    "tp_degree": "tensor_model_parallel_size", "pp_degree": "pipeline_model_parallel_size", "sequence_parallelism": "sequence_parallel",
-    "gradient_clipping": "clip_grad",
-    **{name: name for name in (
-        "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_activations", "use_distributed_optimizer",
-        "expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size", "decoder_last_pipeline_num_layers",
-        "num_layers_per_virtual_pipeline_stage", "use_custom_fsdp", "use_precision_aware_optimizer")},
-}  # fmt: skip
+PREFIX: Final = "megatron_lm_config.megatron_lm_"
+PLUGIN: Final = named(
+    "tp_degree=tensor_model_parallel_size pp_degree=pipeline_model_parallel_size sequence_parallelism=sequence_parallel "
+    "gradient_clipping=clip_grad recompute_granularity recompute_method recompute_num_layers recompute_activations "
+    "use_distributed_optimizer expert_model_parallel_size expert_tensor_parallel_size context_parallel_size "
+    "decoder_last_pipeline_num_layers num_layers_per_virtual_pipeline_stage use_custom_fsdp use_precision_aware_optimizer",
+    PREFIX,
+)
 """Settings of accelerate's Megatron-LM plugin, by Megatron's own names (utils/dataclasses.py, MegatronLMPlugin)."""
 PLUGIN_DEFAULTS: Final = {
-    "recompute_granularity": "full",
-    "recompute_method": "uniform",
-    "recompute_num_layers": 1,
-    "context_parallel_size": 2,
-}
+    "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1, "context_parallel_size": 2,
+}  # fmt: skip
 """What the plugin takes where the file does not say (MegatronLMPlugin.__post_init__, accelerate 1.15.0)."""
 KINDS: Final = (
     kinds("accelerate")
-    | dict.fromkeys((f"megatron_lm_{name}" for name in PLUGIN), "result")
+    | dict.fromkeys((term.theirs.partition(".")[2] for term in PLUGIN), "result")
     | {f"megatron_lm_{name}": kind for name, kind in kinds("accelerate_megatron").items()}
 )
 """Settings of accelerate 1.15 (commands/config/config_args.py and cluster.py, commands/launch.py), with what each does that is not read."""
@@ -134,27 +131,20 @@ def _fsdp_stage(given: Given) -> tuple[int, str]:
 
 def _megatron(given: Given, precision: str) -> Reading:
     """The reading of a configuration for the Megatron-LM plugin. Raises InputError."""
-    prefix = "megatron_lm_config.megatron_lm_"
-    assumed = [ONE_SAMPLE]
-    fields: dict[str, Any] = {}
-    for ours, theirs in PLUGIN.items():
-        value = given.get(prefix + ours)
-        if value is None and ours in PLUGIN_DEFAULTS:
-            value = PLUGIN_DEFAULTS[ours]
-            assumed.append(f"{ours}={value}: the plugin's own where the file does not say (accelerate 1.15)")
-        if value is not None:
-            fields[theirs] = typed(prefix + ours, theirs, value)
-    steps = given.number(prefix + "num_micro_batches")
+    said = {term.ours: (term.theirs, given.get(term.theirs)) for term in PLUGIN}
+    made = {name: value for name, value in PLUGIN_DEFAULTS.items() if said[name][1] is None}
+    assumed = [
+        ONE_SAMPLE,
+        *(f"{name}={value}: the plugin's own where the file does not say (accelerate 1.15)" for name, value in made.items()),
+    ]
+    fields: dict[str, Any] = made | {name: typed(path, name, value) for name, (path, value) in said.items() if value is not None}
+    steps = given.number(f"{PREFIX}num_micro_batches")
     if steps is not None:
         assumed.append(f"num_micro_batches={steps} follows from train.global_batch_size= and pin.micro_batch_size=")
     f = megatron.Fields(fields)
     setup = replace(megatron.setup_of(f, MEGATRON), micro_batch_size=1)
-    kind = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}.get(precision, "fp32")
-    keys: dict[str, Any] = {"train.precision": kind, "train.clip": float(fields.get("clip_grad", 1.0))}
-    for ours, theirs in (("hidden_dropout", "model.hidden_dropout"), ("attention_dropout", "model.attention_dropout")):
-        value = given.number(prefix + ours, float)
-        if value is not None:
-            keys[theirs] = value
+    keys = {"train.precision": "fp32" if precision == "no" else precision, "train.clip": float(fields.get("clip_grad", 1.0))}
+    keys |= given.read(*(Term(f"{PREFIX}{name}", f"model.{name}", back=float) for name in ("hidden_dropout", "attention_dropout")))
     return Reading(format="accelerate's configuration, MEGATRON_LM", keys=keys, setup=setup, broken=tuple(f.broken),
                    assumed=(*assumed, *f.assumed))  # fmt: skip
 
@@ -185,8 +175,8 @@ def _changes(before: Setup, after: Setup, kind: str, content: Content) -> dict[s
         return None
     if kind != "MEGATRON_LM":
         return changes(_table(kind, content), before, after)
-    by_name = {theirs: ours for ours, theirs in PLUGIN.items()}
+    paths = {term.ours: term.theirs for term in PLUGIN}
     fields = megatron.fields_changed(before, after)
-    if any(value is not None and name not in by_name for name, value in fields.items()):
+    if any(value is not None and name not in paths for name, value in fields.items()):
         return None
-    return {f"megatron_lm_config.megatron_lm_{by_name[name]}": value for name, value in fields.items() if name in by_name}
+    return {paths[name]: value for name, value in fields.items() if name in paths}

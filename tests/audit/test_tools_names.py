@@ -29,4 +29,6 @@ def test_every_field_of_accelerate_s_configuration_is_known(monkeypatch: pytest.
     plugin = MegatronLMPlugin()
     for name, value in accelerate.PLUGIN_DEFAULTS.items():
         assert getattr(plugin, name) == value, name
-    assert {*accelerate.PLUGIN} <= {field.name for field in dataclasses.fields(MegatronLMPlugin)}
+    assert {term.theirs.removeprefix(accelerate.PREFIX) for term in accelerate.PLUGIN} <= {
+        field.name for field in dataclasses.fields(MegatronLMPlugin)
+    }
