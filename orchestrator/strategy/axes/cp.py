@@ -3,11 +3,11 @@ Engine's AttnFuncWithCPAndKVP2P), or all ranks exchange sequence shards for head
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from orchestrator.model.spec import Attention, LayerSpec
-from orchestrator.strategy.axes.traffic import Operation, Traffic, When
+from orchestrator.strategy.axes.traffic import PASSES, Operation, Traffic, When
 from orchestrator.strategy.spec import Mesh, Strategy
 
 AXIS = "cp"
@@ -51,6 +51,13 @@ def kernel_length(op: Attention, mesh: Mesh, inner: int, steps: int) -> float:
     return min(op.query_len / (steps if inner * steps == mesh.cp else 2 * mesh.cp), op.key_len)
 
 
+def _local_bytes(op: Attention, mesh: Mesh, micro_batch_size: int, itemsize: int) -> tuple[float, float]:
+    """Bytes of a rank's queries, and of its keys, which are as many as its values'."""
+    width = op.head_dim * itemsize * micro_batch_size
+    queries = op.query_len / mesh.cp * max(1.0, op.heads / mesh.tp) * width
+    return queries, op.key_len / mesh.cp * max(1.0, op.kv_heads / mesh.tp) * width
+
+
 def merged_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, itemsize: int, steps: int) -> tuple[float, float]:
     """Bytes that the last rank, whose steps all have outputs for all of its tokens, moves in memory to add up the results of a ring's
     steps: (forward, backward). Forward: the first output is scaled (read and written), the others are read and added to what is there.
@@ -59,9 +66,7 @@ def merged_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, items
     dq.copy_, dq.add_; dk[0].copy_, dk[0].add_, dk.add_)."""
     if steps == 1:
         return 0.0, 0.0
-    width = op.head_dim * itemsize * micro_batch_size
-    queries = op.query_len / strategy.mesh.cp * max(1.0, op.heads / strategy.mesh.tp) * width
-    keys = op.key_len / strategy.mesh.cp * max(1.0, op.kv_heads / strategy.mesh.tp) * width
+    queries, keys = _local_bytes(op, strategy.mesh, micro_batch_size, itemsize)
     copied = COPIED + ADDED * (steps - 1)
     of_keys = (COPIED + ADDED * (steps - 2)) / 2 + ADDED if op.causal else copied
     return copied * queries, copied * queries + 2 * of_keys * keys
@@ -72,15 +77,12 @@ def working_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, item
     they are added up, and the keys and values of all of them, whose buffers are kept to the end; backward: keys, values and their
     gradients, in use and coming in (Transformer Engine, context_parallel.py: p2p_comm_buffers). Else keys and values that are gathered;
     what is exchanged for heads."""
-    mesh = strategy.mesh
-    width = op.head_dim * itemsize * micro_batch_size
-    queries = op.query_len / mesh.cp * max(1.0, op.heads / mesh.tp) * width
-    keys = op.key_len / mesh.cp * max(1.0, op.kv_heads / mesh.tp) * width
+    queries, keys = _local_bytes(op, strategy.mesh, micro_batch_size, itemsize)
     nbytes = 0.0
     if steps > 1:
         nbytes += max(steps * (queries + 2 * keys), 2 * 4 * keys)
     elif inner == 1:
-        nbytes += 2 * mesh.cp * keys
+        nbytes += 2 * strategy.mesh.cp * keys
     if inner > 1:
         nbytes += queries + 2 * keys
     return nbytes
@@ -101,7 +103,7 @@ def traffic(
     if mesh.cp == 1:
         return
     inner, steps = cut(strategy, kind, domain)
-    given = (layer, strategy, micro_batch_size, itemsize)
+    given = ([op for op in layer.ops if isinstance(op, Attention)], strategy, micro_batch_size, itemsize)
     if inner == steps == 1:
         yield from _gathered(*given)
     if inner > 1:
@@ -110,69 +112,37 @@ def traffic(
         yield from _ring(*given, inner=inner)
 
 
-def _gathered(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
+def _gathered(ops: Sequence[Attention], strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
     """Keys and values of the whole sequence gathered before attention, and again in backward, where their gradients are scattered
     (Transformer Engine's AttnFuncWithCPAndKVAllGather). Nothing hides them."""
     mesh = strategy.mesh
     operations: tuple[tuple[When, Operation], ...] = (("forward", "all_gather"), ("backward", "all_gather"), ("backward", "reduce_scatter"))
-    for op in layer.ops:
-        if not isinstance(op, Attention):
-            continue
+    for op in ops:
         whole = 2 * op.key_len * max(1.0, op.kv_heads / mesh.tp) * op.head_dim * itemsize * micro_batch_size
         for when, operation in operations:
-            yield Traffic(
-                axis=AXIS,
-                operation=operation,
-                nbytes=whole,
-                size=mesh.cp,
-                stride=mesh.stride(AXIS),
-                when=when,
-                repeats_with_recompute=when == "forward",
-            )
+            yield Traffic(axis=AXIS, operation=operation, nbytes=whole, size=mesh.cp, stride=mesh.stride(AXIS), when=when)
 
 
-def _ulysses(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int, *, ranks: int) -> Iterator[Traffic]:
+def _ulysses(ops: Sequence[Attention], strategy: Strategy, micro_batch_size: int, itemsize: int, *, ranks: int) -> Iterator[Traffic]:
     """Among the inner `ranks` of the group, an all-to-all of queries, one each of keys and values, one of the output; the same for their
     gradients. Fewer key heads than ranks are repeated first (ulysses_sp.py, _combine_local_sequences). Nothing hides them."""
-    mesh = strategy.mesh
-    for op in layer.ops:
-        if not isinstance(op, Attention):
-            continue
+    mesh, stride = strategy.mesh, strategy.mesh.stride(AXIS)
+    for op in ops:
         kv_heads = max(op.kv_heads / mesh.tp, ranks)
         shards = ((2, op.query_len * op.heads / mesh.tp), (2, op.key_len * kv_heads))
-        for when in ("forward", "backward"):
+        for when in PASSES:
             for count, rows in shards:
-                yield Traffic(
-                    axis=AXIS,
-                    operation="all_to_all",
-                    nbytes=rows / mesh.cp * op.head_dim * itemsize * micro_batch_size,
-                    size=ranks,
-                    stride=mesh.stride(AXIS),
-                    when=when,
-                    count=count,
-                    repeats_with_recompute=when == "forward",
-                )
+                nbytes = rows / mesh.cp * op.head_dim * itemsize * micro_batch_size
+                yield Traffic(axis=AXIS, operation="all_to_all", nbytes=nbytes, size=ranks, stride=stride, when=when, count=count)
 
 
-def _ring(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int, *, inner: int) -> Iterator[Traffic]:
+def _ring(ops: Sequence[Attention], strategy: Strategy, micro_batch_size: int, itemsize: int, *, inner: int) -> Iterator[Traffic]:
     """Steps that pass on a chunk of K and V around the groups of `inner` ranks, each of which has its share of the heads; hidden behind the
     attention of the chunk before; twice that in backward (K and V, and their gradients)."""
-    mesh = strategy.mesh
-    steps = mesh.cp // inner
-    for op in layer.ops:
-        if not isinstance(op, Attention):
-            continue
+    mesh, steps, stride = strategy.mesh, strategy.mesh.cp // inner, strategy.mesh.stride(AXIS) * inner
+    for op in ops:
         kv_heads = max(1.0, op.kv_heads / mesh.tp / inner)
         chunk = 2 * op.key_len / steps * kv_heads * op.head_dim * itemsize * micro_batch_size
-        for when, factor in (("forward", 1), ("backward", 2)):
-            yield Traffic(
-                axis=AXIS,
-                operation="p2p",
-                nbytes=factor * chunk,
-                size=steps,
-                stride=mesh.stride(AXIS) * inner,
-                when=when,  # type: ignore[arg-type]
-                hidden="attention",
-                count=steps - 1,
-                repeats_with_recompute=when == "forward",
-            )
+        for factor, when in enumerate(PASSES, 1):
+            yield Traffic(axis=AXIS, operation="p2p", nbytes=factor * chunk, size=steps, stride=stride, when=when, hidden="attention",
+                          count=steps - 1)  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.strategy.axes.traffic import Operation, Traffic
+from orchestrator.strategy.axes.traffic import PASSES, Hidden, Operation, Traffic, When
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Traits
 from orchestrator.strategy.spec import Strategy
 
@@ -63,36 +63,15 @@ def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, trai
     elif scatters:  # inside each shard group, then between the groups that hold the same shard
         reductions = [("reduce_scatter", gradient_bytes, inner, stride)]
         reductions.append(("all_reduce", gradient_bytes / inner, size // inner, stride * inner))
+    when: When = "backward" if every else "step"
+    hidden: Hidden = "nothing" if not overlaps else "compute" if every else "last_backward"
     for operation, nbytes, ranks, apart in reductions:
-        yield Traffic(
-            axis=AXIS,
-            operation=operation,
-            nbytes=nbytes,
-            size=ranks,
-            stride=apart,
-            when="backward" if every else "step",
-            hidden="nothing" if not overlaps else "compute" if every else "last_backward",
-        )
+        yield Traffic(axis=AXIS, operation=operation, nbytes=nbytes, size=ranks, stride=apart, when=when, hidden=hidden)
     gathers = strategy.overlap_param_gather and traits.overlaps_param_gather
     if stage >= SHARDED_FROM_STAGE["weight"]:
-        whens = (("forward", size), ("backward", inner))[: traits.weight_gathers_per_microbatch]
-        for when, ranks in whens:
-            yield Traffic(
-                axis=AXIS,
-                operation="all_gather",
-                nbytes=weight_bytes,
-                size=ranks,
-                stride=stride,
-                when=when,  # type: ignore[arg-type]
-                hidden="compute" if gathers else "nothing",
-            )
+        hidden = "compute" if gathers else "nothing"
+        for when, ranks in list(zip(PASSES, (size, inner), strict=True))[: traits.weight_gathers_per_microbatch]:
+            yield Traffic(axis=AXIS, operation="all_gather", nbytes=weight_bytes, size=ranks, stride=stride, when=when, hidden=hidden)
     elif stage >= SHARDED_FROM_STAGE["optimizer"]:
-        yield Traffic(
-            axis=AXIS,
-            operation="all_gather",
-            nbytes=weight_bytes,
-            size=inner,
-            stride=stride,
-            when="step",
-            hidden="first_forward" if gathers else "nothing",
-        )
+        hidden = "first_forward" if gathers else "nothing"
+        yield Traffic(axis=AXIS, operation="all_gather", nbytes=weight_bytes, size=inner, stride=stride, when="step", hidden=hidden)

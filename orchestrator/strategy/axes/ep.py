@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import comb
 
-from orchestrator.strategy.axes.traffic import Operation, Traffic, When
+from orchestrator.strategy.axes.traffic import PASSES, Operation, Traffic
 from orchestrator.strategy.spec import Strategy
 
 AXIS = "ep"
@@ -78,31 +78,14 @@ def traffic(
         within = (local * visited(mesh.ep, topk, *limit), inside, mesh.etp, False)
         exchanges = [exchange for exchange in (between, within) if exchange[1] > 1]
     for nbytes, size, stride, handed_on in exchanges:
-        for when in ("forward", "backward"):
-            yield Traffic(
-                axis=AXIS,
-                operation="all_to_all",
-                nbytes=nbytes,
-                size=size,
-                stride=stride,
-                when=when,
-                count=2,
-                repeats_with_recompute=when == "forward",
-                handed_on=handed_on,
-            )
+        for when in PASSES:
+            yield Traffic(axis=AXIS, operation="all_to_all", nbytes=nbytes, size=size, stride=stride, when=when, count=2,
+                          handed_on=handed_on)  # fmt: skip
 
 
 def _gathered(local: float, size: int, stride: int) -> Iterator[Traffic]:
     """`local` bytes of each of `size` ranks gathered by all of them, and as many sums scattered; in backward the other way round."""
-    operations: tuple[tuple[When, Operation], ...]
-    operations = (("forward", "all_gather"), ("forward", "reduce_scatter"), ("backward", "all_gather"), ("backward", "reduce_scatter"))
-    for when, operation in operations:
-        yield Traffic(
-            axis=AXIS,
-            operation=operation,
-            nbytes=local * size,
-            size=size,
-            stride=stride,
-            when=when,
-            repeats_with_recompute=when == "forward",
-        )
+    operations: tuple[Operation, ...] = ("all_gather", "reduce_scatter")
+    for when in PASSES:
+        for operation in operations:
+            yield Traffic(axis=AXIS, operation=operation, nbytes=local * size, size=size, stride=stride, when=when)

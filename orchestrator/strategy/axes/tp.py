@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.model.spec import Attention, Enter, Exit, LayerSpec
-from orchestrator.strategy.axes.traffic import Traffic
+from orchestrator.strategy.axes.traffic import PASSES, Hidden, Operation, Traffic, When
 from orchestrator.strategy.spec import Strategy
 
 AXIS = "tp"
@@ -34,7 +34,7 @@ def traffic(
     all-gather of the input for the weight gradient (layers.py:478-549). `gathered`: bytes of an element of a region's input, and of its
     output's gradient, when they are gathered, where products take them in a narrower type; None: `itemsize`. `beside_products`:
     `Traits.overlaps_input_gradient`."""
-    mesh = strategy.mesh
+    mesh, stride = strategy.mesh, strategy.mesh.stride(AXIS)
     if mesh.tp == 1:
         return
     for op in layer.ops:
@@ -43,17 +43,9 @@ def traffic(
         elements = op.elements * micro_batch_size / mesh.cp
         for when, operation in _operations(op, sequence_parallel=strategy.sequence_parallel):
             beside = beside_products and when == "backward" and isinstance(op, Enter)
-            width = itemsize if gathered is None or operation != "all_gather" else gathered[isinstance(op, Exit)]
-            yield Traffic(
-                axis=AXIS,
-                operation=operation,  # type: ignore[arg-type]
-                nbytes=elements * width,
-                size=mesh.tp,
-                stride=mesh.stride(AXIS),
-                when=when,  # type: ignore[arg-type]
-                hidden="user_buffers" if strategy.tp_comm_overlap else "product" if beside else "gemm",
-                repeats_with_recompute=when == "forward",
-            )
+            hidden: Hidden = "user_buffers" if strategy.tp_comm_overlap else "product" if beside else "gemm"
+            nbytes = elements * (itemsize if gathered is None or operation != "all_gather" else gathered[isinstance(op, Exit)])
+            yield Traffic(axis=AXIS, operation=operation, nbytes=nbytes, size=mesh.tp, stride=stride, when=when, hidden=hidden)
 
 
 def query_groups(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
@@ -63,12 +55,12 @@ def query_groups(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, it
     for op in layer.ops:
         if isinstance(op, Attention) and op.kv_heads < mesh.tp:
             nbytes = op.elements * itemsize * micro_batch_size / mesh.cp
-            shape = {"axis": AXIS, "nbytes": nbytes, "size": mesh.tp, "stride": mesh.stride(AXIS)}
-            yield Traffic(**shape, operation="all_gather", when="forward", repeats_with_recompute=True)  # type: ignore[arg-type]
-            yield Traffic(**shape, operation="reduce_scatter", when="backward")  # type: ignore[arg-type]
+            operations: tuple[Operation, ...] = ("all_gather", "reduce_scatter")
+            for when, operation in zip(PASSES, operations, strict=True):
+                yield Traffic(axis=AXIS, operation=operation, nbytes=nbytes, size=mesh.tp, stride=mesh.stride(AXIS), when=when)
 
 
-def _operations(op: Enter | Exit, *, sequence_parallel: bool) -> tuple[tuple[str, str], ...]:
+def _operations(op: Enter | Exit, *, sequence_parallel: bool) -> tuple[tuple[When, Operation], ...]:
     """(when, operation) of one border of a tensor-parallel region."""
     if isinstance(op, Enter):
         if sequence_parallel:
