@@ -47,11 +47,7 @@ def check_drawable() -> None:
 
 
 def report_files(
-    settings: Settings,
-    found: Found,
-    rows: Sequence[Mapping[str, Any]] = (),
-    after: After | None = None,
-    drawn: Drawn | None = None,
+    settings: Settings, found: Found, rows: Sequence[Mapping[str, Any]] = (), after: After | None = None, drawn: Drawn | None = None
 ) -> list[File]:
     """The page and the trace. `rows`: of metrics.jsonl; `drawn`: candidates of an earlier page, in place of the search's. Raises
     InputError."""

@@ -214,12 +214,7 @@ class Planner:
         return EnginePrices(self.settings, traits, fitted, saved)
 
     def space(
-        self,
-        top_k: int | None = None,
-        without: Collection[str] = (),
-        prunings: tuple[Rule, ...] = (),
-        *,
-        kinds: Kinds = "choices",
+        self, top_k: int | None = None, without: Collection[str] = (), prunings: tuple[Rule, ...] = (), *, kinds: Kinds = "choices"
     ) -> Space:
         """The space of the settings. `top_k`: how many of the best plans are wanted, which differ in `kinds`; None: those that are shown,
         each of another mesh, if there are so many. `without`: engines that are left out; `prunings`: further rules that a plan must keep.
@@ -234,11 +229,7 @@ class Planner:
             prices=prices,
             planned=tuple(each.engine(capabilities) for each, capabilities in zip(prices, able, strict=True)),
             settings=SearchSettings(
-                pins=settings.pins,
-                limit=settings.limit,
-                top_k=top_k or SHOWN_PLANS,
-                kinds=kinds if top_k else "meshes",
-                prunings=prunings,
+                pins=settings.pins, limit=settings.limit, top_k=top_k or SHOWN_PLANS, kinds=kinds if top_k else "meshes", prunings=prunings
             ),
         )
 

@@ -121,15 +121,7 @@ class Options(Value, frozen=True, kw_only=True):
         False
     )
     offload_optimizer: Annotated[
-        bool,
-        Choice(
-            doc="optimizer states in host memory",
-            searched=True,
-            in_layer_price=False,
-            short="offload",
-            pin="offload",
-            seen=6,
-        ),
+        bool, Choice(doc="optimizer states in host memory", searched=True, in_layer_price=False, short="offload", pin="offload", seen=6)
     ] = False
     overlap_grad_reduce: Annotated[bool, Choice(doc="gradients reduced beside the backward pass (megatron)", in_layer_price=False)] = True
     overlap_param_gather: Annotated[
@@ -167,8 +159,7 @@ class Options(Value, frozen=True, kw_only=True):
         ),
     ] = "none"
     cp_comm_type: Annotated[
-        CpCommType,
-        Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp", seen=7),
+        CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp", seen=7)
     ] = "p2p"
     moe_token_dispatcher_type: Annotated[
         Dispatcher,
@@ -181,8 +172,7 @@ class Options(Value, frozen=True, kw_only=True):
         ),
     ] = "alltoall"
     moe_shared_expert_overlap: Annotated[
-        bool,
-        Choice(doc="the shared experts beside the exchange of tokens, wherever that is legal (megatron)", searched=True),
+        bool, Choice(doc="the shared experts beside the exchange of tokens, wherever that is legal (megatron)", searched=True)
     ] = False
     overlap_moe_expert_parallel_comm: Annotated[
         bool,
@@ -257,15 +247,7 @@ class Candidate(Value, frozen=True, kw_only=True):
     ]
     num_microbatches: int
     vpp: Annotated[
-        int,
-        Choice(
-            doc="virtual pipeline stages of a rank",
-            unit="chunks",
-            searched=True,
-            in_layer_price=False,
-            after="pp",
-            seen=171,
-        ),
+        int, Choice(doc="virtual pipeline stages of a rank", unit="chunks", searched=True, in_layer_price=False, after="pp", seen=171)
     ] = 1
     microbatch_group_size_per_vp_stage: Annotated[
         int | None,

@@ -62,14 +62,7 @@ def counts_of(text: str, num_layers: int, parts: int) -> tuple[int, ...]:
 
 
 def stages_of(
-    model: ModelSpec,
-    counts: Sequence[int],
-    *,
-    pp: int,
-    vpp: int,
-    recompute: Recompute,
-    full_layers: float = 1.0,
-    head: int | None = None,
+    model: ModelSpec, counts: Sequence[int], *, pp: int, vpp: int, recompute: Recompute, full_layers: float = 1.0, head: int | None = None
 ) -> tuple[Stage, ...]:
     """Stages whose chunks hold `counts` transformer layers, chunk after chunk over the stages; embedding first, head on the chunk of that
     index (None: the last).

@@ -28,9 +28,7 @@ def _traits(name: str, **more: object) -> Traits:
 
 COMPOSER: Final = MeasuredEngine(traits=_traits("fsdp_composer", constants=EAGER | TRITON_ATTENTION), printed=("fsdp(composer)",))
 TORCHTITAN: Final = MeasuredEngine(
-    traits=_traits("fsdp_torchtitan", constants=EAGER | TORCHAO, logits_bytes=TORCH_LOGITS),
-    printed=("torchtitan",),
-    sequence_parallel=True,
+    traits=_traits("fsdp_torchtitan", constants=EAGER | TORCHAO, logits_bytes=TORCH_LOGITS), printed=("torchtitan",), sequence_parallel=True
 )
 AUTOMODEL: Final = MeasuredEngine(
     traits=_traits("fsdp_automodel", constants=EAGER | TORCHAO, logits_bytes=TORCH_LOGITS),

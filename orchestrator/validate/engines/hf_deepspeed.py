@@ -45,10 +45,7 @@ HF_DEEPSPEED: Final = MeasuredEngine(
     variant=_by_kernels,
 )
 HF_DEEPSPEED_UNFUSED: Final = replace(
-    HF_DEEPSPEED,
-    traits=replace(HF_DEEPSPEED.traits, engine=UNFUSED, constants=EAGER, flash_attention=False),
-    printed=(),
-    variant=None,
+    HF_DEEPSPEED, traits=replace(HF_DEEPSPEED.traits, engine=UNFUSED, constants=EAGER, flash_attention=False), printed=(), variant=None
 )
 HF_DEEPSPEED_TILED_LOSS: Final = replace(
     HF_DEEPSPEED, traits=replace(HF_DEEPSPEED.traits, engine=TILED_LOSS, logits_bytes=0.0), printed=(), variant=None

@@ -168,11 +168,7 @@ back 8, as fp32 6, unscaled 8, their norm 4, clipped 8, Adam 28, weights back to
 clip_grads.py at 6985e58); .70 of the bandwidth as elsewhere."""
 MEGATRON_LM_2021: Final = MeasuredEngine(
     traits=_traits(
-        LM_2021,
-        constants=SEPARATE_PASSES,
-        states=all_stages(HALF_STATES, FP32_STATES),
-        flash_attention=False,
-        fp32_gradient_fusion=False,
+        LM_2021, constants=SEPARATE_PASSES, states=all_stages(HALF_STATES, FP32_STATES), flash_attention=False, fp32_gradient_fusion=False
     ),
     printed=("megatron-lm",),
     not_printed=("(te 2.",),
