@@ -142,17 +142,9 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     account: Annotated[str | None, Key("slurm.account", "account to charge", read=one_line)] = None
     qos: Annotated[str | None, Key("slurm.qos", "quality of service", read=one_line)] = None
     time: Annotated[str | None, Key("slurm.time", "limit, as sbatch takes it (12:30:00)", read=time_limit)] = None
-    nodes: Annotated[
-        int | tuple[int, int] | None,
-        Key(
-            "slurm.nodes",
-            "number of nodes, or 8-16: planned for 16, and planned anew by the job itself where it has fewer or loses one",
-            type=str,
-            default="what the plan needs",
-            read=node_range,
-            low=1,
-        ),
-    ] = None
+    nodes: Annotated[int | tuple[int, int] | None, Key(
+        "slurm.nodes", "number of nodes, or 8-16: planned for 16, and planned anew by the job itself where it has fewer or loses one",
+        type=str, default="what the plan needs", read=node_range, low=1)] = None  # fmt: skip
     nodelist: Annotated[str | None, Key("slurm.nodelist", "hosts to use", read=one_line)] = None
     exclude: Annotated[str | None, Key("slurm.exclude", "hosts to leave out", read=one_line)] = None
     constraint: Annotated[str | None, Key("slurm.constraint", "node features", read=one_line)] = None
@@ -176,16 +168,9 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     extra: Annotated[
         tuple[str, ...], Key("slurm.extra", "more options of sbatch, in quotes (--comment=x --nice)", type=str, read=words)
     ] = ()
-    warning_s: Annotated[
-        int | None,
-        Key(
-            "slurm.warning_s",
-            "seconds before the time limit at which the ranks are asked to save and end",
-            default="two predicted steps and two saves, 120 at least",
-            low=1,
-            high=65535,
-        ),
-    ] = None
+    warning_s: Annotated[int | None, Key(
+        "slurm.warning_s", "seconds before the time limit at which the ranks are asked to save and end",
+        default="two predicted steps and two saves, 120 at least", low=1, high=65535)] = None  # fmt: skip
     style: Annotated[Literal["torchrun", "srun"], Key("slurm.style", "torchrun: one task a node; srun: one task a rank")] = "torchrun"
     requeue: Annotated[int, Key("slurm.requeue", "times to go back into the queue and on from the newest checkpoint", low=0)] = 0
     python: Annotated[

@@ -70,17 +70,9 @@ class Training(Value, frozen=True, kw_only=True):
         Literal["cosine", "linear", "constant", "inverse_square_root", "wsd"],
         Key("train.schedule", "after the warm-up; wsd: stable, then decay in train.decay_steps"),
     ] = "cosine"
-    decay_steps: Annotated[
-        int | None,
-        Key(
-            "train.decay_steps",
-            "the last ones, in which schedule=wsd decays",
-            unit="steps",
-            default="a tenth of train.steps",
-            low=1,
-            high=10**12,
-        ),
-    ] = None
+    decay_steps: Annotated[int | None, Key(
+        "train.decay_steps", "the last ones, in which schedule=wsd decays", unit="steps", default="a tenth of train.steps", low=1,
+        high=10**12)] = None  # fmt: skip
     decay: Annotated[Literal["linear", "cosine", "minus_sqrt", "exponential"], Key("train.decay", "how schedule=wsd decays")] = "linear"
     """How the rate falls in those steps, as Megatron's --lr-wsd-decay-style (core/optimizer_param_scheduler.py, get_lr)."""
     warmup: Annotated[
@@ -93,15 +85,9 @@ class Training(Value, frozen=True, kw_only=True):
     clip: Annotated[float, Key("train.clip", "global gradient norm; 0: none", low=0)] = 1.0
     grad_reduce_dtype: Annotated[Dtype, Key("train.grad_reduce_dtype", "what crosses the data-parallel network")] = "fp32"
     grad_accum_dtype: Annotated[Dtype, Key("train.grad_accum_dtype", "what micro-batches are summed in")] = "fp32"
-    precision_aware_optimizer: Annotated[
-        bool,
-        Key(
-            "train.precision_aware_optimizer",
-            "Transformer Engine's Adam, whose states take fewer bytes (megatron)",
-            offered=True,
-            asks="needs Transformer Engine's Adam",
-        ),
-    ] = False
+    precision_aware_optimizer: Annotated[bool, Key(
+        "train.precision_aware_optimizer", "Transformer Engine's Adam, whose states take fewer bytes (megatron)", offered=True,
+        asks="needs Transformer Engine's Adam")] = False  # fmt: skip
     """Transformer Engine's Adam that keeps of its fp32 weights only the 16 bits which the bf16 ones lack, reads gradients in their own
     type, and may keep moments in fewer bits (Megatron's --use-precision-aware-optimizer)."""
     exp_avg_dtype: Annotated[MomentDtype, Key("train.exp_avg_dtype", "of Adam's first moment, with precision_aware_optimizer")] = "fp32"

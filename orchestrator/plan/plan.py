@@ -37,16 +37,9 @@ class Source(Value, frozen=True, kw_only=True):
 class RunSettings(Value, frozen=True, kw_only=True):
     """What a run does that changes no plan: its data, evaluation, checkpoints and monitors. A field is what its key says."""
 
-    data: Annotated[
-        str | None,
-        Key(
-            "data",
-            "text, jsonl or a Megatron .bin/.idx prefix",
-            default="Python's own sources, byte by byte",
-            path=True,
-            aliases=("data.train",),
-        ),
-    ] = None
+    data: Annotated[str | None, Key(
+        "data", "text, jsonl or a Megatron .bin/.idx prefix", default="Python's own sources, byte by byte", path=True,
+        aliases=("data.train",))] = None  # fmt: skip
     blend: tuple[Source, ...] = ()
     """Weighted sources in place of `data`."""
     valid: Annotated[str | None, Key("data.valid", "a source to evaluate on", path=True)] = None

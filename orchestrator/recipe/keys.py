@@ -58,29 +58,17 @@ class Inputs(Value, frozen=True, kw_only=True):
         str | dict[str, Any] | None,
         Key("cluster", "name or path of a YAML", default="GPUs found here, else the recipe's", read=name_or_mapping, path=True, type=str),
     ] = None
-    mixed: Annotated[
-        Mixed | None,
-        Key(
-            "cluster.mixed",
-            "GPUs of several types; slowest: plan for what all of them can do; stages: each pipeline stage for its own type",
-            type=Mixed,
-            default="refuse; stages with cluster.gpu='8 x H100-SXM-80GB + 16 x A100-SXM-80GB'",
-        ),
-    ] = None
+    mixed: Annotated[Mixed | None, Key(
+        "cluster.mixed", "GPUs of several types; slowest: plan for what all of them can do; stages: each pipeline stage for its own type",
+        type=Mixed, default="refuse; stages with cluster.gpu='8 x H100-SXM-80GB + 16 x A100-SXM-80GB'")] = None  # fmt: skip
     gpus: Annotated[int | None, Key("gpus", "how many", type=int, default="the recipe's, else all found here", low=1, high=MAX_GPUS)] = None
     gpus_per_node: Annotated[
         int | None, Key("gpus_per_node", "GPUs of a node", type=int, default="the cluster's", low=1, high=MAX_GPUS)
     ] = None
     plan: Annotated[str | None, Key("plan", "a plan.json to check, price and start in place of a search", path=True)] = None
-    profile: Annotated[
-        Profile | None,
-        Key(
-            "profile",
-            "measured layers in place of the analytic model (a mapping in a recipe; engine=layerwise)",
-            type=dict,
-            read=read_profile,
-        ),
-    ] = None
+    profile: Annotated[Profile | None, Key(
+        "profile", "measured layers in place of the analytic model (a mapping in a recipe; engine=layerwise)", type=dict,
+        read=read_profile)] = None  # fmt: skip
     hf_config: Annotated[
         str | None,
         Key("model.hf_config", "config.json of a Hugging Face model; one that no reader knows is described by its own code", path=True),
@@ -91,15 +79,9 @@ class Inputs(Value, frozen=True, kw_only=True):
     code: Annotated[str | None, Key("model.code", "package.module:factory of a model of your own, as orchestrator.describe takes it")] = (
         None
     )
-    routing: Annotated[
-        str | None,
-        Key(
-            "model.routing",
-            "how unevenly tokens go to experts: a trace (JSON lines), or the multiple of an even share that the busiest gets",
-            type=str,
-            default="even",
-        ),
-    ] = None
+    routing: Annotated[str | None, Key(
+        "model.routing", "how unevenly tokens go to experts: a trace (JSON lines), or the multiple of an even share that the busiest gets",
+        type=str, default="even")] = None  # fmt: skip
     dropout: Annotated[float | None, Key("model.dropout", "hidden and attention dropout together", type=float, low=0, below=1)] = None
     blend: Annotated[
         tuple[Source, ...], Key("data.blend", "weighted sources in place of data: 0.7 a.txt 0.3 b.jsonl", type=str, read=blend_of)
@@ -122,16 +104,9 @@ class Inputs(Value, frozen=True, kw_only=True):
     reserve_gib: Annotated[
         float | None, Key("memory.reserve_gib", "of it kept free", type=float, unit="GiB", default="what memory.risk asks for", low=0)
     ] = None
-    risk: Annotated[
-        float | None,
-        Key(
-            "memory.risk",
-            "chance of running out of memory that a plan may have, by how far off measured peaks were: 1%",
-            type=float,
-            read=share,
-            default="5% where a plan is so sure; else the engine's reserve, by its own measured peaks",
-        ),
-    ] = None
+    risk: Annotated[float | None, Key(
+        "memory.risk", "chance of running out of memory that a plan may have, by how far off measured peaks were: 1%", type=float,
+        read=share, default="5% where a plan is so sure; else the engine's reserve, by its own measured peaks")] = None  # fmt: skip
     batch: Annotated[
         Literal["given", "auto"],
         Key("search.global_batch_size", "auto: engine=layerwise takes the batch with most samples/s, up to train.global_batch_size"),
@@ -163,47 +138,22 @@ class Actions(Value, frozen=True, kw_only=True):
         ),
     ] = ()
     wait: Annotated[bool, Key("launch.wait", "follow a job submitted with launch=slurm, and return its status")] = False
-    rehearse: Annotated[
-        Literal["auto", "true", "false"],
-        Key(
-            "rehearse",
-            "take the plan's fullest and slowest stage through some micro-batches alone, before the start; auto: before a Slurm job, where "
-            "this machine has its GPU. Without its GPU: build its first, middle and last rank without memory",
-        ),
-    ] = "auto"
-    tune: Annotated[
-        int | None,
-        Key(
-            "tune",
-            "so many of the plans that may be best run some steps each, where this command runs, and the fastest is trained; what our "
-            "workers' timers teach goes into the prices, and entry='s program runs without saving; the same command with the same out= "
-            "goes on with a tune that was cut off",
-            type=int,
-            default="none",
-            unit="plans",
-            low=1,
-            high=64,
-        ),
-    ] = None
+    rehearse: Annotated[Literal["auto", "true", "false"], Key(
+        "rehearse",
+        "take the plan's fullest and slowest stage through some micro-batches alone, before the start; auto: before a Slurm job, where "
+        "this machine has its GPU. Without its GPU: build its first, middle and last rank without memory")] = "auto"  # fmt: skip
+    tune: Annotated[int | None, Key(
+        "tune", "so many of the plans that may be best run some steps each, where this command runs, and the fastest is trained; what our "
+        "workers' timers teach goes into the prices, and entry='s program runs without saving; the same command with the same out= "
+        "goes on with a tune that was cut off", type=int, default="none", unit="plans", low=1, high=64)] = None  # fmt: skip
     tune_steps: Annotated[int, Key("tune.steps", "of each plan that tune= tries", unit="steps", low=2, high=10**6)] = 10
-    tune_rounds: Annotated[
-        int,
-        Key(
-            "tune.rounds",
-            "of the plans that tune= tried, those too close to tell apart run so often at most; plans of one round are compared",
-            unit="runs",
-            low=1,
-            high=64,
-        ),
-    ] = 3
-    program: Annotated[
-        TrainedBy,
-        Key(
-            "program",
-            "what trains; own: the engine's own training loop (orchestrator/programs); instrument: our worker, which runs all; auto: "
-            "own where that is the engine's default and can run the plan",
-        ),
-    ] = "auto"
+    tune_rounds: Annotated[int, Key(
+        "tune.rounds", "of the plans that tune= tried, those too close to tell apart run so often at most; plans of one round are compared",
+        unit="runs", low=1, high=64)] = 3  # fmt: skip
+    program: Annotated[TrainedBy, Key(
+        "program",
+        "what trains; own: the engine's own training loop (orchestrator/programs); instrument: our worker, which runs all; auto: "
+        "own where that is the engine's default and can run the plan")] = "auto"  # fmt: skip
     entry: Annotated[
         str | None, Key("entry", "a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script", path=True)
     ] = None
@@ -215,15 +165,9 @@ class Actions(Value, frozen=True, kw_only=True):
     entry_without: Annotated[
         tuple[str, ...], Key("entry.without", "flags of ours that it shall not get (--async-save --log-straggler)", type=str, read=words)
     ] = ()
-    price_per_gpu_hour: Annotated[
-        float | None,
-        Key(
-            "cluster.price_per_gpu_hour",
-            "what an hour of a GPU costs, in any currency: plans say what the training costs",
-            type=float,
-            above=0,
-        ),
-    ] = None
+    price_per_gpu_hour: Annotated[float | None, Key(
+        "cluster.price_per_gpu_hour", "what an hour of a GPU costs, in any currency: plans say what the training costs", type=float,
+        above=0)] = None  # fmt: skip
     mtbf_hours: Annotated[
         float | None,
         Key("cluster.mtbf", "mean time between failures of one node: plans say what failures cost", type=float, unit="hours", above=0),
@@ -234,38 +178,20 @@ class Actions(Value, frozen=True, kw_only=True):
     restart_s: Annotated[
         float, Key("cluster.restart_s", "from a failure to the first step, less the reading of the checkpoint", unit="s", low=0)
     ] = 300.0
-    calibration: Annotated[
-        str | None,
-        Key(
-            "calibration",
-            "prices: a file or folder that orchestrator.calibrate wrote, a shipped file's name, shipped, or datasheet",
-            default="shipped, or the folder in ORCHESTRATOR_CALIBRATIONS",
-            path=True,
-        ),
-    ] = None
-    explain_gpus: Annotated[
-        int | None,
-        Key(
-            "explain.gpus",
-            "what the training would be on so many: when a node is lost, say",
-            type=int,
-            default="nothing is asked",
-            low=1,
-            high=MAX_GPUS,
-        ),
-    ] = None
+    calibration: Annotated[str | None, Key(
+        "calibration", "prices: a file or folder that orchestrator.calibrate wrote, a shipped file's name, shipped, or datasheet",
+        default="shipped, or the folder in ORCHESTRATOR_CALIBRATIONS", path=True)] = None  # fmt: skip
+    explain_gpus: Annotated[int | None, Key(
+        "explain.gpus", "what the training would be on so many: when a node is lost, say", type=int, default="nothing is asked", low=1,
+        high=MAX_GPUS)] = None  # fmt: skip
     budget_s: Annotated[
         float | None,
         Key("search.budget_s", "after which the search ends with the best so far", type=float, unit="s", default="none", above=0),
     ] = None
-    prefer: Annotated[
-        Prefer,
-        Key(
-            "search.prefer",
-            "which plan is taken: the fastest by price, or of those that prices don't tell from it the plain one, with the fewest choices "
-            "that few published runs have",
-        ),
-    ] = "fastest"
+    prefer: Annotated[Prefer, Key(
+        "search.prefer",
+        "which plan is taken: the fastest by price, or of those that prices don't tell from it the plain one, with the fewest choices "
+        "that few published runs have")] = "fastest"  # fmt: skip
 
 
 class Targets(Value, frozen=True, kw_only=True):

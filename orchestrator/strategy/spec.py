@@ -61,17 +61,9 @@ class Mesh(Value, frozen=True, kw_only=True):
     dp: Annotated[
         int, Choice(doc="data parallelism: copies of the model", unit="copies", searched=True, always_said=True, in_layer_price=False)
     ] = 1
-    order: Annotated[
-        tuple[str, ...],
-        Choice(
-            name="rank_order",
-            doc="which ranks are neighbours; tp-cp-ep-pp-dp is Megatron's --use-tp-pp-dp-mapping (megatron)",
-            searched=True,
-            in_layer_price=False,
-            pin_type=RankOrder,
-            seen=0,
-        ),
-    ] = RANK_ORDER
+    order: Annotated[tuple[str, ...], Choice(
+        name="rank_order", doc="which ranks are neighbours; tp-cp-ep-pp-dp is Megatron's --use-tp-pp-dp-mapping (megatron)", searched=True,
+        in_layer_price=False, pin_type=RankOrder, seen=0)] = RANK_ORDER  # fmt: skip
 
     @property
     def world_size(self) -> int:
@@ -106,17 +98,9 @@ class Options(Value, frozen=True, kw_only=True):
     zero_stage: Annotated[
         ZeroStage, Choice(doc="which states data parallelism divides (ZeRO)", searched=True, always_said=True, in_layer_price=False)
     ] = 0
-    zero_shard_size: Annotated[
-        int | None,
-        Choice(
-            doc="ranks that share one copy of the optimizer's states (ZeRO-1, Megatron), or hpZ's copy of the weights (ZeRO-3)",
-            unit="ranks",
-            searched=True,
-            in_layer_price=False,
-            seen=17,
-            offered=Offered(values=(8, 64), asks="no published run has it"),
-        ),
-    ] = None
+    zero_shard_size: Annotated[int | None, Choice(
+        doc="ranks that share one copy of the optimizer's states (ZeRO-1, Megatron), or hpZ's copy of the weights (ZeRO-3)", unit="ranks",
+        searched=True, in_layer_price=False, seen=17, offered=Offered(values=(8, 64), asks="no published run has it"))] = None  # fmt: skip
     sequence_parallel: Annotated[bool, Choice(doc="Megatron's: norms and dropout on parts of the sequence", searched=True, short="sp")] = (
         False
     )
@@ -127,29 +111,16 @@ class Options(Value, frozen=True, kw_only=True):
     overlap_param_gather: Annotated[
         bool, Choice(doc="weights gathered beside the forward pass (megatron, ZeRO-1)", in_layer_price=False)
     ] = True
-    reduce_scatter_with_fp32_accumulation: Annotated[
-        bool,
-        Choice(
-            doc="gradients exchanged and summed in fp32, in place of a reduce-scatter (megatron, ZeRO-1)",
-            in_layer_price=False,
-            offered=Offered(values=(True,), asks="needs room for a second copy of a bucket's gradients"),
-        ),
-    ] = False
-    fp8_param_gather: Annotated[
-        bool,
-        Choice(
-            doc="the linears' weights in FP8 alone, kept and gathered without bf16 ones (megatron, train.precision=fp8, ZeRO)",
-            in_layer_price=False,
-            offered=Offered(values=(True,), asks="keeps no bf16 copy of the weights, only FP8 and the optimizer's own"),
-        ),
-    ] = False
-    tp_comm_overlap: Annotated[
-        bool,
-        Choice(
-            doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)",
-            offered=Offered(values=(True,), asks="needs Transformer Engine's user buffers, which not every node sets up"),
-        ),
-    ] = False
+    reduce_scatter_with_fp32_accumulation: Annotated[bool, Choice(
+        doc="gradients exchanged and summed in fp32, in place of a reduce-scatter (megatron, ZeRO-1)", in_layer_price=False,
+        offered=Offered(values=(True,), asks="needs room for a second copy of a bucket's gradients"))] = False  # fmt: skip
+    fp8_param_gather: Annotated[bool, Choice(
+        doc="the linears' weights in FP8 alone, kept and gathered without bf16 ones (megatron, train.precision=fp8, ZeRO)",
+        in_layer_price=False,
+        offered=Offered(values=(True,), asks="keeps no bf16 copy of the weights, only FP8 and the optimizer's own"))] = False  # fmt: skip
+    tp_comm_overlap: Annotated[bool, Choice(
+        doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)",
+        offered=Offered(values=(True,), asks="needs Transformer Engine's user buffers, which not every node sets up"))] = False  # fmt: skip
     cuda_graph_impl: Annotated[
         CudaGraphImpl,
         Choice(
@@ -161,16 +132,9 @@ class Options(Value, frozen=True, kw_only=True):
     cp_comm_type: Annotated[
         CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp", seen=7)
     ] = "p2p"
-    moe_token_dispatcher_type: Annotated[
-        Dispatcher,
-        Choice(
-            doc="how tokens reach their experts; flex (DeepEP) only where it is pinned (megatron)",
-            searched=True,
-            short="dispatcher",
-            seen=0,
-            offered=Offered(values=("flex",), asks="needs DeepEP installed on every node"),
-        ),
-    ] = "alltoall"
+    moe_token_dispatcher_type: Annotated[Dispatcher, Choice(
+        doc="how tokens reach their experts; flex (DeepEP) only where it is pinned (megatron)", searched=True, short="dispatcher", seen=0,
+        offered=Offered(values=("flex",), asks="needs DeepEP installed on every node"))] = "alltoall"  # fmt: skip
     moe_shared_expert_overlap: Annotated[
         bool, Choice(doc="the shared experts beside the exchange of tokens, wherever that is legal (megatron)", searched=True)
     ] = False
@@ -184,13 +148,9 @@ class Options(Value, frozen=True, kw_only=True):
             ),
         ),
     ] = False
-    delay_wgrad_compute: Annotated[
-        bool,
-        Choice(
-            doc="with it, the experts' weight gradients behind their inputs' ones, beside the exchange (megatron, Transformer Engine)",
-            offered=Offered(values=(True,), asks="comes with overlap_moe_expert_parallel_comm"),
-        ),
-    ] = False
+    delay_wgrad_compute: Annotated[bool, Choice(
+        doc="with it, the experts' weight gradients behind their inputs' ones, beside the exchange (megatron, Transformer Engine)",
+        offered=Offered(values=(True,), asks="comes with overlap_moe_expert_parallel_comm"))] = False  # fmt: skip
     megatron_fsdp: Annotated[
         bool,
         Choice(
@@ -201,29 +161,15 @@ class Options(Value, frozen=True, kw_only=True):
             ),
         ),
     ] = False
-    tiled_mlp: Annotated[
-        int,
-        Choice(
-            doc="MLPs one piece of a sequence at a time, again in backward (deepspeed)",
-            unit="pieces",
-            offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True),
-        ),
-    ] = 1
-    tiled_logits: Annotated[
-        int,
-        Choice(
-            doc="logits and loss one piece of a sequence at a time, again in backward (deepspeed)",
-            unit="pieces",
-            offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True),
-        ),
-    ] = 1
-    offload_activations: Annotated[
-        bool,
-        Choice(
-            doc="activation checkpoints in host memory: the layers' inputs under full recompute (deepspeed)",
-            offered=Offered(values=(True,), asks=IN_THE_PROGRAM, saves_memory=True),
-        ),
-    ] = False
+    tiled_mlp: Annotated[int, Choice(
+        doc="MLPs one piece of a sequence at a time, again in backward (deepspeed)", unit="pieces",
+        offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True))] = 1  # fmt: skip
+    tiled_logits: Annotated[int, Choice(
+        doc="logits and loss one piece of a sequence at a time, again in backward (deepspeed)", unit="pieces",
+        offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True))] = 1  # fmt: skip
+    offload_activations: Annotated[bool, Choice(
+        doc="activation checkpoints in host memory: the layers' inputs under full recompute (deepspeed)",
+        offered=Offered(values=(True,), asks=IN_THE_PROGRAM, saves_memory=True))] = False  # fmt: skip
 
 
 class Strategy(Options, frozen=True, kw_only=True):
@@ -249,28 +195,12 @@ class Candidate(Value, frozen=True, kw_only=True):
     vpp: Annotated[
         int, Choice(doc="virtual pipeline stages of a rank", unit="chunks", searched=True, in_layer_price=False, after="pp", seen=171)
     ] = 1
-    microbatch_group_size_per_vp_stage: Annotated[
-        int | None,
-        Choice(
-            doc="micro-batches that interleaving takes through a chunk before the next chunk's turn; unset: pp (megatron)",
-            unit="micro-batches",
-            searched=True,
-            short="microbatch_group",
-            seen=0,
-            in_layer_price=False,
-            after="vpp",
-        ),
-    ] = None
-    schedule: Annotated[
-        Schedule,
-        Choice(
-            doc="the pipeline's order of passes",
-            fixed_with="vpp",
-            in_layer_price=False,
-            after="dp",
-            words=(("1f1b", ""), ("interleaved", ""), ("deepspeed_1f1b", "deepspeed_1f1b")),
-        ),
-    ] = "1f1b"
+    microbatch_group_size_per_vp_stage: Annotated[int | None, Choice(
+        doc="micro-batches that interleaving takes through a chunk before the next chunk's turn; unset: pp (megatron)",
+        unit="micro-batches", searched=True, short="microbatch_group", seen=0, in_layer_price=False, after="vpp")] = None  # fmt: skip
+    schedule: Annotated[Schedule, Choice(
+        doc="the pipeline's order of passes", fixed_with="vpp", in_layer_price=False, after="dp",
+        words=(("1f1b", ""), ("interleaved", ""), ("deepspeed_1f1b", "deepspeed_1f1b")))] = "1f1b"  # fmt: skip
 
     @property
     def mesh(self) -> Mesh:
