@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.cost.schedule import finish_times, in_flight, simulate
+from orchestrator.cost.schedule import finish_times, in_flight
 from orchestrator.cost.schedule.names import SCHEDULES
 
 pytestmark = pytest.mark.engines
@@ -77,7 +77,7 @@ def test_the_order_is_deepspeeds_own_list_of_passes_and_transfers(pp: int, m: in
 
 def test_nothing_runs_beside_a_transfer() -> None:
     """A middle stage meets both neighbours twice a micro-batch; Megatron's 1F1B hides the transfers of all but the slowest chain."""
-    hidden = simulate("1f1b", [1.0] * 4, [2.0] * 4, 0.1, 64)
-    shown = simulate("deepspeed_1f1b", [1.0] * 4, [2.0] * 4, 0.1, 64)
+    hidden = max(finish_times("1f1b", [1.0] * 4, [2.0] * 4, 0.1, 64))
+    shown = max(finish_times("deepspeed_1f1b", [1.0] * 4, [2.0] * 4, 0.1, 64))
     assert shown > hidden
     assert shown >= 64 * (3.0 + 4 * 0.1)

@@ -7,15 +7,22 @@ import math
 import random
 from itertools import pairwise
 from operator import le, mul
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cost.schedule import fewest_in_flight, finish_times, in_flight, in_flight_by_chunk, simulate, timeline
+from orchestrator.cost.schedule import fewest_by_stage, finish_times, in_flight, in_flight_by_chunk, timeline
 from orchestrator.cost.schedule.interleaved import Interleaved
 from orchestrator.cost.schedule.names import SCHEDULES, of_chunks
 from orchestrator.cost.schedule.periods import drift, shift
+
+
+def simulate(*arguments: Any) -> float:
+    """Seconds until the last stage is through."""
+    return max(finish_times(*arguments))
+
 
 Pass = tuple[str, int, int]
 """("F" or "B", micro-batch, chunk)."""
@@ -249,7 +256,7 @@ def test_in_flight_counts_in_groups_equal_the_ranks_own_lists(pp: int, vpp: int,
             peaks.append(held[:])
         found = in_flight_by_chunk("interleaved", pp, rank, m, vpp, group)
         assert {tuple(peak) for peak in peaks} >= set(found)
-        assert fewest_in_flight("interleaved", pp, rank, m, vpp, group) == max(map(min, peaks)) == max(map(min, found))
+        assert fewest_by_stage("interleaved", pp, m, vpp, group)[rank] == max(map(min, peaks)) == max(map(min, found))
         for weight in weights:
             heaviest, ours = (max(sum(map(mul, counts, weight)) for counts in given) for given in (peaks, found))
             assert ours == pytest.approx(heaviest)
@@ -464,7 +471,7 @@ def test_in_flight_counts_equal_the_ranks_own_lists(pp: int, vpp: int, m: int) -
         assert in_flight(schedule, pp, rank, m, vpp) == most
         peaks = in_flight_by_chunk(schedule, pp, rank, m, vpp)
         assert max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in peaks) == pytest.approx(heaviest)
-        assert 1 <= fewest_in_flight(schedule, pp, rank, m, vpp) * vpp <= most
+        assert 1 <= fewest_by_stage(schedule, pp, m, vpp)[rank] * vpp <= most
         assert not any(one != other and all(map(le, one, other)) for one in peaks for other in peaks), "one covers another"
 
 

@@ -44,20 +44,16 @@ def in_flight_by_chunk(
     return _corners(kind.name, pp, stage, kind.telling(pp, num_microbatches), vpp, group)
 
 
-def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> int:
-    """Micro-batches in flight of whichever chunk holds fewest, at the time when that is most: each layer holds as many, wherever it is.
+def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
+    """For each stage the micro-batches in flight of whichever chunk holds fewest, at the time when that is most: each layer holds as many,
+    wherever it is.
 
     With `vpp` > 1 that chunk is always the last one: forward passes come to it last in each group, and backward passes first. It holds most
     when a group's last forward pass or first backward pass has just been, or at either end of the order.
 
-    >>> fewest_in_flight("1f1b", 4, 1, 8), fewest_in_flight("interleaved", 2, 0, 4, 2)
-    (3, 2)
+    >>> fewest_by_stage("1f1b", 4, 8), fewest_by_stage("interleaved", 2, 4, 2)[0]
+    ((4, 3, 2, 1), 2)
     """
-    return fewest_by_stage(schedule, pp, num_microbatches, vpp, group)[stage]
-
-
-def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
-    """`fewest_in_flight` of each stage, in micro-batches."""
     kind = of_chunks(schedule, vpp, group)
     if vpp == 1:
         return tuple(in_flight(schedule, pp, stage, num_microbatches) for stage in range(pp))

@@ -34,27 +34,6 @@ def of_chunks(name: str, vpp: int, group: int | None = None) -> Schedule:
     return named(OneFOneB.name if name == Interleaved.name and vpp == 1 else name)
 
 
-def simulate(
-    schedule: str,
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    p2p_s: float | Sequence[float],
-    num_microbatches: int,
-    vpp: int = 1,
-    group: int | None = None,
-) -> float:
-    """Seconds until the last stage is through. `forward_s`, `backward_s`: one micro-batch on each (virtual) stage, in the order in which
-    the micro-batch meets them: index chunk * pp + stage. `p2p_s`: a transfer over one boundary, or one per boundary (the entry after a
-    chunk's last stage is the way back to stage 0). `group`: micro-batches that interleaving takes through a chunk at a time; None: pp.
-
-    >>> simulate("1f1b", [1, 1], [2, 2], 0.0, 4)  # (m + p - 1) * (f + b)
-    15.0
-    >>> simulate("interleaved", [0.5] * 4, [1] * 4, 0.0, 4, 2)  # m + (p-1)/v stage times
-    13.5
-    """
-    return max(finish_times(schedule, forward_s, backward_s, p2p_s, num_microbatches, vpp, group))
-
-
 def finish_times(
     schedule: str,
     forward_s: Sequence[float],
@@ -67,9 +46,18 @@ def finish_times(
     jump: bool = True,
     limits: Sequence[float] = (),
 ) -> list[float]:
-    """Seconds until each stage is through with its last backward. `jump` False walks every micro-batch (the reference for tests). `limits`:
-    seconds of each stage; where one ends later, the answer may be any seconds above them that no stage undercuts.
-    Raises ValueError for a schedule that is not known or that this number of micro-batches can't fill."""
+    """Seconds until each stage is through with its last backward. `forward_s`, `backward_s`: one micro-batch on each (virtual) stage, in
+    the order in which the micro-batch meets them: index chunk * pp + stage. `p2p_s`: a transfer over one boundary, or one per boundary
+    (the entry after a chunk's last stage is the way back to stage 0). `group`: micro-batches that interleaving takes through a chunk at a
+    time; None: pp. `jump` False walks every micro-batch (the reference for tests). `limits`: seconds of each stage; where one ends later,
+    the answer may be any seconds above them that no stage undercuts.
+    Raises ValueError for a schedule that is not known or that this number of micro-batches can't fill.
+
+    >>> finish_times("1f1b", [1, 1], [2, 2], 0.0, 4)[0]  # (m + p - 1) * (f + b)
+    15.0
+    >>> finish_times("interleaved", [0.5] * 4, [1] * 4, 0.0, 4, 2)[0]  # m + (p-1)/v stage times
+    13.5
+    """
     virtual = len(forward_s)
     if virtual % vpp or len(backward_s) != virtual:
         raise ValueError(f"{virtual} forward and {len(backward_s)} backward times for vpp={vpp}")

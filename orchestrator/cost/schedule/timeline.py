@@ -41,7 +41,7 @@ def timeline(
     vpp: int = 1,
     group: int | None = None,
 ) -> list[list[Slot]]:
-    """What each stage does when. Arguments as `simulate` takes them, transfers by virtual boundary.
+    """What each stage does when. Arguments as `finish_times` takes them, transfers by virtual boundary.
 
     A pass starts once its stage is free and, where transfers don't block, what it needs has crossed the boundary; where they do, a
     transfer starts once both sides are there, and holds both.
