@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final, Literal
 
 from orchestrator.model.ops import Attention, Enter, Exit, Gemm, Op, Pointwise, Saved, Weight
@@ -100,20 +101,11 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
         weights: list[Weight] = []
         ops: list[Op] = []
         for which, width in (("q", q), ("k", kv)):
-            saved = Saved(
-                name=f"{name}.{which}_layernorm.input",
-                elements=tokens * width,
-                shard="tp",
-                group="attention",
-                max_shards=a.query_groups if which == "k" else 0,
-            )
+            norm, elements, most = f"{name}.{which}_layernorm", tokens * width, a.query_groups if which == "k" else 0
+            saved = Saved(name=f"{norm}.input", elements=elements, shard="tp", group="attention", max_shards=most)
             if self.qk_norm != "l2":
-                weights += norm_weights(f"{name}.{which}_layernorm", a, a.head_dim if self.qk_norm == "head" else width)
-            ops.append(
-                Pointwise(
-                    name=f"{name}.{which}_layernorm", role="norm", elements=tokens * width, moved=READ + WRITE, shard="tp", saves=(saved,)
-                )
-            )
+                weights += norm_weights(norm, a, a.head_dim if self.qk_norm == "head" else width)
+            ops.append(Pointwise(name=norm, role="norm", elements=elements, moved=READ + WRITE, shard="tp", saves=(saved,)))
         return Part(tuple(weights), tuple(ops))
 
 
@@ -123,24 +115,17 @@ def core_attention(name: str, a: Shared, query_len: int, key_len: int, *, causal
     q = query_len * a.num_attention_heads * a.head_dim
     kv = key_len * a.query_groups * a.head_dim
     scores = a.num_attention_heads * query_len * key_len
+    inside = partial(Saved, shard="tp", group="core_attention")
     saves = [
         Saved(name=f"{name}.query", elements=q, shard="tp", group="attention"),
         Saved(name=f"{name}.key", elements=kv, shard="tp", group="attention", max_shards=a.query_groups),
         Saved(name=f"{name}.value", elements=kv, shard="tp", group="attention", max_shards=a.query_groups),
-        Saved(name=f"{name}.softmax", elements=scores, shard="tp", group="core_attention", quadratic=True),
-        Saved(
-            name=f"{name}.logsumexp",
-            elements=a.num_attention_heads * query_len,
-            shard="tp",
-            itemsize=LOGSUMEXP_BYTES,
-            group="core_attention",
-            flash_only=True,
-        ),
+        inside(name=f"{name}.softmax", elements=scores, quadratic=True),
+        inside(name=f"{name}.logsumexp", elements=a.num_attention_heads * query_len, itemsize=LOGSUMEXP_BYTES, flash_only=True),
     ]
     if a.attention_dropout:
-        mask = Saved(name=f"{name}.dropout_mask", elements=scores, shard="tp", itemsize=MASK_BYTES, group="core_attention", quadratic=True)
-        output = Saved(name=f"{name}.dropout", elements=scores, shard="tp", group="core_attention", quadratic=True)
-        saves += [mask, output]
+        saves.append(inside(name=f"{name}.dropout_mask", elements=scores, itemsize=MASK_BYTES, quadratic=True))
+        saves.append(inside(name=f"{name}.dropout", elements=scores, quadratic=True))
     return Attention(
         name=f"{name}.core_attention",
         query_len=query_len,

@@ -40,14 +40,8 @@ def embedding(a: Shared, tokens: int) -> Part:
         mask = Saved(name="embedding_dropout.mask", elements=elements, itemsize=MASK_BYTES, group="dropout")
         ops.append(Pointwise(name="embedding_dropout", elements=elements, moved=READ + WRITE + MASK_BYTES, saves=(mask,)))
     if a.position_embedding == "relative":
-        weights += [
-            Weight(
-                name=f"{side}_relative_pos_emb.relative_attention_bias.weight",
-                shape=(RELATIVE_BUCKETS, a.num_attention_heads),
-                kind="embedding",
-            )
-            for side in ("encoder", "decoder")
-        ]
+        table, shape = "relative_pos_emb.relative_attention_bias.weight", (RELATIVE_BUCKETS, a.num_attention_heads)
+        weights += [Weight(name=f"{side}_{table}", shape=shape, kind="embedding") for side in ("encoder", "decoder")]
     return Part(tuple(weights), tuple(ops))
 
 
@@ -63,17 +57,12 @@ def logits(a: Shared, tokens: int, prefix: str = "output_layer") -> tuple[Op, ..
     """Hidden states to logits over the padded vocabulary, and the loss."""
     h, v = a.hidden_size, a.vocab_size
     saved = Saved(name=f"{prefix}.input", elements=tokens * h, group="norm")
+    loss = Pointwise(name="cross_entropy", role="loss", elements=tokens * v, moved=CROSS_ENTROPY_MOVED, shard="tp",
+                     moved_backward=CROSS_ENTROPY_MOVED_BACKWARD)  # fmt: skip
     return (
         Enter(elements=tokens * h),
         Gemm(name=prefix, tokens=tokens, k=h, n=v, split="column", pad_to=a.make_vocab_size_divisible_by, saves=(saved,)),
-        Pointwise(
-            name="cross_entropy",
-            role="loss",
-            elements=tokens * v,
-            moved=CROSS_ENTROPY_MOVED,
-            shard="tp",
-            moved_backward=CROSS_ENTROPY_MOVED_BACKWARD,
-        ),
+        loss,
     )
 
 

@@ -4,6 +4,7 @@ that all tokens visit."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import ceil
 from typing import Final, Literal
 
@@ -94,7 +95,9 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
         h, f, experts = a.hidden_size, self.ffn_hidden_size, self.num_experts
         n = 2 * f if a.gated else f
         share, uneven = self.computed_share, None if self.pad_to_capacity else self.routing
-        routed, moved = ceil(tokens * self.topk * share), activation_moved(a)
+        routed = ceil(tokens * self.topk * share)
+        grouped = partial(Gemm, tokens=routed, experts=experts, routing=uneven)
+        activation = partial(Pointwise, moved=activation_moved(a), shard="tp")
         # The norm's output, which the router's product needs in backward (mcore transformer/moe/moe_utils.py, RouterGatingLinearFunction);
         # a checkpoint of the experts keeps it too, as its input.
         scored = Saved(name="mlp.router.input", elements=tokens * h, group="norm")
@@ -117,37 +120,9 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             Gemm(name="mlp.router", role="router", tokens=tokens, k=h, n=experts, saves=(scored,)),
             Pointwise(name="mlp.permute", role="permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp", routing=uneven),
             Dispatch(elements=ceil(tokens * h * share), topk=self.topk, routing=uneven, limit=(self.groups or 1, self.group_topk or 1)),
-            Gemm(
-                name="mlp.experts.linear_fc1",
-                role="routed_fc1",
-                tokens=routed,
-                k=h,
-                n=n,
-                split="column",
-                experts=experts,
-                saves=(kept,),
-                routing=uneven,
-            ),
-            Pointwise(
-                name="mlp.experts.activation",
-                role="routed_activation",
-                elements=routed * f,
-                moved=moved,
-                shard="tp",
-                saves=(act_input,),
-                routing=uneven,
-            ),
-            Gemm(
-                name="mlp.experts.linear_fc2",
-                role="routed_fc2",
-                tokens=routed,
-                k=f,
-                n=h,
-                split="row",
-                experts=experts,
-                saves=(product,),
-                routing=uneven,
-            ),
+            grouped(name="mlp.experts.linear_fc1", role="routed_fc1", k=h, n=n, split="column", saves=(kept,)),
+            activation(name="mlp.experts.activation", role="routed_activation", elements=routed * f, saves=(act_input,), routing=uneven),
+            grouped(name="mlp.experts.linear_fc2", role="routed_fc2", k=f, n=h, split="row", saves=(product,)),
         ]
         if self.shared_ffn_hidden_size:
             s = self.shared_ffn_hidden_size
@@ -164,14 +139,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             ops += [
                 Enter(elements=tokens * h),
                 Gemm(name="mlp.shared_experts.linear_fc1", role="shared_fc1", tokens=tokens, k=h, n=width, split="column"),
-                Pointwise(
-                    name="mlp.shared_experts.activation",
-                    role="shared_activation",
-                    elements=tokens * s,
-                    moved=moved,
-                    shard="tp",
-                    saves=(gate_up,),
-                ),
+                activation(name="mlp.shared_experts.activation", role="shared_activation", elements=tokens * s, saves=(gate_up,)),
                 Gemm(name="mlp.shared_experts.linear_fc2", role="shared_fc2", tokens=tokens, k=s, n=h, split="row", saves=(product,)),
                 Exit(elements=tokens * h),
             ]

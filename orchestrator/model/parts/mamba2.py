@@ -70,6 +70,8 @@ class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", o
             chunk=self.chunk_size,
             saves=(kept("scan.input", projected), kept("scan.output", inner)),
         )
+        norm = Pointwise(name=f"{name}.norm", role="scan_norm", elements=tokens * inner, moved=READ + WRITE, shard="tp",
+                         saves=(kept("norm.input", inner),))  # fmt: skip
         entering = kept("in_proj.input", h, shard="sequence", group="norm")
         return Part(
             tuple(weights),
@@ -78,14 +80,7 @@ class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", o
                 Gemm(name=f"{name}.in_proj", tokens=tokens, k=h, n=projected, split="column", saves=(entering,)),
                 Pointwise(name=f"{name}.conv1d", elements=tokens * convolved, moved=READ + WRITE, shard="tp"),
                 scan,
-                Pointwise(
-                    name=f"{name}.norm",
-                    role="scan_norm",
-                    elements=tokens * inner,
-                    moved=READ + WRITE,
-                    shard="tp",
-                    saves=(kept("norm.input", inner),),
-                ),
+                norm,
                 Gemm(name=f"{name}.out_proj", tokens=tokens, k=inner, n=h, split="row", saves=(kept("out_proj.input", inner),)),
                 Exit(elements=tokens * h),
             ),

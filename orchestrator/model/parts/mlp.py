@@ -31,6 +31,7 @@ class Mlp(Value, frozen=True, kw_only=True, tag="mlp", tag_field="kind", omit_de
         n = 2 * f if a.gated else f
         fc1_input = Saved(name="mlp.linear_fc1.input", elements=tokens * h, group="mlp_norm")
         act_input = Saved(name="mlp.activation.input", elements=tokens * n, shard="tp", group="mlp")
+        act_saves, moved = () if a.activation == "relu" else (act_input,), activation_moved(a)
         fc2_input = Saved(name="mlp.linear_fc2.input", elements=tokens * f, shard="tp", group="mlp")
         return Part(
             weights=linear_weights("mlp.linear_fc1", n, h, "column", bias=a.add_bias_linear)
@@ -38,14 +39,7 @@ class Mlp(Value, frozen=True, kw_only=True, tag="mlp", tag_field="kind", omit_de
             ops=(
                 Enter(elements=tokens * h),
                 Gemm(name="mlp.linear_fc1", role="fc1", tokens=tokens, k=h, n=n, split="column", saves=(fc1_input,)),
-                Pointwise(
-                    name="mlp.activation",
-                    role="activation",
-                    elements=tokens * f,
-                    moved=activation_moved(a),
-                    shard="tp",
-                    saves=() if a.activation == "relu" else (act_input,),
-                ),
+                Pointwise(name="mlp.activation", role="activation", elements=tokens * f, moved=moved, shard="tp", saves=act_saves),
                 Gemm(name="mlp.linear_fc2", role="fc2", tokens=tokens, k=f, n=h, split="row", saves=(fc2_input,)),
                 Exit(elements=tokens * h),
             ),
