@@ -23,6 +23,8 @@ MASTER_PORT: Final = 29500
 SHARED_MEMORY: Final = "/dev/shm"
 LABEL_LENGTH: Final = 52
 """Characters of a Job's name in Kubernetes: a pod's has up to 11 more (its index and a suffix), and a label at most 63."""
+DSTACK_LENGTH: Final = 41
+"""Characters of a run's name in dstack."""
 SKY_GPUS: Final = {
     "A100-SXM-80GB": "A100-80GB",
     "A100-SXM-40GB": "A100",
@@ -94,11 +96,7 @@ def kubernetes(job: Job, folder: str, options: SlurmOptions, container: Containe
     "Job with Pod-to-Pod Communication"). `slurm.partition` is Kueue's local queue. Raises InputError without an image."""
     image = _image(container, "kubernetes")
     name = label(job.name)
-    mounts = [(folder, folder, False)]
-    for mount in container.mounts if container else ():
-        host, _, rest = mount.partition(":")
-        inside, _, mode = rest.partition(":")
-        mounts.append((host, inside or host, mode == "ro"))
+    mounts = _mounts(folder, container)
     volumes = [{"name": f"host-{i}", "hostPath": {"path": host, "type": "Directory"}} for i, (host, _, _) in enumerate(mounts)]
     places: list[dict[str, Any]] = [
         {"name": f"host-{i}", "mountPath": inside} | ({"readOnly": True} if readonly else {})
@@ -167,6 +165,41 @@ def skypilot(job: Job, folder: str, options: SlurmOptions, container: ContainerO
         f"# Every node must see the run's folder at {shlex.quote(folder)}: a volume, or file_mounts with mode MOUNT.\n"
     )
     return head + yaml.safe_dump({key: value for key, value in task.items() if value != {}}, sort_keys=False, width=10**6)
+
+
+def dstack(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
+    """A task of dstack (dstack.ai/docs, "task" and "Distributed tasks": DSTACK_NODE_RANK, DSTACK_MASTER_NODE_IP). Raises InputError without
+    an image."""
+    name, _, rest = gpu.partition("-")
+    memory = rest.rpartition("-")[2]
+    gpus = f"{name}:{memory}:{job.ranks_per_node}" if memory.endswith("GB") else f"{name}:{job.ranks_per_node}"
+    limit = limit_s(options.time)
+    start = f"cd -- {shlex.quote(folder)} || exit 2\n" + _on_a_node(job, "DSTACK_NODE_RANK", '"$DSTACK_MASTER_NODE_IP"')
+    task = {
+        "type": "task",
+        "name": label(job.name)[:DSTACK_LENGTH].rstrip("-"),
+        "nodes": job.num_nodes,
+        "image": _image(container, "dstack"),
+        "volumes": [f"{host}:{inside}" for host, inside, _ in _mounts(folder, container)],
+        "commands": [start],
+        "resources": {"gpu": gpus} if job.backend == "nccl" else {},
+        "max_duration": "off" if limit is None else limit,
+    }
+    head = (
+        f"# {checked('recipe', job.name)}: {job.num_nodes} node(s) of {job.ranks_per_node} ranks. dstack apply -f job.dstack.yml\n"
+        "# The run's folder is the nodes' own path, on storage that they share (dstack's instance volumes).\n"
+    )
+    return head + yaml.safe_dump({key: value for key, value in task.items() if value != {}}, sort_keys=False, width=10**6)
+
+
+def _mounts(folder: str, container: ContainerOptions | None) -> list[tuple[str, str, bool]]:
+    """Paths of the nodes that a container sees, the run's folder first: (there, inside, whether it may only read)."""
+    found = [(folder, folder, False)]
+    for mount in container.mounts if container else ():
+        host, _, rest = mount.partition(":")
+        inside, _, mode = rest.partition(":")
+        found.append((host, inside or host, mode == "ro"))
+    return found
 
 
 def _on_a_node(job: Job, rank: str, address: str) -> str:
@@ -255,6 +288,7 @@ Writer = Callable[[Job, str, SlurmOptions, ContainerOptions | None, str], str]
 WRITERS: Final[Mapping[str, tuple[str, Writer]]] = {
     "kubernetes": ("kubernetes.yaml", kubernetes),
     "skypilot": ("skypilot.yaml", skypilot),
+    "dstack": ("job.dstack.yml", dstack),
     "lsf": ("job.lsf", lsf),
     "pbs": ("job.pbs", pbs),
 }

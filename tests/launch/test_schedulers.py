@@ -48,7 +48,7 @@ def test_write_takes_each_scheduler_that_is_written_for() -> None:
     settings = recipe.load(load, machine(), list(ENGINES))
     assert settings.write == ("pbs", "lsf")
     assert yaml.safe_load(recipe.resolved_yaml(settings))["write"] == "pbs,lsf"
-    with pytest.raises(InputError, match=r"write=slurm: is no scheduler .* choose one of kubernetes, skypilot, lsf, pbs"):
+    with pytest.raises(InputError, match=r"write=slurm: is no scheduler .* choose one of kubernetes, skypilot, dstack, lsf, pbs"):
         recipe.load([*load[:3], "write=slurm"], machine(), list(ENGINES))
 
 
@@ -100,6 +100,16 @@ def test_skypilot_gets_a_task(nodes: int) -> None:
     assert "resources" not in bare
 
 
+@pytest.mark.parametrize("nodes", NODES)
+def test_dstack_gets_a_task(nodes: int) -> None:
+    task = yaml.safe_load(written("dstack", replace(JOB, num_nodes=nodes, name="m" * 60)))
+    assert (task["type"], task["nodes"], task["resources"], task["max_duration"]) == ("task", nodes, {"gpu": "H100:80GB:8"}, 26.5 * 3600)
+    assert len(task["name"]) == 41
+    assert task["volumes"] == [f"{FOLDER}:{FOLDER}", "/data:/data", "/ref:/in"]
+    (start,) = task["commands"]
+    assert 'MASTER_ADDR="$DSTACK_MASTER_NODE_IP"' in start
+
+
 def test_lsf_and_pbs_ask_for_what_the_plan_needs() -> None:
     lsf, pbs = written("lsf").splitlines(), written("pbs").splitlines()
     asked = {"-n 32", '-R "span[ptile=1]"', '-gpu "num=8:mode=shared:j_exclusive=yes"', "-q train", "-P 0123", "-W 26:30", "-wa USR1 -wt 5"}
@@ -114,6 +124,7 @@ def test_lsf_and_pbs_ask_for_what_the_plan_needs() -> None:
     ("name", "options", "container", "says"),
     [
         ("kubernetes", OPTIONS, None, "write=kubernetes: needs container.image="),
+        ("dstack", OPTIONS, None, "write=dstack: needs container.image="),
         ("skypilot", OPTIONS, replace(IMAGE, image="/images/a.sif"), "is a file; skypilot takes an image of a registry"),
         ("pbs", OPTIONS, replace(IMAGE, runtime="pyxis"), "container.runtime=pyxis: is Slurm's.* choose one of apptainer"),
         ("lsf", SlurmOptions(nodes=(8, 16)), None, "slurm.nodes=8-16: is a range, which is Slurm's alone"),
