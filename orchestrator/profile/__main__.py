@@ -223,7 +223,8 @@ def measure(settings: Settings, load: Callable[[Sequence[str]], Settings], out: 
     ranks = [json.loads(path.read_text()) for path in sorted((out / "measured").glob("rank-*.json"), key=lambda path: len(path.name))]
     file = conclude(settings, name, plans, ranks, out, when)
     low, high = (json.loads((out / "profile.json").read_text())["speed"][end] for end in ("low", "high"))
-    spreads = ", ".join(f"{name} {one.value:.3g} ±{one.spread:.0%}" for name, one in file.constants.items() if one.spread)
+    spreads = ", ".join(f"{name} {one.value:.3g} (±{one.spread:.0%})" if one.spread < 1 else f"{name} lost in the noise"
+                        for name, one in file.constants.items() if one.spread)  # fmt: skip
     print(f"Measured in {format_seconds(time.monotonic() - begin)}: {out}")
     print(f"The machine's speed was {low:.0%} to {high:.0%} of its median, which is divided out. Between rounds: {spreads}")
     print(f"Plan with cluster={out / 'cluster.yaml'} calibration={out / f'{name}-{settings.cluster.gpu.name}.json'}")
@@ -320,10 +321,11 @@ def constants_of(cluster: Cluster, runs: Sequence[Run], rows: Sequence[Mapping[s
     return found._replace(constants=constants), wires
 
 
-def check_layouts(seconds: Mapping[str, float], out: Path) -> None:
-    """Raises LaunchError where a layer's work took longer under one of two layouts than under the other: then it was not the layout."""
-    if seconds and max(seconds.values()) > (1 + ALIKE) * min(seconds.values()):
-        said = " and ".join(f"{format_seconds(each)} in {case}" for case, each in seconds.items())
+def check_layouts(seconds: Mapping[str, Sequence[float]], out: Path) -> None:
+    """Raises LaunchError where a layer's work took longer in every round under one of two layouts than under the other: it is the same."""
+    ratios = [one / other for one, other in zip(*seconds.values(), strict=True)] if seconds else []
+    if ratios and (min(ratios) > 1 + ALIKE or max(ratios) < 1 / (1 + ALIKE)):
+        said = " and ".join(f"{format_seconds(median(each))} in {case}" for case, each in seconds.items())
         raise LaunchError(f"profile: the same layer took {said}, which must be within {ALIKE:.0%}: something else used the machine, and no "
                           f"calibration was written; {out / 'profile.json'} has all figures. Run it again")  # fmt: skip
 
@@ -364,7 +366,7 @@ def everything(
         "layers": {
             case: {
                 "micro_batch_s": as_dict(figure(of_case(ranks, case, "microbatch_s", usual))),
-                "layer_forward_s": layer_s(ranks, case, usual),
+                "layer_forward_s": median(found) if (found := layer_s(ranks, case, usual)) else None,
                 "update_s": as_dict(figure(of_case(ranks, case, "update_s", usual))),
             }
             for case in plans

@@ -135,15 +135,11 @@ def of_case(ranks: Sequence[Mapping[str, Any]], case: str, what: str, usual: flo
     return [seconds for round_ in of_rounds(ranks, case, what, usual) for seconds in round_]
 
 
-def layer_s(ranks: Sequence[Mapping[str, Any]], case: str, usual: float) -> float | None:
-    """Seconds of a layer's forward pass of a case at the usual speed; None: no layer was found in the model."""
-    found = [
-        one["layer_forward_s"] * usual / median(one["yardstick_s"])
-        for rank in ranks
-        for one in rank["cases"][case]
-        if one["layer_forward_s"]
-    ]
-    return float(median(found)) if found else None
+def layer_s(ranks: Sequence[Mapping[str, Any]], case: str, usual: float) -> list[float]:
+    """Seconds of a layer's forward pass of a case at the usual speed, round by round; none where no layer was found in the model."""
+    rounds = zip(*(rank["cases"][case] for rank in ranks), strict=True)
+    each = [[one["layer_forward_s"] * usual / median(one["yardstick_s"]) for one in round_ if one["layer_forward_s"]] for round_ in rounds]
+    return [float(median(found)) for found in each if found]
 
 
 def core_share(ranks: Sequence[Mapping[str, Any]], usual: float) -> float:
