@@ -89,7 +89,7 @@ class PlannedTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Writes a checkpoint as our worker does: weights and moments by their places in the whole model."""
-        self.run.save(self.states, self.state.global_step)
+        self.run.saves.save(self.states, self.state.global_step)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The training's samples."""

@@ -66,7 +66,7 @@ class RunCallback(TrainerCallback):
         self.seconds = time.perf_counter() - self.begun
         self.timers.end(state.global_step - 1)
         warned, self.peak = values.tolist()
-        self.run.poll()
+        self.run.saves.poll()
         last = state.global_step >= state.max_steps
         if warned and not last:
             self.run.stopped = control.should_training_stop = control.should_save = True

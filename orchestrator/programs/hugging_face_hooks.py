@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
-import torch.distributed as dist
 
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import checkpoint, data, distributed, groups, loop, saving, sft, unpickling
+from orchestrator.workers import checkpoint, distributed, groups, loop, saving, unpickling
 from orchestrator.workers.deepspeed import HuggingFaceTrainer
 from orchestrator.workers.deepspeed_trainer import import_deepspeed, set_log_level
 from orchestrator.workers.watchdog import Watchdog
@@ -78,39 +77,9 @@ class Run:
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
         self.groups = groups.of_plan(plan)
-        self.saved = self._checkpoint()
-        self.beside: saving.SaveBeside | None = None
+        self.saved, self.saves = loop.saved_before(plan, OUT, "--continue" in sys.argv), saving.Saves(plan, OUT)
         self.stopped = False
         """Whether the run was asked to end before its last step."""
-
-    def _checkpoint(self) -> checkpoint.Saved | None:
-        """The checkpoint to go on from, whose files are as they were written. Raises InputError."""
-        own = "--continue" in sys.argv and (OUT / checkpoint.FOLDER / checkpoint.MARKER).exists()
-        resume = str(OUT) if own else self.plan.run.resume
-        if not resume:
-            return None
-        saved = checkpoint.find(resume)
-        checkpoint.require_as_written(saved)
-        return saved
-
-    def save(self, states: States, step: int) -> None:
-        """Writes a checkpoint of the state after `step` steps, beside the training with train.async_save. Raises CheckpointError."""
-        self.wait()
-        if self.plan.run.async_save:
-            self.beside = saving.SaveBeside(states, OUT, step)
-        else:
-            saving.save(states, OUT, step)
-
-    def poll(self) -> None:
-        """Ends a checkpoint that has been written beside the training. All ranks call this after every step. Raises CheckpointError."""
-        if self.beside is not None and self.beside.poll():
-            self.beside = None
-
-    def wait(self) -> None:
-        """Waits for a checkpoint that is being written beside the training. Raises CheckpointError."""
-        if self.beside is not None:
-            self.beside.wait()
-        self.beside = None
 
     def complete(self, arguments: TrainingArguments) -> None:
         """Sets what belongs to the run's folder, whatever trainer.yaml says for use by hand: samples come in the plan's order."""
@@ -142,16 +111,8 @@ class Run:
 
     def samples(self, kind: Any) -> tuple[Any, Any]:
         """Data sets of this kind to train on, and to evaluate on or None."""
-        plan, first = self.plan, distributed.local_rank_is_first()
-        train: Any
-        valid: Any
-        if plan.training.task == "sft":
-            train, valid = sft.open_batches(plan, OUT / "data", 0, build=first, wait=dist.barrier)
-            if dist.get_rank() == 0:
-                print(train.said(), flush=True)
-        else:
-            corpus = data.open_corpus(plan, OUT / "data", build=first, wait=dist.barrier)
-            train, valid = (data.Batches(plan, part, corpus.specials, 0) if part else None for part in (corpus.train, corpus.valid))
+        plan = self.plan
+        train, valid = loop.planned_batches(plan, 0, OUT / "data")
         training = kind(plan, train, plan.training.steps * plan.global_batch_size)
         if valid is None or not plan.run.eval_every:
             return training, None
@@ -172,7 +133,7 @@ class Run:
                 state.compute_steps(trainer.args, self.plan.training.steps)
                 state.save_to_json(str(Path(folder, TRAINER_STATE_NAME)))
                 trainer.train(resume_from_checkpoint=folder)
-        self.wait()
+        self.saves.wait()
         if self.plan.run.export_to and not self.stopped:
             self.watchdog.phase("export", saving.limit_s(self.plan))
             trainer.save_model(self.plan.run.export_to)

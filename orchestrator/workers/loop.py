@@ -25,7 +25,7 @@ from orchestrator.plan import Plan, from_json
 from orchestrator.workers import checkpoint, data, distributed, orphans, preflight, unpickling
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.saving import CheckpointError, SaveBeside, Snapshot, limit_s, save
+from orchestrator.workers.saving import CheckpointError, Saves, Snapshot, limit_s
 from orchestrator.workers.schedule import learning_rate
 from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
@@ -233,7 +233,7 @@ def train(
             raise InputError("train.trace_routing", "true", f"engine={plan.engine} has no routers of megatron-core")
         trace = trainer.trace_routing(out, first_step)
     losses: list[float] = []
-    beside: SaveBeside | None = None
+    saves = Saves(plan, out)
     now = (watchdog or NoWatchdog()).phase
     stop = False
     timers = StepTimers(plan, device, out, first_step, peak_memory) if plan.run.step_timers else NoTimers()
@@ -259,8 +259,7 @@ def train(
         losses.append(loss)
         if trace is not None:
             trace.write(done)
-        if beside is not None and beside.poll():
-            beside = None
+        saves.poll()
         if valid is not None and eval_every and (done % eval_every == 0 or done == training.steps):
             now(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
             numbers["valid_loss"] = finite(evaluate(trainer, valid))
@@ -269,17 +268,11 @@ def train(
         metrics.write(**numbers)
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
             now(f"step {done}: checkpoint", limit_s(plan))
-            if beside is not None:
-                beside.wait()
-            if plan.run.async_save:
-                beside = SaveBeside(trainer, out, done)
-            else:
-                save(trainer, out, done)
+            saves.save(trainer, done)
         if stop:
             break
-    if beside is not None:
-        now("the last checkpoint", limit_s(plan))
-        beside.wait()
+    now("the last checkpoint", limit_s(plan))
+    saves.wait()
     if not stop and plan.run.export_to:
         now("export", limit_s(plan))
         trainer.export(Path(plan.run.export_to))
@@ -309,17 +302,24 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRet
         look_at_groups(plan, trainer.groups, job.device)
         watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
         batches, valid = open_batches(trainer, out / "data")
-        first_step = 0
-        resume = str(out) if arguments.continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
-        if resume:
-            saved = checkpoint.find(resume)
-            checkpoint.require_as_written(saved)
+        saved = saved_before(plan, out, arguments.continued)
+        if saved is not None:
             with unpickling.refused(saved.folder):
                 trainer.load(saved)
-            first_step = saved.step
-        train(trainer, batches, out, first_step, watchdog, valid)
+        train(trainer, batches, out, saved.step if saved is not None else 0, watchdog, valid)
 
     as_rank(plan, out, engine.get("requires", {}), body)
+
+
+def saved_before(plan: Plan, out: Path, continued: bool) -> checkpoint.Saved | None:
+    """The checkpoint to go on from, whose files are as they were written: with `continued` this run's newest if it has one, else
+    train.resume's. Raises InputError."""
+    resume = str(out) if continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
+    if not resume:
+        return None
+    saved = checkpoint.find(resume)
+    checkpoint.require_as_written(saved)
+    return saved
 
 
 def look_at_groups(plan: Plan, groups: Groups, device: torch.device) -> None:
@@ -366,15 +366,20 @@ def open_batches(trainer: Trainer, cache: Path) -> tuple[Any, Any]:
     """What is trained on, and what is evaluated on or None: text or supervised samples, unless the trainer has batches of its own."""
     if isinstance(trainer, OwnBatches):
         return trainer.open_batches(cache)
-    plan, dp_rank = trainer.plan, trainer.groups.rank("dp")
+    return planned_batches(trainer.plan, trainer.groups.rank("dp"), cache)
+
+
+def planned_batches(plan: Plan, dp_rank: int, cache: Path) -> tuple[Any, Any]:
+    """The text or supervised samples of a plan, to train on and to evaluate on or None."""
+    build = distributed.local_rank_is_first()
     if plan.training.task == "sft":
         from orchestrator.workers import sft
 
-        train, held_out = sft.open_batches(plan, cache, dp_rank, build=distributed.local_rank_is_first(), wait=dist.barrier)
+        train, held_out = sft.open_batches(plan, cache, dp_rank, build=build, wait=dist.barrier)
         if dist.get_rank() == 0:
             print(train.said(), flush=True)
         return train, held_out
-    corpus = data.open_corpus(plan, cache, build=distributed.local_rank_is_first(), wait=dist.barrier)
+    corpus = data.open_corpus(plan, cache, build=build, wait=dist.barrier)
     valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
     return data.Batches(plan, corpus.train, corpus.specials, dp_rank), valid
 

@@ -129,3 +129,31 @@ class SaveBeside:
         while not done:
             self.thread.join()
             done = self.poll()
+
+
+class Saves:
+    """The checkpoints of a run, one after the other, beside the training with train.async_save. Each method is collective, and raises
+    CheckpointError."""
+
+    def __init__(self, plan: Plan, out: Path) -> None:
+        self.beside_training, self.out = plan.run.async_save, out
+        self.running: SaveBeside | None = None
+
+    def save(self, trainer: Saver, step: int) -> None:
+        """Writes the state after `step` steps, or begins to."""
+        self.wait()
+        if self.beside_training:
+            self.running = SaveBeside(trainer, self.out, step)
+        else:
+            save(trainer, self.out, step)
+
+    def poll(self) -> None:
+        """Ends what has been written beside the training; called after each step."""
+        if self.running is not None and self.running.poll():
+            self.running = None
+
+    def wait(self) -> None:
+        """Waits until the last is whole."""
+        if self.running is not None:
+            self.running.wait()
+        self.running = None

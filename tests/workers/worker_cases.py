@@ -34,6 +34,7 @@ from orchestrator.workers import (
     megatron_deepspeed,
     megatron_groups,
     models,
+    saving,
     step_timers,
     weights,
 )
@@ -364,9 +365,9 @@ def save_with_little_disk(plan_json: str, cache: str, out: str, at_most: int) ->
     resource.setrlimit(resource.RLIMIT_FSIZE, (at_most, hard))
     try:
         if plan.run.async_save:
-            loop.SaveBeside(trainer, Path(out), plan.training.steps + 1).wait()
+            saving.SaveBeside(trainer, Path(out), plan.training.steps + 1).wait()
         else:
-            loop.save(trainer, Path(out), plan.training.steps + 1)
+            saving.save(trainer, Path(out), plan.training.steps + 1)
     except loop.CheckpointError as error:
         return str(error)
     finally:
