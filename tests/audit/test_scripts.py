@@ -278,6 +278,7 @@ def test_pins_stand_over_the_file(tmp_path: Path) -> None:
         (f"python pretrain_gpt.py {MODEL} {REST}", {"largest": "seq_length"}, "is not for audit"),
         (f"python pretrain_gpt.py {MODEL} {REST}", {"pin": {"tp": "x"}}, "pin.tp=x"),
         (f"python pretrain_gpt.py {MODEL} {REST} --num-experts 8 --moe-layer-freq foo(3)", {}, "is no list of layers"),
+        (f"python pretrain_gpt.py {MODEL} {REST} --num-experts 8 --moe-layer-freq '([1]*'", {}, "is no list of layers"),
         (f"python pretrain_gpt.py {MODEL} {REST} --num-attention-heads 48", {}, "num_attention_heads"),
     ],
 )
