@@ -390,3 +390,18 @@ def test_what_every_price_takes_for_granted_is_not_called_unpriced(tmp_path: Pat
     words = f"{LLAMA3_8B} --num-experts 8 --moe-router-topk 2 --bf16 --moe-grouped-gemm --moe-permute-fusion"
     found = audited(tmp_path, words, gpus=8)
     assert not [said for said in (*found.reading.unpriced, *found.reading.beside) if "--moe-" in said]
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("windows", ["2", "([1]*1+[0]*1)"])
+def test_windows_and_experts_of_some_layers_make_one_pattern(experts: bool, windows: str) -> None:
+    line = "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 "
+    line += f"--max-position-embeddings 64 --window-size 127,0 --window-attn-skip-freq '{windows}' "
+    line += "--num-experts 4 --moe-layer-freq '([0]*1+[1]*3)' " if experts else ""
+    keys = script.read(line).reading.keys
+    plain, windowed = {"kind": "attention"}, {"kind": "attention", "window": 128}
+    assert keys["model.mixer"] == plain
+    assert [(run["layers"], run["mixer"]) for run in keys["model.pattern"]] == [(1, windowed), (1, plain)] * 2
+    assert ["feed_forward" in run for run in keys["model.pattern"]] == [False, experts, experts, experts]
+    assert "model.feed_forward" not in keys
+    assert script.read(line.replace(f" --window-attn-skip-freq '{windows}'", "")).reading.keys["model.mixer"] == windowed
