@@ -9,7 +9,7 @@ import pytest
 from hand_plans import BERT, GPT, LLAMA, T5, make_plan, training_for
 from msgspec.structs import replace
 
-from orchestrator.engines import ENGINES, megatron_layers
+from orchestrator.engines import ENGINES, translation
 from orchestrator.engines import entry as entries
 from orchestrator.engines import traced as recorded
 from orchestrator.engines.deepspeed import entry as deepspeed
@@ -249,14 +249,14 @@ def predicted(seconds: float) -> Prediction:
 
 
 def test_weights_are_exchanged_where_both_sides_compute_the_same_model() -> None:
-    assert megatron_layers.why_no_exchange("megatron", LLAMA, "llama") is None
-    assert megatron_layers.why_no_exchange("megatron", BERT, "megatron-bert") is None
+    assert translation.why_no_exchange("megatron", LLAMA, "llama") is None
+    assert translation.why_no_exchange("megatron", BERT, "megatron-bert") is None
     for a, kind, why in (
         (T5, "t5", "megatron-core's t5 is another function than transformers'"),
         (BERT, "bert", "engine=megatron has a pre-norm BERT (model_type megatron-bert in transformers), the checkpoint's is post-norm"),
         (replace(GPT, position_embedding="none"), "gpt2", "position_embedding=none: transformers' "),
     ):
-        assert (megatron_layers.why_no_exchange("megatron", a, kind) or "").startswith(why)
+        assert (translation.why_no_exchange("megatron", a, kind) or "").startswith(why)
     assert why_no_exchange(LLAMA, "llama") is why_no_exchange(BERT, "bert") is None
     assert why_no_exchange(replace(T5, tie_embeddings=True), "t5") is None
     assert (why_no_exchange(replace(T5, tie_embeddings=False), "t5") or "").startswith(
@@ -279,15 +279,15 @@ def test_an_exported_model_is_named_as_transformers_builds_it() -> None:
 
 def test_layers_run_on_the_distributions_of_their_release() -> None:
     def on(version: str, **more: Any) -> dict[str, str]:
-        return megatron_layers.layers_versions(plan(software=Software(megatron_core=version, **more)).cluster)
+        return translation.layers_versions(plan(software=Software(megatron_core=version, **more)).cluster)
 
     assert on("0.16.1") == {"megatron-core": "0.16.1", "transformer-engine": ""}
     assert on("0.16.1", transformer_engine=False) == {"megatron-core": "0.16.1"}
     assert on("0.19.2", transformer_engine=False) == {"megatron-core": "0.19.2", "triton": ""}
-    assert [len(megatron_layers.version_notes(plan(software=Software(megatron_core=version)))) for version in ("0.16.1", "0.17.0")] == [
+    assert [len(translation.version_notes(plan(software=Software(megatron_core=version)))) for version in ("0.16.1", "0.17.0")] == [
         0,
         1,
     ]
     exported = plan(run=RunSettings(export_to="/w"))
     passes = ENGINES["megatron"].passes
-    assert ["export" in megatron_layers.layers_fields(one, passes) for one in (plan(), exported)] == [False, True]
+    assert ["export" in translation.layers_fields(one, passes) for one in (plan(), exported)] == [False, True]

@@ -425,7 +425,7 @@ def main(number: int, seed: int) -> int:
     megatron = Megatron(str(Path(os.environ["MEGATRON_LM"]).resolve()))
     from orchestrator.engines import ENGINES
     from orchestrator.engines.megatron.translate import PASSES
-    from orchestrator.engines.megatron_layers import layers_fields
+    from orchestrator.engines.translation import layers_fields
     from orchestrator.errors import InputError
 
     draw = random.Random(seed)

@@ -10,7 +10,7 @@ from orchestrator.engines import hf_config
 from orchestrator.engines.deepspeed.rules import DEEPSPEED_RULES
 from orchestrator.engines.ds_states import DEEPSPEED
 from orchestrator.engines.engine import Requirements
-from orchestrator.engines.rules import sources
+from orchestrator.engines.rules.rule import DEEPSPEED_SOURCES
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.spec import DEEPSPEED_OPTIONS, RANK_ORDER
@@ -49,7 +49,7 @@ def capabilities(software: Software) -> Capabilities:
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),
         rank_orders=(RANK_ORDER,),
-        sources=sources.DEEPSPEED
+        sources=DEEPSPEED_SOURCES
         | {
             "precision_here": "fp16_bf16, runtime/engine.py:2000",
             "axis_pp": "pp_misc: deepspeed/runtime/pipe/module.py; pipelines are engine=megatron_deepspeed's",

@@ -6,8 +6,6 @@ from typing import Final
 
 from orchestrator.engines import megatron_parts, megatron_versions
 from orchestrator.engines.engine import Requirements
-from orchestrator.engines.megatron_layers import layers_versions
-from orchestrator.engines.rules import sources
 from orchestrator.engines.rules.experts import EXPERT_RULES
 from orchestrator.engines.rules.mesh import MEGATRON_ORDERS, MEGATRON_RULES, MESH_RULES
 from orchestrator.engines.rules.model import MODEL_RULES
@@ -15,8 +13,10 @@ from orchestrator.engines.rules.options import OPTION_RULES
 from orchestrator.engines.rules.pipeline import MEGATRON_PIPELINE_RULES
 from orchestrator.engines.rules.precision import PRECISION_RULES
 from orchestrator.engines.rules.recompute import PINNED_WITH_FUSED_ATTENTION, RECOMPUTE_RULES, fused_attention
+from orchestrator.engines.rules.rule import MEGATRON_SOURCES
 from orchestrator.engines.rules.zero import MEGATRON_ZERO_RULES
 from orchestrator.engines.transformer_config import DDP_BUCKET_ELEMENTS_PER_RANK, DDP_MIN_BUCKET_ELEMENTS
+from orchestrator.engines.translation import layers_versions
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
 from orchestrator.strategy.spec import MEGATRON_OPTIONS, RECOMPUTE_ORDER
@@ -64,7 +64,7 @@ def capabilities(software: Software) -> Capabilities:
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),
         rank_orders=MEGATRON_ORDERS,
-        sources=sources.MEGATRON_LAYERS
+        sources=MEGATRON_SOURCES
         | {
             "unsuited": "fp8: megatron/training/arguments.py:655-669",
             "grad_dtype": "ddp grad_reduce_in_fp32: core/distributed/distributed_data_parallel_config.py:11",

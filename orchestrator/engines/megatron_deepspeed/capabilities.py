@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.ds_states import DEEPSPEED
 from orchestrator.engines.engine import Requirements
-from orchestrator.engines.megatron_layers import layers_versions
-from orchestrator.engines.rules import sources
 from orchestrator.engines.rules.mesh import MESH_RULES
 from orchestrator.engines.rules.model import MODEL_RULES
 from orchestrator.engines.rules.pipeline import DEEPSPEED_PIPELINE_RULES
 from orchestrator.engines.rules.recompute import PINNED_WITH_FUSED_ATTENTION, RECOMPUTE_RULES, fused_attention
+from orchestrator.engines.rules.rule import DEEPSPEED_SOURCES, MEGATRON_SOURCES
 from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES
+from orchestrator.engines.translation import layers_versions
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_ORDER
@@ -48,8 +48,8 @@ def capabilities(software: Software) -> Capabilities:
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),
         rank_orders=(RANK_ORDER,),
-        sources=sources.MEGATRON_LAYERS
-        | sources.DEEPSPEED
+        sources=MEGATRON_SOURCES
+        | DEEPSPEED_SOURCES
         | {
             "axis_cp": "mpu_api: without get_sequence_data_parallel_group ZeRO shards over dp only, silently (runtime/zero/stage3.py:370)",
             "axis_vpp": "no_vpp: deepspeed/runtime/pipe/schedule.py; over megatron-core untested",

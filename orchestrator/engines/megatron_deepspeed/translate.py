@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from orchestrator.engines import megatron_layers, passthrough
+from orchestrator.engines import passthrough, translation
 from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_file, ds_config, is_pipeline_module, pipeline_fields
 from orchestrator.engines.megatron_args import megatron_lm
 from orchestrator.engines.megatron_deepspeed.capabilities import NAME, REQUIREMENTS
-from orchestrator.engines.megatron_layers import layers_fields, version_notes
-from orchestrator.engines.translation import assemble, engine_file
+from orchestrator.engines.translation import assemble, engine_file, layers_fields, version_notes
 from orchestrator.job import Job
 from orchestrator.plan import Plan
 
@@ -30,5 +29,5 @@ def translate(plan: Plan) -> Job:
     return assemble(plan, WORKER, [engine, file], notes, deepspeed_environment(plan), passes=PASSES)
 
 
-why_no_exchange: Final = partial(megatron_layers.why_no_exchange, NAME)
+why_no_exchange: Final = partial(translation.why_no_exchange, NAME)
 """Why weights can't go between this engine's model and transformers' (`Engine.why_no_exchange`)."""
