@@ -147,7 +147,7 @@ class Planner:
         return Workload(model=model, training=training, cluster=self.settings.cluster)
 
     @cached_property
-    def asked_engines(self) -> list[Engine]:
+    def requested_engines(self) -> list[Engine]:
         """The engines that engine= leaves, or the one of plan=. Raises InputError where it lacks what some of the user's keys are for."""
         settings = self.settings
         name = settings.engine if settings.plan is None else settings.plan.engine
@@ -164,7 +164,7 @@ class Planner:
     def engines(self) -> list[Engine]:
         """The engines that a search is over: they exchange weights as asked, and train the model where any does. Raises InputError."""
         architecture, software = self.settings.architecture, self.settings.cluster.software
-        engines = self._exchanging(self.asked_engines)
+        engines = self._exchanging(self.requested_engines)
         offers = [(engine, engine.capabilities(software)) for engine in engines]
         able = [engine for engine, has in offers if not lacking_parts(has, architecture) and not plan_only(has, architecture)]
         return able or engines
@@ -367,7 +367,7 @@ class Planner:
 
     def elsewhere(self, plan: Plan) -> Elsewhere | None:
         """The best plan of the same engine, whose checkpoints it can go on from, on explain.gpus= GPUs; None: nobody asks."""
-        cluster = self.settings.asked_cluster
+        cluster = self.settings.explain_cluster
         if cluster is None:
             return None
         others = msgspec.structs.replace(self.settings, plan=None, engine=plan.engine)

@@ -420,7 +420,7 @@ def not_here(settings: Settings, machine: detect.Machine) -> str | None:
 
 def lacking_packages(settings: Settings, machine: detect.Machine) -> str | None:
     """What no engine that is asked for has here; None: one has all."""
-    lacking = [lacks_packages(engine, machine) for engine in Planner(settings).asked_engines]
+    lacking = [lacks_packages(engine, machine) for engine in Planner(settings).requested_engines]
     return lacking[0] if lacking and None not in lacking else None
 
 

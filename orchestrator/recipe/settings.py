@@ -99,7 +99,7 @@ class Settings(Actions, frozen=True, kw_only=True):
     """What train.resume= names."""
     extra: dict[str, dict[str, Any]]
     open_batch: bool
-    asked_cluster: Cluster | None = None
+    explain_cluster: Cluster | None = None
     """The cluster with the GPUs of explain.gpus=; None: nobody asks."""
     slurm: SlurmOptions
     container: ContainerOptions | None
@@ -132,9 +132,9 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     plan = trained.plan
     if continued is not None:
         check_changes(continued, trained.architecture, trained.training, trained.run)
-    asked_cluster = None
+    explain_cluster = None
     if actions.explain_gpus is not None:
-        asked_cluster = _asked_cluster(actions.explain_gpus, trained.cluster, merged, chosen_here, machine, has_plan=plan is not None)
+        explain_cluster = _explain_cluster(actions.explain_gpus, trained.cluster, merged, chosen_here, machine, has_plan=plan is not None)
     _check_failures(actions)
     if actions.take is not None:
         beside = next((name for name in ("plan", "tune", "largest", *(f"target.{field}" for field in Targets.__struct_fields__))
@@ -155,7 +155,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         open_batch=_open_batch(merged, trained.engine),
-        asked_cluster=asked_cluster,
+        explain_cluster=explain_cluster,
         slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
         container=container_options(merged),
         env=group_of(merged, "env"),
@@ -250,7 +250,7 @@ def _targets(merged: Flat) -> Targets:
     return targets
 
 
-def _asked_cluster(gpus: int, cluster: Cluster, merged: Flat, given: Flat, machine: Machine, *, has_plan: bool) -> Cluster:
+def _explain_cluster(gpus: int, cluster: Cluster, merged: Flat, given: Flat, machine: Machine, *, has_plan: bool) -> Cluster:
     """The run's cluster with so many GPUs; its outermost level grows with them where it is not a saved plan's. Raises InputError."""
     try:
         if has_plan or cluster.name == "here" or gpus <= cluster.num_gpus:
