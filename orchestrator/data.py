@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 from orchestrator import commands
 from orchestrator.errors import InputError, LaunchError
 from orchestrator.key import Key, parse, shown
-from orchestrator.recipe.sources import existing_folder
+from orchestrator.recipe.sources import check_can_be_made, existing_folder
 
 USAGE: Final = "usage: python -m orchestrator.data input=PATH[,PATH] out=PREFIX [tokenizer=DIR] [documents=blank_lines] [workers=N]"
 Documents = Literal["file", "blank_lines", "lines"]
@@ -120,9 +120,7 @@ def free_prefix(out: str) -> str:
         path = prefix.with_name(prefix.name + suffix)
         if path.exists():
             raise InputError("out", shown(out), f"{path.name} is there already; remove it or name another prefix")
-    parent = next(folder for folder in prefix.parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError("out", shown(out), f"can't be made: {parent} {'can not be written' if parent.is_dir() else 'is a file'}")
+    check_can_be_made("out", out, prefix.parent)
     return str(prefix)
 
 

@@ -25,7 +25,7 @@ from orchestrator.launch import render, schedulers
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.planning import Found
-from orchestrator.recipe import Settings
+from orchestrator.recipe import Settings, sources
 
 HELD: Final = ".held"
 """The file in a run's folder that is locked while a command has the folder, with the process and its host."""
@@ -37,32 +37,13 @@ def new_folder(settings: Settings, out_key: str | None = None) -> Path:
     asked = settings.out if out_key is None else out_key
     if asked is None:
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", settings.recipe).strip(".") or "run"
-        base = Path("runs").absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        out = base
+        base = out = Path("runs").absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         for number in range(2, 1000):  # two runs within a second
             if not out.exists():
                 break
             out = base.with_name(f"{base.name}-{number}")
-        shown = str(out)
-    else:
-        shown = asked
-        out = Path(asked)
-    try:
-        out = out.resolve()
-        if out.is_symlink():  # Python 3.13 leaves a link to itself as it is; before, resolve() says so
-            raise InputError("out", shown, "can't be made: is a link that leads to itself")
-        if out.exists() and not out.is_dir():
-            raise InputError("out", shown, "is a file; a folder that is new or empty is needed")
-        if out.is_dir() and any(path.name != HELD for path in out.iterdir()):
-            raise InputError("out", shown, "is a folder with files in it; name a new one")
-        parent = next(parent for parent in (out, *out.parents) if parent.exists())
-        if not parent.is_dir():
-            raise InputError("out", shown, f"can't be made: {parent} is a file")
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise InputError("out", shown, f"can't be made: {parent} can't be written")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError("out", shown, f"can't be made: {getattr(error, 'strerror', None) or error}") from None
-    return out
+        asked = str(out)
+    return sources.new_folder("out", asked, HELD)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import shlex
 from collections.abc import Mapping
 from itertools import islice
@@ -152,6 +153,32 @@ def existing_folder(key: str, folder: str) -> str:
     if not Path(folder).is_dir():
         raise InputError(key, shown(folder), "is a file; a folder is needed" if Path(folder).exists() else "no such folder")
     return str(Path(folder).resolve())
+
+
+def check_can_be_made(key: str, text: str, folder: Path) -> None:
+    """Raises InputError where this folder is not there and can't be made, or where it can't be written."""
+    parent = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not parent.is_dir():
+        raise InputError(key, shown(text), f"can't be made: {parent} is a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(key, shown(text), f"can't be made: {parent} can't be written")
+
+
+def new_folder(key: str, text: str, beside: str = "") -> Path:
+    """The absolute path of a folder that is new or, but for a file called `beside`, empty, below one that can be written. Raises
+    InputError; makes nothing."""
+    try:
+        folder = Path(text).resolve()
+        if folder.is_symlink():  # Python 3.13 leaves a link to itself as it is; before, resolve() says so
+            raise InputError(key, shown(text), "can't be made: is a link that leads to itself")
+        if folder.exists() and not folder.is_dir():
+            raise InputError(key, shown(text), "is a file; a folder that is new or empty is needed")
+        if folder.is_dir() and any(path.name != beside for path in folder.iterdir()):
+            raise InputError(key, shown(text), "is a folder with files in it; name a new one")
+        check_can_be_made(key, text, folder)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(key, shown(text), f"can't be made: {getattr(error, 'strerror', None) or error}") from None
+    return folder
 
 
 def existing(key: str, data: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.layers import Flat, Given, value_of
-from orchestrator.recipe.sources import existing_folder, read_object
+from orchestrator.recipe.sources import existing_folder, new_folder, read_object
 
 FROM: Final = "model.init_from"
 TO: Final = "model.export_to"
@@ -66,7 +65,7 @@ def weight_settings(merged: Flat, base: RunSettings, architecture: Architecture)
         init_from = existing_folder(FROM, init_from)
         _check_checkpoint(Path(init_from), architecture)
     if export_to is not None:
-        export_to = _new_folder(export_to)
+        export_to = str(new_folder(TO, export_to))
     return {"init_from": init_from, "export_to": export_to}
 
 
@@ -118,19 +117,3 @@ def _as_computed(a: Architecture) -> Architecture:
 def written(folder: str) -> bool:
     """Whether there are files in it."""
     return Path(folder).is_dir() and any(Path(folder).iterdir())
-
-
-def _new_folder(text: str) -> str:
-    """The absolute path of a folder that is new or empty, below one that can be written. Raises InputError; makes nothing."""
-    folder = Path(text).absolute()
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(TO, shown(text), "is a file; a folder that is new or empty is needed")
-        if written(str(folder)):
-            raise InputError(TO, shown(text), "is a folder with files in it; name a new one")
-        parent = next(parent for parent in (folder, *folder.parents) if parent.exists())
-        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            raise InputError(TO, shown(text), f"can't be made: {parent} {'can not be written' if parent.is_dir() else 'is a file'}")
-    except (OSError, ValueError) as error:
-        raise InputError(TO, shown(text), f"can't be made: {getattr(error, 'strerror', None) or error}") from None
-    return str(folder)

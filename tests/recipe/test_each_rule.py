@@ -383,11 +383,11 @@ def test_weights_go_to_a_new_or_empty_folder(folder: Path) -> None:
     (folder / "full" / "x").write_text("x")
     (folder / "empty").mkdir()
     for name in ("empty", "new", "new/below"):
-        assert weights._new_folder(name) == str(folder / name)
+        assert sources.new_folder("model.export_to", name) == folder / name
     assert not (folder / "new").exists()
     for name, why in (("file", "is a file; a folder"), ("full", "is a folder with files in it"), ("file/below", "can't be made: ")):
         with pytest.raises(InputError) as caught:
-            weights._new_folder(name)
+            sources.new_folder("model.export_to", name)
         assert str(caught.value).startswith(f"model.export_to={name}: {why}")
     assert [weights.written(name) for name in ("file", "full", "empty", "no")] == [False, True, False, False]
     assert weights.with_config(flat("gpus=2")) == flat("gpus=2")
