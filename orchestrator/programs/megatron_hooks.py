@@ -18,7 +18,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.errors import InputError
-from orchestrator.plan import Plan, from_json, to_json
+from orchestrator.plan import Plan, from_json
 from orchestrator.workers import checkpoint, data, distributed, loop, preflight, saving, unpickling
 from orchestrator.workers.groups import Groups
 from orchestrator.workers.step_timers import NoTimers, StepTimers
@@ -107,14 +107,24 @@ def own_checkpoint() -> Path | None:
         return None
 
 
+def step_of(folder: Path) -> int:
+    """How many steps were done when this checkpoint was written."""
+    return int(folder.name.removeprefix(ITERATION))
+
+
 def resumed(plan: Plan) -> list[str]:
-    """Arguments that name the checkpoint of train.resume=, where this run has none of its own yet. Raises InputError."""
-    if plan.run.resume is None or own_checkpoint() is not None:
+    """Arguments that name the checkpoint of train.resume=, where this run has none of its own yet. All ranks call this. Raises InputError,
+    also for a checkpoint that is not as it was written."""
+    own = own_checkpoint()
+    if own is not None:
+        checkpoint.require_as_written(checkpoint.Saved(own, step_of(own), {}))
+    if own is not None or plan.run.resume is None:
         return []
     saved = checkpoint.find(plan.run.resume)
     if not saved.folder.name.startswith(ITERATION):
         why = "was not written by Megatron's own training loop: program=instrument continues it"
         raise InputError("train.resume", saved.folder, why)
+    checkpoint.require_as_written(saved)
     # The plan has the schedule: a user may change it on purpose (train.change=).
     return ["--load", str(saved.folder.parent), "--ckpt-step", str(saved.step), "--override-opt_param-scheduler"]
 
@@ -129,7 +139,12 @@ class Hooks:
         self.timers: StepTimers | NoTimers = NoTimers()
         self.row: dict[str, Any] = {}
         """The row of metrics of the step before, while its evaluation is awaited."""
-        self.saved = own_checkpoint()
+        self.listed = own_checkpoint()
+        """The newest checkpoint of which this rank has written its files' digests."""
+        self.unmarked: list[Path] = []
+        """Finished checkpoints, on rank 0, of which other ranks may not have written digests yet: the run's marker waits."""
+        self.saving = 0
+        """How many Megatron writes, perhaps beside the training."""
         self.done = 0
         self.chunks: list[Any] = []
         """The chunks of the model that this rank trains, as Megatron has wrapped them."""
@@ -291,20 +306,31 @@ class Hooks:
     def _saved(self, save: Any, step: int, *args: Any, **kwargs: Any) -> Any:
         """Writes a checkpoint. Raises CheckpointError."""
         try:
-            return save(step, *args, **kwargs)
+            done = save(step, *args, **kwargs)
+            self.saving += 1
+            return done
         except (Exception, CheckpointException) as error:
             raise saving.failed(step, OUT, error) from error
 
-    def mark(self) -> None:
-        """Megatron has finished a checkpoint, which it may do beside the training: the run's marker names it."""
-        folder = own_checkpoint() if torch.distributed.get_rank() == 0 else None
-        if folder is not None and folder != self.saved:
-            self.saved = folder
-            (folder / checkpoint.PLAN).write_text(to_json(self.plan))
-            checkpoint.mark(folder, int(folder.name.removeprefix(ITERATION)), self.plan)
+    def mark(self, folder: Path | None = None) -> None:
+        """Where Megatron has finished a checkpoint (`folder`, or what its marker names): the digests of this rank's files; and where all
+        ranks' are there, the run's marker."""
+        folder = folder or (own_checkpoint() if self.saving else None)
+        if folder is not None and folder != self.listed:
+            checkpoint.write_digests(folder)
+            self.listed, self.saving = folder, self.saving - 1
+            self.unmarked += [folder] if torch.distributed.get_rank() == 0 else []
+        for each in tuple(self.unmarked):
+            if len(checkpoint.parts(each)) == self.plan.world_size:
+                checkpoint.complete(each, step_of(each), self.plan)
+                self.unmarked = self.unmarked[self.unmarked.index(each) + 1 :]
 
     def close(self) -> None:
         """Ends the run's files, and writes a Hugging Face checkpoint of the weights once all steps are done. All ranks call this."""
+        newest: list[Any] = [own_checkpoint()]
+        torch.distributed.broadcast_object_list(newest)
+        self.mark(newest[0])
+        torch.distributed.barrier()
         self.mark()
         self.write()
         if self.metrics is not None:

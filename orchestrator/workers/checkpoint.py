@@ -58,7 +58,9 @@ def write_digests(folder: Path) -> None:
     """Writes the digests of what this rank wrote into the folder, beside it. Touches no other rank."""
     rank = dist.get_rank()
     found = digests.digests(folder, digests.written_by(folder, rank))
-    (folder / f"{digests.LISTING}.{rank:06d}").write_text(json.dumps(found))
+    partial = folder / f"partial-{digests.LISTING}.{rank:06d}"
+    partial.write_text(json.dumps(found))
+    partial.replace(folder / f"{digests.LISTING}.{rank:06d}")  # in one step: another rank may be waiting for it
 
 
 def commit(folder: Path, step: int, plan: Plan) -> None:
@@ -66,19 +68,24 @@ def commit(folder: Path, step: int, plan: Plan) -> None:
     what `plan.run` does not keep. All ranks call this."""
     dist.barrier()
     if dist.get_rank() == 0:
-        (folder / PLAN).write_text(to_json(plan))
-        found = digests.digests(folder, digests.written_by(folder, None))
-        for part in sorted(folder.glob(f"{digests.LISTING}.*")):
-            found |= json.loads(part.read_text())
-            part.unlink()
-        (folder / digests.LISTING).write_text(json.dumps(found, indent=1))
-        mark(folder, step, plan)
+        complete(folder, step, plan)
     dist.barrier()
 
 
-def mark(folder: Path, step: int, plan: Plan) -> None:
-    """Rank 0's part once a checkpoint is whole, of our worker's or of the engine's own program: the marker moved to it in one rename, and
-    what `plan.run` does not keep removed."""
+def parts(folder: Path) -> list[Path]:
+    """The ranks' digests in a checkpoint that is still to be completed."""
+    return sorted(folder.glob(f"{digests.LISTING}.*"))
+
+
+def complete(folder: Path, step: int, plan: Plan) -> None:
+    """Rank 0's part once a checkpoint, of our worker's or of an engine's own program, has all ranks' files and digests: these put together,
+    the marker moved to it in one rename, and what `plan.run` does not keep removed."""
+    (folder / PLAN).write_text(to_json(plan))
+    found = digests.digests(folder, digests.written_by(folder, None))
+    for part in parts(folder):
+        found |= json.loads(part.read_text())
+        part.unlink()
+    (folder / digests.LISTING).write_text(json.dumps(found, indent=1))
     content = json.dumps({"step": step, "folder": folder.name, "layout": layout(plan)}, indent=1)
     (folder / MARKER).write_text(content)
     partial = folder.parent / (MARKER + ".tmp")

@@ -220,6 +220,22 @@ def test_it_goes_on_from_its_checkpoint_in_another_layout(name: str, workshop: W
     assert_same(rows, workshop.expected(model.name)[4:])
 
 
+def test_a_damaged_checkpoint_is_named_before_it_is_read(workshop: Workshop) -> None:
+    model = MODELS["gpt_test"]
+    workshop.trained(workshop.plan(model, dp=2, run={"save_every": STEPS}), "whole")
+    saved = workshop.folder / "whole" / "checkpoints" / f"iter_{STEPS:07d}"
+    listed = json.loads((saved / "digests.json").read_text())
+    assert {"__0_0.distcp", ".metadata", "metadata.json", "plan.json"} <= listed.keys()
+    file = saved / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    out, job = workshop.job(workshop.plan(model, dp=2, steps=2 * STEPS, run={"resume": str(saved)}), "damaged")
+    assert 0 not in own_ranks.run(workshop.context, job.module, [*job.arguments], out, 2, lambda process: None)
+    logs = "".join(log.read_text() for log in (out / "logs").glob("rank-*.log"))
+    assert f"{file} is not what was written: its SHA-256 is another" in logs
+
+
 class Harmful:
     """Makes a folder where it is unpickled."""
 
@@ -232,6 +248,7 @@ def test_nothing_of_a_checkpoint_is_unpickled(workshop: Workshop) -> None:
     workshop.trained(workshop.plan(model, tp=2, run={"save_every": STEPS}), "harmed")
     saved = workshop.folder / "harmed" / "checkpoints" / f"iter_{STEPS:07d}"
     (saved / ".metadata").write_bytes(pickle.dumps(Harmful()))
+    (saved / "digests.json").unlink()  # which whoever changes a file can change too
     out, job = workshop.job(workshop.plan(model, tp=2, run={"resume": str(saved)}), "not harmed")
     codes = own_ranks.run(workshop.context, job.module, [*job.arguments], out, 2, lambda process: None)
     assert 0 not in codes
