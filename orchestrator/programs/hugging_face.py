@@ -88,7 +88,9 @@ class PlannedTrainer(Trainer):
         return prepared
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Writes a checkpoint as our worker does: weights and moments by their places in the whole model."""
+        """Writes a checkpoint as our worker does, weights and moments by their places in the whole model, once the step's row is written: a
+        run that is killed goes on behind it."""
+        self.run.write_row()
         self.run.saves.save(self.states, self.state.global_step)
 
     def get_train_dataloader(self) -> DataLoader[Any]:

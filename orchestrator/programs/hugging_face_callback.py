@@ -20,7 +20,7 @@ class RunCallback(TrainerCallback):
     """Writes a row of metrics.jsonl for every step, times two steps by cause, and stops where Slurm warns of the time limit."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.plan = run, run.plan
+        self.run, self.plan, run.write_row = run, run.plan, self.write
         self.row: dict[str, Any] = {}
         """The row of the last step, as long as its evaluation may follow."""
         self.warned: list[int] = []

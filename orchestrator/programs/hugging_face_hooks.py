@@ -80,6 +80,8 @@ class Run:
         self.saved, self.saves = loop.saved_before(plan, OUT, "--continue" in sys.argv), saving.Saves(plan, OUT)
         self.stopped = False
         """Whether the run was asked to end before its last step."""
+        self.write_row: Callable[[], None] = lambda: None
+        """Writes the row of metrics.jsonl that waits for its evaluation; the callback sets it."""
 
     def complete(self, arguments: TrainingArguments) -> None:
         """Sets what belongs to the run's folder, whatever trainer.yaml says for use by hand: samples come in the plan's order."""

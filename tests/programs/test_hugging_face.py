@@ -196,6 +196,16 @@ def test_what_train_change_says_holds_from_the_first_step_that_is_resumed(worksh
     assert_same(rows, workshop.trained(continued, "worker changed", own=False))
 
 
+def test_a_step_has_its_row_before_its_checkpoint(workshop: Workshop) -> None:
+    """A run that ends in between, here as its checkpoint can't be written, has lost no row when it goes on."""
+    out = workshop.folder / "unsaved"
+    (out / "checkpoints").mkdir(parents=True)
+    (out / "checkpoints" / "step_000002").write_text("a file where a folder should be")
+    _, codes, logs = workshop.run(plan_of(zero_stage=1, run={"save_every": 2}), "unsaved")
+    assert codes == [5, 5], logs
+    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+
+
 def test_a_damaged_checkpoint_is_refused(workshop: Workshop) -> None:
     workshop.trained(plan_of(zero_stage=1, run={"save_every": 4}), "damaged")
     saved = workshop.folder / "damaged" / "checkpoints"
