@@ -405,7 +405,6 @@ OTHERWISE: Final[Table] = (
     unsaid("use_torch_fsdp2", "zero_stage", False),
     unsaid("enable_cuda_graph", "cuda_graph_impl", False),
     unsaid("external_cuda_graph", "cuda_graph_impl", False),
-    Term("optimizer_cpu_offload", "offload_optimizer"),
     unsaid("rampup_batch_size", "global_batch_size", None),
     unsaid("train_samples", "training.steps", None),
     unsaid("lr_warmup_fraction", "training.warmup", None),

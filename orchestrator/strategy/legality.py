@@ -330,9 +330,8 @@ class _Offers:
         return None if candidate.mesh.tp > 1 else "sequence parallelism needs tp > 1"
 
     def offload(self, candidate: Candidate, _: Workload) -> str | None:
-        return (
-            f"{self.engine} has no optimizer offload" if candidate.strategy.offload_optimizer and not self.has.offload_optimizer else None
-        )
+        able = self.has.offload_optimizer or "offload_optimizer" in self.has.pinned_values
+        return f"{self.engine} has no optimizer offload" if candidate.strategy.offload_optimizer and not able else None
 
     def recompute(self, candidate: Candidate, _: Workload) -> str | None:
         mode = candidate.strategy.recompute

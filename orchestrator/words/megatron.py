@@ -51,6 +51,7 @@ OPTIONS: Final[Table] = (
     flag("fp8_param", "fp8_param_gather"),
     flag("overlap_grad_reduce", "overlap_grad_reduce"),
     flag("overlap_param_gather", "overlap_param_gather"),
+    flag("optimizer_cpu_offload", "offload_optimizer"),
 )
 BATCH: Final[Table] = (Term("micro_batch_size", "micro_batch_size", default=1, back=int),)
 

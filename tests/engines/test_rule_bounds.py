@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from test_rules import workload
 
 from orchestrator.engines.deepspeed import rules as ds
-from orchestrator.engines.rules import mesh, model, options, precision, recompute
+from orchestrator.engines.rules import mesh, model, options, precision, recompute, zero
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Architecture, Run
 from orchestrator.model.families import describe
@@ -559,6 +559,18 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
         (narrow, kept | {"zero_stage": 3, "megatron_fsdp": True}, None),
         (narrow, kept, "fp8_param_gather with zero_stage=0"),
         (LLAMA, kept | {"zero_stage": 1}, "fp8_param_gather with precision=bf16"),
+    )
+    hosted, aware = {"offload_optimizer": True, "zero_stage": 1}, workload(LLAMA, precision_aware_optimizer=True)
+    delayed, mxfp8 = (workload(LLAMA, precision="fp8", fp8_recipe=name, precision_aware_optimizer=True) for name in ("delayed", "mxfp8"))
+    held(
+        zero.megatron_offload,
+        (LLAMA, {}, None),
+        (aware, hosted, None),
+        (delayed, hosted | {"fp8_param_gather": True}, None),
+        (mxfp8, hosted, None),
+        (mxfp8, hosted | {"fp8_param_gather": True}, "offload_optimizer with fp8_param_gather needs train.fp8_recipe=delayed, not mxfp8"),
+        (LLAMA, hosted, "offload_optimizer needs train.precision_aware_optimizer=true"),
+        (CPU, hosted, "offload_optimizer moves states out of a GPU's memory"),
     )
     fsdp = {"megatron_fsdp": True, "zero_stage": 3}
     held(

@@ -237,7 +237,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("options", D, workload(), {"cuda_graph_impl": "local", "overlap_grad_reduce": False}, "reduce=false, cuda_graph_impl=local"),
     ("zero_shard_size", D, workload(), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4"),
     ("distopt_adam", M, workload(optimizer="sgd"), {"zero_stage": 1}, "Adam only"),
-    ("offload", M, workload(), {"offload_optimizer": True}, "has no optimizer offload"),
+    ("optimizer_offload", M, workload(), {"offload_optimizer": True}, "needs train.precision_aware_optimizer=true"),
     ("zero_stage", D, workload(), {"pp": 2, "dp": 4, "zero_stage": 2}, "0, 1 with a pipeline"),
     ("zero_stage", D, workload(), {"pp": 2, "dp": 4, "zero_stage": 3}, "0, 1 with a pipeline"),
     ("pp_zero_megatron", D, workload(gpu="cpu"), {"pp": 2, "dp": 4, "zero_stage": 0}, "zero_stage=0 with schedule=1f1b"),

@@ -55,7 +55,7 @@ def capabilities(software: Software) -> Capabilities:
             "moe_token_dispatcher_type": ("alltoall", "allgather"),
             "moe_shared_expert_overlap": (False, True),
         },
-        pinned_values={"moe_token_dispatcher_type": ("flex",)},
+        pinned_values={"moe_token_dispatcher_type": ("flex",), "offload_optimizer": (True,)},
         fsdp_zero_stages=(2, 3),
         zero_shard_stages=(1,),
         later_releases=megatron_versions.later(software.megatron_core),

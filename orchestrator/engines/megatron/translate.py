@@ -56,9 +56,8 @@ def prediction_notes(plan: Plan) -> list[str]:
 
 def without_worker(plan: Plan) -> str:
     """Why our worker can't run this plan, which Megatron's own programs can; empty: it can."""
-    if not plan.megatron_fsdp:
-        return ""
-    return f"our worker has no Megatron-FSDP; {program_of_release(plan)}"
+    lacking = "Megatron-FSDP" if plan.megatron_fsdp else "optimizer offload" if plan.offload_optimizer else ""
+    return f"our worker has no {lacking}; {program_of_release(plan)}" if lacking else ""
 
 
 def program_of_release(plan: Plan) -> str:

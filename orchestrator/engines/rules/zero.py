@@ -54,7 +54,26 @@ def offload(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam)
+@rule(
+    "optimizer_offload",
+    "opt_offload: megatron/training/arguments.py:1190, core/optimizer/__init__.py:306",
+    "offload_optimizer fp8_param_gather",
+)
+def megatron_offload(candidate: Candidate, workload: Workload) -> str | None:
+    """Whether megatron-core's HybridDeviceOptimizer takes all of the optimizer to the host."""
+    strategy, training = candidate.strategy, workload.training
+    if not strategy.offload_optimizer:
+        return None
+    if workload.cluster.is_cpu:
+        return "offload_optimizer moves states out of a GPU's memory: here there is none"
+    if not training.precision_aware_optimizer:
+        return "offload_optimizer needs train.precision_aware_optimizer=true"
+    if strategy.fp8_param_gather and training.fp8_recipe != "delayed":
+        return f"offload_optimizer with fp8_param_gather needs train.fp8_recipe=delayed, not {training.fp8_recipe}"
+    return None
+
+
+MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam, megatron_offload)
 """The rules of megatron-core's distributed optimizer."""
 
 DEEPSPEED_ZERO_RULES: Final = (unsharded_accumulation, offload)
