@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from safetensors import SafetensorError
+from torch.nn.utils.parametrize import is_parametrized
 from transformers.initialization import no_init_weights
 
 from orchestrator.errors import InputError
@@ -93,9 +94,14 @@ def drawn(kind: Any, config: Any, words: dict[str, Any]) -> Any:
     from transformers.integrations import is_deepspeed_zero3_enabled
 
     if is_deepspeed_zero3_enabled():
-        return kind._from_config(config, **words)
+        model = kind._from_config(config, **words)
+        if any(map(is_parametrized, model.modules())):
+            raise InputError("pin.zero_stage", 3, f"{kind.__name__} has weights by their norm, which transformers does not draw divided")
+        return model
     with no_init_weights():
         model = kind._from_config(config, **words)
+    if any(map(is_parametrized, model.modules())):  # a weight's norm is taken as its module is built (wav2vec2)
+        return kind._from_config(config, **words)
     model.init_weights()
     return model
 
