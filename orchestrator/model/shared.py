@@ -8,12 +8,13 @@ from orchestrator.key import Key
 from orchestrator.values import Value
 
 Stack = Literal["decoder", "encoder", "encoder_decoder"]
-Activation = Literal["gelu", "swiglu", "geglu", "relu", "relu2", "clamped_swiglu"]
-"""Activations of a feed-forward; relu2 is the square of ReLU (Primer, arXiv 2109.08668, section 4.2)."""
+Activation = Literal["gelu", "swiglu", "geglu", "reglu", "relu", "relu2", "clamped_swiglu"]
+"""Activations of a feed-forward; relu2 is the square of ReLU (Primer, arXiv 2109.08668, section 4.2), reglu a ReLU with a gate (Shazeer,
+arXiv 2002.05202)."""
 MOST_LAYERS: Final = 1_000
 """The most layers that a model may have: as many as DeepNet's (2203.00555), the deepest that was published; a search over 10,000 takes
 minutes and gigabytes."""
-GATED: Final = ("swiglu", "geglu", "clamped_swiglu")
+GATED: Final = ("swiglu", "geglu", "reglu", "clamped_swiglu")
 SENTINELS: Final = 100
 """Tokens that T5 adds to a vocabulary, one for each span that it leaves out (Raffel et al., arXiv 1910.10683)."""
 STACKS: Final[dict[str, Stack]] = {"bert": "encoder", "t5": "encoder_decoder"}

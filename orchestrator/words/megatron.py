@@ -16,13 +16,15 @@ ACTIVATION: Final[Table] = (
 )
 """Switches for a model's activation. Without any of them it is gelu."""
 FUNCTION: Final = {
-    "gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu", "relu2": "squared_relu", "clamped_swiglu": "quick_gelu",
+    "gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "reglu": "relu", "relu": "relu",
+    "relu2": "squared_relu", "clamped_swiglu": "quick_gelu",
 }  # fmt: skip
 """What TransformerConfig has as activation_func for a model's activation, beside gated_linear_unit: names of torch, or Megatron's own."""
 WITHOUT_SWITCH: Final = ("gelu", "relu")
 """What is trained where none stands, and what is trained as that: there is no switch for relu."""
 OTHER_ACTIVATION: Final[Table] = (
     switch("geglu", "model.activation", "geglu"),
+    switch("reglu", "model.activation", "reglu"),
     switch("relu", "model.activation", "relu"),
     switch("openai_gelu", "model.activation", "gelu"),
 )

@@ -34,7 +34,13 @@ from orchestrator.cpu import shims  # noqa: E402
 # Tied embeddings on two stages are moved to the GPU and summed while the model is built; a meta tensor stays where it is.
 torch.Tensor.cuda = lambda self, *args, **kwargs: self
 
-ACTIVATIONS = {"gelu": functional.gelu, "relu": functional.relu, "swiglu": functional.silu, "geglu": functional.gelu}
+ACTIVATIONS = {
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "swiglu": functional.silu,
+    "geglu": functional.gelu,
+    "reglu": functional.relu,
+}
 
 
 def config(a: dict[str, Any], case: dict[str, Any], num_layers: int) -> TransformerConfig:
@@ -48,7 +54,7 @@ def config(a: dict[str, Any], case: dict[str, Any], num_layers: int) -> Transfor
         add_bias_linear=a["add_bias_linear"],
         add_qkv_bias=a["add_qkv_bias"],
         attention_output_gate=bool((a["mixer"] or {}).get("output_gate")),
-        gated_linear_unit=a["activation"] in ("swiglu", "geglu"),
+        gated_linear_unit=a["activation"] in ("swiglu", "geglu", "reglu"),
         activation_func=ACTIVATIONS[a["activation"]],
         normalization=a["normalization"],
         tensor_model_parallel_size=case["tp"],
