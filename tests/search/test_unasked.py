@@ -19,6 +19,7 @@ from orchestrator.search.planner import faster
 from orchestrator.search.unasked import WORTH_S, seconds_of
 from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.spec import PINNED_ONLY
+from orchestrator.strategy.tree import BY_NAME
 
 ROOM = 1.0025
 """The list is made from what a search has found, not by a search for each option: of the gain at the border it may miss this share of a
@@ -38,7 +39,7 @@ def left_out(found: Found) -> Iterator[tuple[str, Any]]:
     for choice in PINNED_ONLY:
         yield from ((choice.pin, value) for value in _values(choice) if value != choice.default)
     for engine in space.planned:
-        yield from ((name, value) for name, values in engine.capabilities.pinned_values.items() for value in values)
+        yield from ((BY_NAME[name].pin, value) for name, values in engine.capabilities.pinned_values.items() for value in values)
     yield from (("zero_shard_size", value) for value in (8, 64))
 
 
