@@ -188,7 +188,7 @@ def make_plan(
     """A plan of one of these models; `split`: layers by [stage][chunk]; more keywords: options of the engine, and fields of Training.
     Unless `micro_batch_size` is given, a rank has two micro-batches in a step, so that gradients are summed over some, and a pipeline
     four."""
-    options = {name: more.pop(name) for name in (*ENGINE_OPTIONS, "moe_token_dispatcher_type") if name in more}
+    options = {name: more.pop(name) for name in (*ENGINE_OPTIONS, "moe_token_dispatcher_type", "moe_shared_expert_overlap") if name in more}
     settings: dict[str, Any] = {
         "global_batch_size": 8,
         "seq_length": 32,
