@@ -7,9 +7,9 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from multiprocessing import forkserver
 from pathlib import Path
 
+from fork_servers import fork_server
 from ports import free_port
 
 HERE = str(Path(__file__).parent)
@@ -33,15 +33,7 @@ def _rank(module: str, words: Sequence[str], folder: str, environment: dict[str,
 def start_server(imports: str = "own_imports") -> mp.context.ForkServerContext:
     """With everything imported that the module `imports` does; as tests/workers/worker_pool.py does."""
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload([imports])
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [before])])
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ["PYTHONPATH"] = before
-    return context
+    return fork_server([imports], HERE)
 
 
 def run(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
-import multiprocessing as mp
 import os
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from fork_servers import fork_server
 
 RANKS = 8
 OURS = [
@@ -78,28 +78,12 @@ def _serve(rank: int, connection: Connection, stacks: str) -> None:
             connection.send((False, traceback.format_exc()))
 
 
-def _start_server() -> None:
-    """The fork server finds modules in its environment's path alone (Python 3.11's is told sys.path and forgets it), and passes over what
-    it does not find: the ranks say that."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *([before] if before else [])])
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
 class Pool:
     """Start the ranks with the first use; `close` ends them."""
 
     def __init__(self) -> None:
         os.environ |= ENVIRONMENT
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        _start_server()
+        context = fork_server(PRELOAD, HERE)
         self.folder = tempfile.TemporaryDirectory()
         self.count = 0
         self.pipes: list[Connection] = []
