@@ -403,9 +403,17 @@ LETTERS: Final = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 """Layers in a layout string by their names in a layout of lists."""
 
 
+OFFLOADED: Final = "optimizer_offload_fraction"
+"""The share of the optimizer's states that optimizer_cpu_offload keeps in host memory."""
+
+
 def setup_of(f: Fields, engine: str) -> Setup:
     """Parallel sizes, stages, recompute and options as these settings choose them. Raises InputError for what is missing."""
     said = f.read(*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH, *UNEVEN)
+    if said["offload_optimizer"]:  # a part of it stays unpriced; the flag's own default is all (training/arguments.py:2061)
+        fraction = float(f.given.get(OFFLOADED, 1.0))
+        said["offload_optimizer"] = fraction == 1.0
+        f.used |= {OFFLOADED} if fraction in (0.0, 1.0) else set()
     tp, pp, vpp = said["tp"] or 1, said["pp"] or 1, f.get("num_virtual_stages_per_pipeline_rank")
     per_chunk, layout = f.get("num_layers_per_virtual_pipeline_stage"), f.get("pipeline_model_parallel_layout")
     if per_chunk and not vpp:

@@ -351,6 +351,8 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], schema: Schema, content
     made = {name: value for name, value in schema.made.items() if name not in fields}
     notes += [f"{name}={str(value).lower()}: the recipes' own where the file does not say" for name, value in made.items()]
     fields |= made
+    if fields.get("optimizer_cpu_offload") and schema is not MEGATRON_LM:
+        fields.setdefault(megatron.OFFLOADED, 0.0)  # the class's default is none of it (core/optimizer/optimizer_config.py)
     f = megatron.Fields({name: value for name, value in fields.items() if value is not None})
     whole = all(fields.get(name) for name in WHOLE)
     if not whole and schema in (NEMO, MEGATRON_LM):  # these say the whole model

@@ -325,6 +325,7 @@ CHOICES: Final[Table] = (
     FP32_ACCUMULATION,
     FP8_PARAM,
     Term("reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather", unless=False, of=gathers_in_gradients),
+    Term("optimizer_offload_fraction", "offload_optimizer", of=lambda plan: 1.0, when=lambda plan: plan.offload_optimizer),
     flag("use_megatron_fsdp", "megatron_fsdp"),
     Term("data_parallel_sharding_strategy", "zero_stage", unless="no_shard",
          of=lambda plan: words.FSDP_STRATEGIES[plan.zero_stage] if plan.megatron_fsdp else "no_shard"),

@@ -152,6 +152,8 @@ def kubernetes(job: Job, folder: str, options: SlurmOptions, container: Containe
 
 def skypilot(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
     """A task of SkyPilot (docs.skypilot.co, "Task YAML"; SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS, "Distributed multi-node jobs")."""
+    if container is not None and container.mounts:
+        raise InputError("container.mounts", ",".join(container.mounts), "has no place in SkyPilot's file: add its file_mounts by hand")
     resources: dict[str, Any] = {}
     if job.backend == "nccl":
         resources["accelerators"] = f"{SKY_GPUS.get(gpu, gpu.partition('-')[0])}:{job.ranks_per_node}"
@@ -173,6 +175,8 @@ def dstack(job: Job, folder: str, options: SlurmOptions, container: ContainerOpt
     name, _, rest = gpu.partition("-")
     memory = rest.rpartition("-")[2]
     gpus = f"{name}:{memory}:{job.ranks_per_node}" if memory.endswith("GB") else f"{name}:{job.ranks_per_node}"
+    if readonly := next((host for host, _, only_read in _mounts(folder, container) if only_read), None):
+        raise InputError("container.mounts", f"{readonly}:...:ro", "can't be read-only in dstack's file: leave out :ro")
     limit = limit_s(options.time)
     start = f"cd -- {shlex.quote(folder)} || exit 2\n" + _on_a_node(job, "DSTACK_NODE_RANK", '"$DSTACK_MASTER_NODE_IP"')
     task = {

@@ -328,3 +328,15 @@ def test_what_is_no_configuration_is_one_error(text: str, keys: dict[str, Any], 
     given = {name: value for name, value in {**LLAMA, **keys}.items() if value is not None}
     with pytest.raises(so.InputError, match=message):
         audited(tmp_path, text, **given)
+
+
+@pytest.mark.parametrize(
+    ("said", "offloaded", "unpriced"),
+    [("", False, []), (", optimizer_offload_fraction: 0.5", False, [0.5]), (", optimizer_offload_fraction: 1.0", True, [])],
+)
+def test_the_optimizer_is_in_host_memory_as_far_as_the_fraction_says(said: str, offloaded: bool, unpriced: list[float]) -> None:
+    """The class's default is none of it, the flag's all."""
+    text = BRIDGE + f"optimizer: {{optimizer_cpu_offload: true, use_precision_aware_optimizer: true{said}}}\n"
+    reading = formats.read(text, "run.yaml").reading
+    assert reading.setup.offload_optimizer is offloaded
+    assert [*reading.unpriced] == [f"optimizer.optimizer_offload_fraction={part}" for part in unpriced]

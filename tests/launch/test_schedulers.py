@@ -31,6 +31,7 @@ JOB = Job(
 )  # fmt: skip
 OPTIONS = SlurmOptions(time="1-02:30:00", partition="train", account="0123", requeue=3, warning_s=250, python="/opt/my venv/bin/python")
 IMAGE = ContainerOptions(image="nvcr.io#nvidia/pytorch:26.06-py3", mounts=("/data", "/ref:/in:ro"), runtime="apptainer")
+BARE = replace(IMAGE, mounts=())
 FOLDER = "/runs/it's $(touch here) $$HOME"
 NODES = (1, 32)
 NODES_OF = {"lsf": ("blaunch", "LSB_DJOB_HOSTFILE"), "pbs": ("pbsdsh", "PBS_NODEFILE")}
@@ -92,7 +93,7 @@ def test_kubernetes_schema_takes_it(nodes: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nodes", NODES)
 def test_skypilot_gets_a_task(nodes: int) -> None:
-    task = yaml.safe_load(written("skypilot", replace(JOB, num_nodes=nodes)))
+    task = yaml.safe_load(written("skypilot", replace(JOB, num_nodes=nodes), container=BARE))
     assert set(task) == {"name", "num_nodes", "resources", "run"}
     assert task["num_nodes"] == nodes
     assert task["resources"] == {"accelerators": "H100:8", "image_id": "docker:nvcr.io/nvidia/pytorch:26.06-py3"}
@@ -102,10 +103,10 @@ def test_skypilot_gets_a_task(nodes: int) -> None:
 
 @pytest.mark.parametrize("nodes", NODES)
 def test_dstack_gets_a_task(nodes: int) -> None:
-    task = yaml.safe_load(written("dstack", replace(JOB, num_nodes=nodes, name="m" * 60)))
+    task = yaml.safe_load(written("dstack", replace(JOB, num_nodes=nodes, name="m" * 60), container=replace(IMAGE, mounts=("/data",))))
     assert (task["type"], task["nodes"], task["resources"], task["max_duration"]) == ("task", nodes, {"gpu": "H100:80GB:8"}, 26.5 * 3600)
     assert len(task["name"]) == 41
-    assert task["volumes"] == [f"{FOLDER}:{FOLDER}", "/data:/data", "/ref:/in"]
+    assert task["volumes"] == [f"{FOLDER}:{FOLDER}", "/data:/data"]
     (start,) = task["commands"]
     assert 'MASTER_ADDR="$DSTACK_MASTER_NODE_IP"' in start
 
@@ -123,9 +124,11 @@ def test_lsf_and_pbs_ask_for_what_the_plan_needs() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "container", "says"),
     [
+        ("skypilot", OPTIONS, IMAGE, "container.mounts=/data,/ref:/in:ro: has no place in SkyPilot's file"),
+        ("dstack", OPTIONS, IMAGE, "container.mounts=/ref:...:ro: can't be read-only"),
         ("kubernetes", OPTIONS, None, "write=kubernetes: needs container.image="),
         ("dstack", OPTIONS, None, "write=dstack: needs container.image="),
-        ("skypilot", OPTIONS, replace(IMAGE, image="/images/a.sif"), "is a file; skypilot takes an image of a registry"),
+        ("skypilot", OPTIONS, replace(BARE, image="/images/a.sif"), "is a file; skypilot takes an image of a registry"),
         ("pbs", OPTIONS, replace(IMAGE, runtime="pyxis"), "container.runtime=pyxis: is Slurm's.* choose one of apptainer"),
         ("lsf", SlurmOptions(nodes=(8, 16)), None, "slurm.nodes=8-16: is a range, which is Slurm's alone"),
     ],
@@ -136,7 +139,7 @@ def test_what_one_cannot_be_told_is_an_error(name: Scheduler, options: SlurmOpti
 
 
 def test_nodes_of_slurm_nodes_are_every_schedulers() -> None:
-    assert yaml.safe_load(written("skypilot", options=SlurmOptions(nodes=64)))["resources"]["accelerators"] == "H100:4"
+    assert yaml.safe_load(written("skypilot", options=SlurmOptions(nodes=64), container=BARE))["resources"]["accelerators"] == "H100:4"
 
 
 def test_a_name_is_a_label_of_kubernetes() -> None:

@@ -25,6 +25,7 @@ MEGATRON_ARGS=(
   --pipeline-model-parallel-size '1'
   --context-parallel-size '1'
   --sequence-parallel
+  --optimizer-offload-fraction '1.0'
   --use-distributed-optimizer
   --overlap-grad-reduce
   --overlap-param-gather
