@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from orchestrator.audit import shell
 from orchestrator.audit.reading import Reading, Setup, listed, recipe_keys
 from orchestrator.engines.passthrough import FLAG_OF, flags
 from orchestrator.errors import InputError
 from orchestrator.model.shared import SENTINELS
+from orchestrator.strategy.graphs import modules_of
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
@@ -451,17 +452,25 @@ def setup_of(f: Fields, engine: str) -> Setup:
         ends_count=(bool(f.get("account_for_embedding_in_pipeline_split")), bool(f.get("account_for_loss_in_pipeline_split"))),
         zero_stage=stage,  # type: ignore[arg-type]
         zero_shard_size=-instances if instances > 1 else None,
-        cuda_graph_impl=_cuda_graphs(f),
+        **_cuda_graphs(f),
         megatron_fsdp=fsdp,
     )  # fmt: skip
 
 
-def _cuda_graphs(f: Fields) -> Literal["none", "local"]:
-    """What a plan says of them. What it can't say is priced as nearest to it."""
-    said = str(f.get("cuda_graph_impl") or "none")
-    if said not in ("none", "local"):
-        f.assumed.append(f"cuda_graph_impl={said} is priced as none, which is slower")
-    return "local" if said == "local" else "none"
+def _cuda_graphs(f: Fields) -> dict[str, Any]:
+    """Who makes CUDA graphs and of what, as plans say it."""
+    old = "local" if f.get("enable_cuda_graph") else "transformer_engine" if f.get("external_cuda_graph") else "none"
+    impl, given = str(f.get("cuda_graph_impl") or old), f.get("cuda_graph_modules") or f.get("cuda_graph_scope") or ()
+    named = {str(name) for name in (given.replace("+", ",").split(",") if isinstance(given, str) else given)} - {"full"}
+    if impl == "none" or named == {"full_iteration"} or impl == "full_iteration":
+        return {"cuda_graph_impl": "none" if impl == "none" else "full_iteration"}
+    if impl == "local" and "moe_preprocess" in named:
+        named.add("moe_router")  # which it takes together (transformer_config.py:1725)
+    try:
+        return {"cuda_graph_impl": impl, "cuda_graph_modules": modules_of(named)}
+    except ValueError as why:
+        f.broken.append(f"cuda_graph_modules={why}")
+        return {"cuda_graph_impl": impl}
 
 
 def _zero(f: Fields) -> tuple[int, bool]:

@@ -4,8 +4,12 @@ the updated weights, optimizer), and bytes. Sums up the passes (cost/passes.py) 
 
 from __future__ import annotations
 
+from math import inf
+from typing import Final, NamedTuple
+
 from msgspec.structs import replace
 
+from orchestrator.cost.graphs import Graph, graph_of
 from orchestrator.cost.network import Network
 from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
@@ -15,6 +19,7 @@ from orchestrator.model.spec import Dispatch, LayerSpec
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
+from orchestrator.strategy.graphs import by_layer, graphed_modules
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, WITHOUT_MLP, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
@@ -65,6 +70,18 @@ class LayerCost(Value, frozen=True, kw_only=True):
         return self.forward_s + self.backward_s
 
 
+class Graphed(NamedTuple):
+    """Host seconds for the launches of a pass ("forward", "backward") that a layer's graph replays at once, bytes of its own buffers, and
+    those that each micro-batch in flight keeps for it."""
+
+    launches: dict[str, float]
+    buffer_bytes: float
+    kept_bytes: float
+
+
+NO_GRAPH: Final = Graphed({"forward": 0.0, "backward": 0.0}, 0.0, 0.0)
+
+
 class LayerPrices:
     """Prices of the layers of one workload under one engine and its constants, over one network."""
 
@@ -74,6 +91,7 @@ class LayerPrices:
         self.replicas = ReplicaPrices(workload, network)
         self._copies: dict[tuple[str, Strategy], Replica] = {}
         """A rank's copy of a layer's weights by kind of layer and strategy: it is the same for every recompute and micro-batch."""
+        self._graphs: dict[tuple[str, Strategy, int], Graphed] = {}
         self._experts: dict[str, int] = {}
         """Parameters of all experts of a layer, by kind of layer."""
         self._recomputable = sum(count for kind, count in workload.counts.items() if workload.kinds[kind].recomputable)
@@ -102,7 +120,10 @@ class LayerPrices:
         leaving = kept.saved if strategy.offload_activations and leaves else 0.0
         left = leaving * self._share_beyond(CHECKPOINTS_ON_GPU)
         alone = self.alone_share(strategy, micro_batch_size)
-        forward_s, backward_s, causes = self._seconds(layer, recompute, strategy, passes, alone, copies, self._copy_seconds(leaving))
+        forward_s, backward_s, causes = self._seconds(
+            layer, recompute, strategy, micro_batch_size, passes, alone, copies, self._copy_seconds(leaving)
+        )
+        graph = self._graphed(layer, strategy, micro_batch_size) if by_layer(strategy) else NO_GRAPH
         active = self.active_share(strategy, micro_batch_size)
         causes = {cause: active * seconds for cause, seconds in causes.items()}
         held = copies.held
@@ -113,7 +134,7 @@ class LayerPrices:
         return LayerCost(
             forward_s=active * forward_s,
             backward_s=active * backward_s,
-            saved_bytes=kept.saved - left + self._graph_bytes(layer, strategy, micro_batch_size),
+            saved_bytes=kept.saved - left + graph.kept_bytes,
             transient_forward_bytes=kept.transient_forward + gathered,
             transient_backward_bytes=kept.transient_backward
             + gathered
@@ -122,7 +143,7 @@ class LayerPrices:
             weight_bytes=held.weights + self._copies_beside(layer, strategy) * parameters,
             gradient_bytes=held.gradients,
             optimizer_bytes=held.optimizer,
-            backward_bytes=held.backward,
+            backward_bytes=held.backward + graph.buffer_bytes,
             step_bytes=held.step,
             sync_s=copies.sync_s,
             gather_s=copies.gather_s,
@@ -163,7 +184,7 @@ class LayerPrices:
         forward, backward = passes.forward_s + alone * passes.alone_forward_s, passes.backward_s + alone * passes.alone_backward_s
         least = {"forward": forward, "backward": backward}
         launch = {"forward": passes.launch_forward_s, "backward": passes.launch_backward_s}
-        bound = self._bounded(layer, "none", strategy, least, launch, passes.behind_dispatch_s, alone)
+        bound = self._bounded(layer, "none", strategy, micro_batch_size, least, launch, passes.behind_dispatch_s, alone)
         return active * bound["forward"], active * bound["backward"]
 
     def alone_share(self, strategy: Strategy, micro_batch_size: int) -> float:
@@ -186,7 +207,15 @@ class LayerPrices:
         return max(self._workload.calibration.core_share, m / (m + mesh.pp - 1))
 
     def _seconds(
-        self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, plain: Passes, alone: float, dense: Replica, copy_s: float
+        self,
+        layer: LayerSpec,
+        recompute: Recompute,
+        strategy: Strategy,
+        micro_batch_size: int,
+        plain: Passes,
+        alone: float,
+        dense: Replica,
+        copy_s: float,
     ) -> tuple[float, float, dict[str, float]]:
         """Seconds (forward, backward, both by cause): the passes, of which the share `alone` has no other beside it, with ZeRO's traffic in
         every micro-batch; never faster than their launches, nor than `copy_s`, a copy between GPU and host memory that goes on beside
@@ -207,7 +236,7 @@ class LayerPrices:
         if layer.recomputable:
             launch["forward"] = max(launch["forward"], FORWARD_SHARE * c.layer_floor_s)
             launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * c.layer_floor_s)
-        bound = self._bounded(layer, recompute, strategy, passes, launch, plain.behind_dispatch_s, alone)
+        bound = self._bounded(layer, recompute, strategy, micro_batch_size, passes, launch, plain.behind_dispatch_s, alone)
         causes["overhead"] += sum(bound.values()) - sum(passes.values())
         passes = bound
         for when, seconds in passes.items():
@@ -232,6 +261,7 @@ class LayerPrices:
         layer: LayerSpec,
         recompute: Recompute,
         strategy: Strategy,
+        micro_batch_size: int,
         passes: dict[str, float],
         launch: dict[str, float],
         behind: float,
@@ -245,8 +275,11 @@ class LayerPrices:
             host = 0.0
         if recompute == "full":
             launch = {**launch, "backward": launch["backward"] + launch["forward"]}
-        if layer.recomputable and strategy.cuda_graph_impl != "none":
-            launch = {when: min(c.graph_launch_s, seconds) for when, seconds in launch.items()}
+        if strategy.cuda_graph_impl == "full_iteration":
+            launch, host = dict.fromkeys(launch, 0.0), 0.0
+        elif strategy.cuda_graph_impl != "none":
+            replayed = self._graphed(layer, strategy, micro_batch_size).launches
+            launch = {when: seconds - max(0.0, min(seconds, replayed[when]) - c.graph_launch_s) for when, seconds in launch.items()}
         bound = {when: max(seconds, launch[when]) for when, seconds in passes.items()}
         if not host:
             return bound
@@ -262,13 +295,23 @@ class LayerPrices:
             return 0.0
         return c.expert_sync_s + (c.expert_quantise_s if w.training.precision in QUANTISED else 0.0)
 
-    def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:
-        """Bytes that a layer has more as a CUDA graph, which has an input and an output of its own."""
-        if not layer.recomputable or strategy.cuda_graph_impl == "none":
-            return 0.0
+    def _graphed(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Graphed:
+        """What of this layer's passes graphs of layers replay."""
+        key = (layer.kind, strategy, micro_batch_size)
+        if key not in self._graphs:
+            graph = graph_of(layer, graphed_modules(strategy, self._workload.model.architecture), strategy)
+            self._graphs[key] = NO_GRAPH if graph is None else self._with_graph(layer, graph, strategy, micro_batch_size)
+        return self._graphs[key]
+
+    def _with_graph(self, layer: LayerSpec, graph: Graph, strategy: Strategy, micro_batch_size: int) -> Graphed:
         mesh = strategy.mesh
-        ends = (layer.input_elements + layer.output_elements) * self._workload.itemsize * micro_batch_size
-        return ends / (mesh.cp * (mesh.tp if strategy.sequence_parallel else 1))
+        shards = mesh.cp * (mesh.tp if strategy.sequence_parallel else 1)
+        end = layer.output_elements * self._workload.itemsize * micro_batch_size / shards
+        part = replace(layer, ops=graph.ops)
+        launches = self.passes.launches(part, strategy, micro_batch_size, self.replicas.states_of(strategy))
+        if graph.ops == layer.ops:  # with what is recomputed
+            launches = dict.fromkeys(launches, inf)
+        return Graphed(launches, graph.ends * end, graph.kept * end)
 
 
 def behind_host(

@@ -79,6 +79,16 @@ class PassPrices:
             known = self._known[recompute, alike] = self._priced(layer, recompute, strategy, micro_batch_size, states, plain)
         return known
 
+    def launches(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> dict[str, float]:
+        """Host seconds to launch a pass of the layer ("forward", "backward"), recompute and the exchange of tokens aside."""
+        w, c = self._workload, self._workload.calibration
+        shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, c, self._network.domain)
+        seconds = layer_seconds(layer, *shape)
+        found = {"forward": seconds.forward.launch, "backward": seconds.backward.launch}
+        for item in self._dense_traffic(layer, strategy, micro_batch_size):
+            found[item.when] += item.count * c.collective_launch_s
+        return found
+
     def _without_recompute(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> _Plain:
         w, c, network = self._workload, self._workload.calibration, self._network
         shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, c, network.domain)

@@ -41,6 +41,12 @@ class Release(Value, frozen=True, kw_only=True):
     overlap_needs_several_experts: bool = True
     """Whether that overlap gives the tokens' memory back too early where a rank has one expert: the exchange's own output is then what the
     expert's product keeps for backward (models/gpt/fine_grained_callables.py:76; our worker's test shows it)."""
+    local_graphs_with_ep: bool = False
+    """Whether its own graphs of layers train experts on several ranks."""
+    overlaps_experts_in_any_graph: bool = False
+    """Whether the experts' exchange beside another micro-batch goes with graphs other than Transformer Engine's."""
+    full_iteration_is_an_impl: bool = False
+    """Whether graphs of whole steps are a value of cuda_graph_impl, beside cuda_graph_modules, and not one of cuda_graph_scope."""
     delta_net_divides_sequences: bool = False
     """Whether its gated delta net takes shards of sequences."""
     lacks: Mapping[str, str] = {}
@@ -67,6 +73,9 @@ RELEASES: Final = (
         overlap_of_prediction_needs_pipeline=False,  # transformer/transformer_config.py:2709, which no longer asks for one
         overlap_needs_several_experts=False,  # models/common/utils.py:45, should_free_input
         overlaps_experts_with_fsdp=True,  # distributed/fsdp/mcore_fsdp_adapter.py:100
+        local_graphs_with_ep=True,  # training/arguments.py, which asks for nothing there
+        overlaps_experts_in_any_graph=True,  # transformer/transformer_config.py:2738
+        full_iteration_is_an_impl=True,  # transformer/transformer_config.py:1032
         delta_net_divides_sequences=True,  # ssm/gated_delta_net/gdn.py:135
         modules=("triton",),  # transformer/moe/ops/paged_stash.py, also without a GPU
         lacks={

@@ -13,12 +13,13 @@ from math import lcm
 from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
-from orchestrator.engines.megatron_versions import names
+from orchestrator.engines.megatron_versions import names, release_of
 from orchestrator.errors import InputError
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, padded
 from orchestrator.plan import LayerSpan, Plan
 from orchestrator.strategy.axes.cp import inner_size
+from orchestrator.strategy.graphs import graphed_modules
 from orchestrator.strategy.megatron_layout import layout_string
 from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
@@ -162,6 +163,22 @@ def fuses_activation(model: Architecture) -> bool:
         parts = [layer.feed_forward for layer in model.each_layer()]
         return model.add_bias_linear and all(isinstance(part, Experts) and not part.shared_ffn_hidden_size for part in parts)
     return model.activation in FUSABLE_ACTIVATIONS and (model.gated or model.add_bias_linear)
+
+
+def _has_whole_graphs(plan: Plan) -> bool:
+    return release_of(plan.cluster.software.megatron_core).full_iteration_is_an_impl
+
+
+def graph_impl(plan: Plan) -> str:
+    """Who makes the plan's CUDA graphs, as the planned release calls it."""
+    return "local" if plan.cuda_graph_impl == "full_iteration" and not _has_whole_graphs(plan) else plan.cuda_graph_impl
+
+
+def graph_scope(plan: Plan) -> list[str] | None:
+    """What the plan's CUDA graphs hold, by the planned release's names; None: whole layers, or nothing need be said."""
+    if plan.cuda_graph_impl == "full_iteration":
+        return None if _has_whole_graphs(plan) else ["full_iteration"]
+    return [*graphed_modules(plan, plan.model)] or None
 
 
 GROUPED_COMPUTE_CAPABILITY: Final = 8.0
@@ -317,9 +334,13 @@ CHOICES: Final[Table] = (
     CP_COMM_TYPE._replace(when=lambda plan: plan.cp > 1),
     Term("hierarchical_context_parallel_sizes", "cp_comm_type", unless=None, of=hierarchical_sizes),
     TP_COMM_OVERLAP,
-    Term("cuda_graph_impl", "cuda_graph_impl", unless="none"),
+    Term("cuda_graph_impl", "cuda_graph_impl", unless="none", of=graph_impl),
+    Term("cuda_graph_scope", "cuda_graph_modules", unless=None, of=graph_scope, when=lambda plan: not _has_whole_graphs(plan)),
+    Term("cuda_graph_modules", "cuda_graph_modules", unless=None, of=graph_scope, when=_has_whole_graphs),
     # Graphs can't replay Megatron's own random numbers (cuda_graphs.py:1406).
     Term("te_rng_tracker", "", of=lambda plan: plan.cuda_graph_impl != "none"),
+    # A check copies to the host, which ends the capture of a step (training/arguments.py:725).
+    Term("check_for_nan_in_loss_and_grad", "", unless=True, of=lambda plan: plan.cuda_graph_impl != "full_iteration"),
     Term("use_tp_pp_dp_mapping", "rank_order", to=lambda order: order == PP_BEFORE_DP),
     Term("num_distributed_optimizer_instances", "zero_shard_size", unless=1, of=lambda plan: plan.optimizer_instances),
     FP32_ACCUMULATION,
@@ -386,7 +407,7 @@ FIELDS: Final[Table] = (
     Term("use_cpu_initialization", "", of=lambda plan: plan.cluster.is_cpu),
     Term("grad_reduce_in_fp32", "training.grad_reduce_dtype", to=lambda dtype: dtype == "fp32"),
     # Under dynamic loss scaling an overflow is a step to skip, not an error (Megatron-LM's arguments.py does the same).
-    Term("check_for_nan_in_grad", "", of=lambda plan: plan.training.precision != "fp16"),
+    Term("check_for_nan_in_grad", "", of=lambda plan: plan.training.precision != "fp16" and plan.cuda_graph_impl != "full_iteration"),
     Term("bucket_size", "", of=lambda plan: max(DDP_MIN_BUCKET_ELEMENTS, DDP_BUCKET_ELEMENTS_PER_RANK * plan.dp * plan.cp)
          if overlaps_reduction(plan) else None),
     FP8_PARAM._replace(theirs="fp8_param_gather"),  # of data parallelism; one flag sets both (arguments.py:1331)

@@ -31,7 +31,17 @@ WITHOUT_MLP: dict[Recompute, Recompute] = {
 }
 """What each mode with feed-forwards leaves of itself in a layer whose feed-forward is not computed again."""
 CpCommType = Literal["p2p", "a2a", "all_gather", "a2a+p2p"]
-CudaGraphImpl = Literal["none", "local"]
+CudaGraphImpl = Literal["none", "local", "transformer_engine", "full_iteration"]
+CudaGraphModules = Literal[
+    "moe", "moe_router", "mamba", "mlp", "attn", "moe_router+moe_preprocess", "mamba+moe", "mamba+moe_router", "mlp+moe",
+    "mlp+moe_router", "mlp+mamba", "attn+moe", "attn+moe_router", "attn+mamba", "attn+mlp", "mamba+moe_router+moe_preprocess",
+    "mlp+moe_router+moe_preprocess", "mlp+mamba+moe", "mlp+mamba+moe_router", "attn+moe_router+moe_preprocess", "attn+mamba+moe",
+    "attn+mamba+moe_router", "attn+mlp+moe", "attn+mlp+moe_router", "attn+mlp+mamba", "mlp+mamba+moe_router+moe_preprocess",
+    "attn+mamba+moe_router+moe_preprocess", "attn+mlp+moe_router+moe_preprocess", "attn+mlp+mamba+moe", "attn+mlp+mamba+moe_router",
+    "attn+mlp+mamba+moe_router+moe_preprocess",
+]  # fmt: skip
+"""Megatron's --cuda-graph-modules: attention, feed-forwards without experts, those with (as a whole, their router, or their router and what
+comes before the exchange of tokens), state spaces."""
 Dispatcher = Literal["alltoall", "allgather", "flex"]
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 """A mesh's `order` in one word, as megatron-core's initialize_model_parallel takes it."""
@@ -121,14 +131,13 @@ class Options(Value, frozen=True, kw_only=True):
     tp_comm_overlap: Annotated[bool, Choice(
         doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)",
         offered=Offered(values=(True,), asks="needs Transformer Engine's user buffers, which not every node sets up"))] = False  # fmt: skip
-    cuda_graph_impl: Annotated[
-        CudaGraphImpl,
-        Choice(
-            doc="layers as CUDA graphs, one of each pass (megatron)",
-            in_layer_price=False,
-            offered=Offered(values=("local",), asks="needs memory for the graphs, of which no published run says how much"),
-        ),
-    ] = "none"
+    cuda_graph_impl: Annotated[CudaGraphImpl, Choice(
+        doc="CUDA graphs: of each layer's passes, Megatron's own or Transformer Engine's, or of all passes of a step (megatron)",
+        in_layer_price=False, offered=Offered(
+            values=("transformer_engine", "full_iteration"),
+            asks="needs Megatron's own loop, memory for the graphs, and steps of one shape"))] = "none"  # fmt: skip
+    cuda_graph_modules: Annotated[CudaGraphModules | None, Choice(
+        doc="what of a layer its graphs hold; unset: all that can be a graph (megatron)", in_layer_price=False)] = None  # fmt: skip
     cp_comm_type: Annotated[
         CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp", seen=7)
     ] = "p2p"

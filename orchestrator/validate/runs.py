@@ -42,13 +42,8 @@ class ExpertsRun:
     """Whether an expert takes no more than a share of the tokens that is known beforehand."""
 
     def constants(self, calibration: Calibration) -> Calibration:
-        """The constants for this run: its host waits for the dispatch unless all is replayed or the experts' shares are known."""
-        changes: dict[str, float] = {}
-        if self.graph == "whole" or self.capacity:
-            changes["expert_sync_s"] = 0.0
-        if self.graph == "whole":
-            changes |= dict.fromkeys(("op_overhead_s", "collective_launch_s", "grouped_launch_s", "expert_quantise_s"), 0.0)
-        return replace(calibration, **changes)
+        """The constants for this run: its host waits for the dispatch unless the experts' shares are known."""
+        return replace(calibration, expert_sync_s=0.0) if self.capacity else calibration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora, megatron_names, with_lora
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import QUANTISED, Dtype, Precision, Training
+from orchestrator.strategy.graphs import modules_of
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
 from orchestrator.validate import layout, networks, uneven
 from orchestrator.validate.engines import ENGINES, printed_as
@@ -336,7 +337,22 @@ def strategy_of(
         overlap_moe_expert_parallel_comm=overlaps,
         delay_wgrad_compute=overlaps and row.get("delay_wgrad") == "1",
         cp_comm_type="a2a" if "cp a2a" in row.get("flash_attention", "") else "p2p",
+        **graphs_of(row),
     )
+
+
+def graphs_of(row: dict[str, str]) -> dict[str, Any]:
+    """A row's CUDA graphs as options of a strategy; what a source doesn't say is none.
+
+    >>> graphs_of({"cuda_graph": "transformer_engine: attn+moe_router"}), graphs_of({"cuda_graph": "local: full_iteration"})
+    ({'cuda_graph_impl': 'transformer_engine', 'cuda_graph_modules': 'attn+moe_router'}, {'cuda_graph_impl': 'full_iteration'})
+    """
+    impl, _, modules = (part.strip().replace(" ", "_") for part in row.get("cuda_graph", "").lower().partition(":"))
+    if "full_iteration" in (impl, modules):
+        return {"cuda_graph_impl": "full_iteration"}
+    if impl in ("", "none"):
+        return {}
+    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": modules_of(filter(None, modules.split("+")))}
 
 
 class Split(NamedTuple):

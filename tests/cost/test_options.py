@@ -70,15 +70,23 @@ def test_tensor_parallel_traffic_between_nodes_is_not_overlapped() -> None:
 
 
 def test_graphs_take_the_launches_away_where_a_layer_is_bound_by_them() -> None:
-    """A thin layer waits for the host; a wide one doesn't. Each graph has an input and an output of its own."""
+    """A thin layer waits for the host; a wide one doesn't. Each micro-batch's graph has a copy of its input; all together an input, an
+    output, and a gradient of each."""
     thin = cost_model(gpt(hidden_size=128, num_attention_heads=2, ffn_hidden_size=512), seq_length=256)
     for model, bound in ((thin, True), (cost_model(), False)):
         plain, graphed = (model.layer(candidate(cuda_graph_impl=impl), "decoder", "none") for impl in ("none", "local"))
         assert (plain.by_cause["overhead"] > 0) == bound
         assert graphed.by_cause["overhead"] <= plain.by_cause["overhead"]
         assert (graphed.forward_s + graphed.backward_s < plain.forward_s + plain.backward_s) == bound
-        ends = 2 * 2 * model.model.seq_length * model.model.architecture.hidden_size
-        assert graphed.saved_bytes - plain.saved_bytes == ends
+        end = 2 * model.model.seq_length * model.model.architecture.hidden_size
+        assert graphed.saved_bytes - plain.saved_bytes == end
+        assert graphed.backward_bytes - plain.backward_bytes == 4 * end
+        whole = model.layer(candidate(cuda_graph_impl="full_iteration"), "decoder", "none")
+        assert whole.forward_s + whole.backward_s <= graphed.forward_s + graphed.backward_s
+        assert whole.by_cause["overhead"] == 0
+        attention = model.layer(candidate(cuda_graph_impl="local", cuda_graph_modules="attn"), "decoder", "none")
+        assert graphed.forward_s <= attention.forward_s <= plain.forward_s
+        assert (graphed.forward_s < attention.forward_s < plain.forward_s) == bound
 
 
 def test_gradients_and_weights_that_wait_for_each_other_cost_a_step_more() -> None:

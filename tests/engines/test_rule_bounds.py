@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from test_rules import workload
 
 from orchestrator.engines.deepspeed import rules as ds
-from orchestrator.engines.rules import mesh, model, options, precision, recompute, zero
+from orchestrator.engines.rules import graphs, mesh, model, options, precision, recompute, zero
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Architecture, Run
 from orchestrator.model.families import describe
@@ -500,16 +500,28 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
     graph = {"cuda_graph_impl": "local"}
     dropping = replace(LLAMA, attention_dropout=0.1)
     held(
-        options.cuda_graphs,
+        graphs.beside_recompute,
         (MOE, {}, None),
         (LLAMA, graph, None),
+        (LLAMA, {"cuda_graph_impl": "full_iteration", "recompute": "full"}, None),
         (dropping, graph, None),
         (dropping, graph | {"recompute": "mlp"}, None),
+        (dropping, graph | {"recompute": "selective", "cuda_graph_modules": "mlp"}, None),
         (dropping, graph | {"recompute": "selective"}, "cuda_graph_impl=local with recompute=selective and attention_dropout=0.1"),
         (replace(LLAMA, hidden_dropout=0.1), graph | {"recompute": "selective"}, None),
+    )
+    held(
+        graphs.cuda_graphs,
+        (MOE, {}, None),
+        (LLAMA, graph, None),
         (NO_TE, graph, "cuda_graph_impl=local needs Trans"),
         (CPU, graph, "cuda_graph_impl=local needs Trans"),
-        (MOE, graph, "cuda_graph_impl=local with experts"),
+        (MOE, graph, None),
+        (MOE, graph | {"ep": 2}, "cuda_graph_impl=local with ep=2: Megatron-core 0.16.1"),
+        (workload(MOE, software=Software(megatron_core="0.19.2")), graph | {"ep": 2}, None),
+        (MOE, {"cuda_graph_impl": "transformer_engine", "ep": 2}, None),
+        (MOE, {"cuda_graph_impl": "full_iteration"}, "cuda_graph_impl=full_iteration with experts"),
+        (LLAMA, {"cuda_graph_impl": "full_iteration", "cuda_graph_modules": "attn"}, "cuda_graph_modules=attn with cuda_graph_impl=full"),
     )
     held(
         options.cp_kind,

@@ -109,9 +109,7 @@ def test_a_moments_dtype_that_megatron_has_not_leaves_the_row_out() -> None:
 
 def test_the_host_waits_unless_it_need_not_and_traffic_hides_only_where_it_was_made_to() -> None:
     base = Calibration(expert_sync_s=2e-3)
-    waits = {graph: ExpertsRun(graph=graph, overlaps=True).constants(base) for graph in ("none", "routers", "whole")}  # type: ignore[arg-type]
-    assert {graph: c.expert_sync_s for graph, c in waits.items()} == {"none": 2e-3, "routers": 2e-3, "whole": 0.0}
-    assert waits["whole"].grouped_launch_s == 0.0 < waits["none"].grouped_launch_s
+    assert ExpertsRun(overlaps=True).constants(base) == base
     assert ExpertsRun(capacity=True).constants(base).expert_sync_s == 0.0
     strategies = [only(**said).candidate.strategy for said in ({"a2a_overlap": "1", "delay_wgrad": "1"}, {"a2a_overlap": "0"}, {})]
     assert [one.overlap_moe_expert_parallel_comm for one in strategies] == [True, False, False]

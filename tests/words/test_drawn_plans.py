@@ -26,6 +26,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.spec import padded
 from orchestrator.plan import Plan
+from orchestrator.strategy.graphs import graphed_modules
 from orchestrator.words.terms import put
 
 TESTS = Path(__file__).parents[1]
@@ -34,7 +35,7 @@ from thousand import random_plan  # noqa: E402
 
 OF_ADAM = ("betas", "eps")
 NO_CHOICE = ("predicted", "rejected", "run", "calibration", "prices", "extra", "stages", "model", "training", "cluster")
-BY_EFFECT = ("overlap_grad_reduce", "overlap_param_gather", "microbatch_group_size_per_vp_stage")
+BY_EFFECT = ("overlap_grad_reduce", "overlap_param_gather", "microbatch_group_size_per_vp_stage", "cuda_graph_modules")
 """A plan may have them where they mean nothing, or another's default."""
 BY_MEANING = ("family", "name", "pattern", "mixer", "feed_forward", "num_query_groups", "kv_channels", "rotary_base", "rotary_percent")
 """A model's fields that can be written in several ways, or that name it."""
@@ -62,6 +63,7 @@ def lost(plan: Plan, reading: Reading) -> list[str]:
     found += [of.__name__ for of in (overlaps_reduction, overlaps_gathering) if of(again) != of(plan)]
     groups = [of.microbatch_group_size_per_vp_stage or of.pp for of in (again, plan)]
     found += ["microbatch_group_size_per_vp_stage"] if groups[0] != groups[1] else []
+    found += [] if graphed_modules(again, plan.model) == graphed_modules(plan, plan.model) else ["cuda_graph_modules"]
     found += ["layers of stages"] if layers_of(again) != layers_of(plan) else []
     for name in plan.training.__struct_fields__:
         if not (name in OF_ADAM and plan.training.optimizer == "sgd") and f"train.{name}" in reading.keys:
@@ -130,6 +132,7 @@ def test_a_drawn_plan_is_read_back_from_its_engine_json(version: str, number: in
         names = [name for name in Setup.__struct_fields__ if name in Plan.__struct_fields__ and name not in (*BY_EFFECT, *NOT_THERE)]
         means = [name for name in names if plan.model.experts or not name.startswith(("moe", "overlap_moe", "delay", "etp"))]
         assert {name: getattr(setup, name) for name in means} == {name: getattr(plan, name) for name in means}
+        assert graphed_modules(setup, plan.model) == graphed_modules(plan, plan.model)
         assert (setup.zero_shard_size or -1) == -plan.optimizer_instances
 
 

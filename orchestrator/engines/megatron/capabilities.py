@@ -7,6 +7,7 @@ from typing import Final
 from orchestrator.engines import megatron_parts, megatron_versions
 from orchestrator.engines.engine import Requirements
 from orchestrator.engines.rules.experts import EXPERT_RULES
+from orchestrator.engines.rules.graphs import GRAPH_RULES
 from orchestrator.engines.rules.mesh import MEGATRON_ORDERS, MEGATRON_RULES, MESH_RULES
 from orchestrator.engines.rules.model import MODEL_RULES
 from orchestrator.engines.rules.options import OPTION_RULES
@@ -84,6 +85,7 @@ def capabilities(software: Software) -> Capabilities:
             *MEGATRON_PIPELINE_RULES,
             *MEGATRON_ZERO_RULES,
             *OPTION_RULES,
+            *GRAPH_RULES,
         ),
     )
 

@@ -56,7 +56,12 @@ def prediction_notes(plan: Plan) -> list[str]:
 
 def without_worker(plan: Plan) -> str:
     """Why our worker can't run this plan, which Megatron's own programs can; empty: it can."""
-    lacking = "Megatron-FSDP" if plan.megatron_fsdp else "optimizer offload" if plan.offload_optimizer else ""
+    needs = (
+        ("Megatron-FSDP", plan.megatron_fsdp),
+        ("optimizer offload", plan.offload_optimizer),
+        (f"cuda_graph_impl={plan.cuda_graph_impl}", plan.cuda_graph_impl not in ("none", "local")),
+    )
+    lacking = next((name for name, needed in needs if needed), None)
     return f"our worker has no {lacking}; {program_of_release(plan)}" if lacking else ""
 
 

@@ -29,28 +29,6 @@ def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
     return None if tp <= inner.size else f"tp_comm_overlap: tp={tp} reaches beyond the {inner.size} GPUs of {inner.name}"
 
 
-CUDA_GRAPHS: Final = "core/transformer/transformer_config.py:1766-1829; training/arguments.py:1158"
-
-
-@rule("cuda_graphs", CUDA_GRAPHS, "cuda_graph_impl recompute")
-def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
-    strategy, cluster = candidate.strategy, workload.cluster
-    if strategy.cuda_graph_impl == "none":
-        return None
-    if not cluster.software.transformer_engine or cluster.is_cpu:
-        return f"cuda_graph_impl={strategy.cuda_graph_impl} needs Transformer Engine's random numbers, on GPUs"
-    if strategy.recompute == "full":
-        return f"cuda_graph_impl={strategy.cuda_graph_impl} with recompute=full: graphs of layers take recompute of modules only"
-    if workload.model.architecture.experts:
-        why = "a graph has as many tokens in every step, which experts without a capacity have not"
-        return f"cuda_graph_impl={strategy.cuda_graph_impl} with experts: {why}"
-    modules, a = RECOMPUTE_MODULES.get(strategy.recompute, ()), workload.model.architecture
-    for module, name, dropout in (("core_attn", "attention", a.attention_dropout), ("mlp", "hidden", a.hidden_dropout)):
-        if module in modules and dropout:
-            return f"cuda_graph_impl={strategy.cuda_graph_impl} with recompute={strategy.recompute} and {name}_dropout={dropout}"
-    return None
-
-
 @rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252", "cp_comm_type tp cp")
 def cp_kind(candidate: Candidate, workload: Workload) -> str | None:
     strategy, mesh, a = candidate.strategy, candidate.mesh, workload.model.architecture
@@ -201,7 +179,7 @@ def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
 
 
 OPTION_RULES: Final = (
-    tp_comm_overlap, cuda_graphs, cp_kind, dispatcher, shared_expert_overlap, expert_overlap, delayed_weight_gradients, fp32_accumulation,
+    tp_comm_overlap, cp_kind, dispatcher, shared_expert_overlap, expert_overlap, delayed_weight_gradients, fp32_accumulation,
     fp8_weights, megatron_fsdp,
 )  # fmt: skip
 """Rules on what the user chooses of Megatron's own ways."""
