@@ -23,12 +23,14 @@ if TYPE_CHECKING:
         OrchestratorError,
         Plan,
         Point,
+        RlAnswer,
         Sweep,
         audit,
         compare,
         ds_config_for,
         explain,
         plan,
+        plan_rl,
         sweep,
     )
 
@@ -43,12 +45,14 @@ __all__ = [
     "OrchestratorError",
     "Plan",
     "Point",
+    "RlAnswer",
     "Sweep",
     "audit",
     "compare",
     "ds_config_for",
     "explain",
     "plan",
+    "plan_rl",
     "sweep",
 ]
 LAZY: Final = frozenset(__all__)

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator import detect, recipe
-from orchestrator.asking import questions
+from orchestrator.asking import questions, reinforcement
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
 from orchestrator.asking.grid import sweep as all_points
+from orchestrator.asking.reinforcement import RlAnswer
 from orchestrator.audit.audit import Audit
 from orchestrator.audit.text import PrintedAudit
 from orchestrator.engines import ENGINES
@@ -45,9 +46,26 @@ from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import Pins
 
 __all__ = [
-    "Answer", "Audit",
-    "Comparison", "Explanation", "InputError", "LaunchError", "NoPlanError", "OrchestratorError", "Plan", "Point", "Settings",
-    "Sweep", "audit", "compare", "ds_config_for", "explain", "plan", "sweep",
+    "Answer",
+    "Audit",
+    "Comparison",
+    "Explanation",
+    "InputError",
+    "LaunchError",
+    "NoPlanError",
+    "OrchestratorError",
+    "Plan",
+    "Point",
+    "RlAnswer",
+    "Settings",
+    "Sweep",
+    "audit",
+    "compare",
+    "ds_config_for",
+    "explain",
+    "plan",
+    "plan_rl",
+    "sweep",
 ]  # fmt: skip
 
 STARTS: Final = ("launch", "launch.wait", "out")
@@ -71,7 +89,7 @@ def loader(keys: Mapping[str, Any], instead: str) -> Load:
             raise InputError(name, shown(tree[name]), f"is for a run: {instead}")
 
     def load(over: Mapping[str, Any]) -> Settings:
-        settings = recipe.load_tree({**tree, **recipe.as_texts(dict(over))}, _machine(), [*ENGINES, LAYERWISE])
+        settings = recipe.load_tree({**tree, **recipe.as_texts(dict(over))}, _machine(), [*ENGINES, LAYERWISE], with_generation=True)
         if settings.engine == LAYERWISE:
             raise InputError("engine", LAYERWISE, "is planned by python -m orchestrator.run", ["auto", *ENGINES])
         return settings
@@ -93,6 +111,20 @@ def plan(**keys: Any) -> Answer:
     """The fastest plan for these keys; with target.* that of the least GPUs, with largest= that of the most that fits; with plan=PATH a
     saved one, priced anew. Raises InputError for a key that can't be taken, NoPlanError where nothing fits."""
     return questions.answered(loader(keys, "Answer.write(folder) writes, python -m orchestrator.run starts"), keys)[0]
+
+
+def plan_rl(**keys: Any) -> RlAnswer:
+    """The fastest placement of a step of reinforcement learning for these keys, rl.* among them. Raises InputError, NoPlanError.
+
+    >>> found = plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl={
+    ...     "prompts": 64, "samples": 8, "prompt_length": 200, "response_length": 800, "max_response_length": 4096})
+    >>> found.step.colocated, found.step.gpus, found.plan.engine
+    (True, 8, 'megatron')
+    """
+    settings = loader({"task": "rl", **keys}, "python -m orchestrator plan prints it whole with --json")({})
+    if settings.reinforcement is None:
+        raise InputError("task", shown(keys["task"]), "is planned by plan", ["rl"])
+    return reinforcement.answered(settings)
 
 
 def sweep(**keys: Any) -> Sweep:

@@ -38,6 +38,8 @@ def answered(
     """The answer to whatever the keys ask, and the points that were tried on the way to it (none for one plan, which with `with_fuller` has
     a faster one beside it that fills memory further). Raises InputError, NoPlanError."""
     settings = load({})
+    if settings.reinforcement is not None:
+        raise InputError("task", "rl", "is answered by orchestrator.plan_rl")
     if settings.targets.given():
         return least_gpus(load, settings, bounded="gpus" in given)
     if settings.largest is not None:

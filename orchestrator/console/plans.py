@@ -10,14 +10,16 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator import api, recipe
-from orchestrator.asking import grid, questions
+from orchestrator.asking import grid, questions, reinforcement
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
 from orchestrator.commands import INTERRUPTED, command
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
+from orchestrator.plan import to_json
 from orchestrator.planning import Planner, without_gc
+from orchestrator.recipe import Settings
 from orchestrator.report.comparison import comparison_tables, sweep_table
 from orchestrator.report.memory import risk_key
 from orchestrator.report.text import choice
@@ -39,6 +41,8 @@ The fastest plan, what its training takes, and why; nothing is started, and noth
   python -m orchestrator plan recipe=llama3_8b gpus=16 largest=seq_length                                  the most that fits
   python -m orchestrator plan recipe=llama3_8b gpus=64 "cluster.levels.infiniband.bandwidth=200 Gbit/s"    another network
   python -m orchestrator plan plan=runs/first/plan.json explain.tp=8                                       why not that?
+  python -m orchestrator plan task=rl recipe=qwen3_8b gpus=8 cluster=dgx_h100 rl.prompts=64 rl.samples=16 rl.prompt_length=200 \\
+    rl.response_length=1500+1200 rl.max_response_length=8192       reinforcement learning: generation and training together
 
   --json     the plan and its figures as JSON on standard output, messages on standard error
 Every key of a run: python -m orchestrator run --help; some: --help pin, --help train, --help cluster
@@ -91,6 +95,10 @@ def _plan(words: Sequence[str]) -> None:
     if len(out) > 1 or "" in out:
         raise InputError("out", shown(",".join(out)), "needs one folder")
     tree, load = load_of(rest)
+    settings = load({})
+    if settings.reinforcement is not None:
+        _plan_rl(settings, as_json=as_json, out=out)
+        return
     with SearchProgress() as progress:
         answer, tried = questions.answered(load, tree, progress.show, with_fuller=not as_json)
     if as_json:
@@ -105,6 +113,18 @@ def _plan(words: Sequence[str]) -> None:
         print(next_text(answer.settings, "out=FOLDER writes it"))
     if out:
         print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
+
+
+def _plan_rl(settings: Settings, *, as_json: bool, out: Sequence[str]) -> None:
+    """The answer to task=rl. Raises InputError, NoPlanError."""
+    if out:
+        raise InputError("out", out[0], "is for files of a run, and task=rl has none: --json prints the whole plan")
+    answer = reinforcement.answered(settings)
+    if as_json:
+        say_json({**answer.summary(), "plan": json.loads(to_json(answer.plan))})
+    else:
+        print(settings.why_cluster)
+        print(answer)
 
 
 def fuller_lines(answer: Answer) -> list[str]:

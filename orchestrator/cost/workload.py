@@ -53,12 +53,13 @@ class EngineWorkload(Value, frozen=True, kw_only=True):
 def engine_workload(workload: Workload, traits: Traits, calibration: Calibration) -> EngineWorkload:
     """The workload with the engine's own way to compute its layers, traits and constants with what this model and GPU change in them."""
     model, training, cluster = workload.model, workload.training, workload.cluster
-    if traits.layers == "hugging_face" and model.architecture.traced is None:
+    modules = traits.layers == "hugging_face" and model.architecture.traced is None
+    if modules:
         model = hugging_face(model)
-        if training.packing and training.lengths is not None:
-            model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention)
-        if training.lora is not None:
-            model = with_lora(model, training.lora)
+    if training.packing and training.lengths is not None and model.architecture.traced is None:
+        model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention)
+    if modules and training.lora is not None:
+        model = with_lora(model, training.lora)
     if set(model.architecture.features()) & set(traits.unfused_attention):
         traits = replace(traits, flash_attention=False)
     if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:

@@ -93,7 +93,13 @@ class Training(Value, frozen=True, kw_only=True):
     exp_avg_dtype: Annotated[MomentDtype, Key("train.exp_avg_dtype", "of Adam's first moment, with precision_aware_optimizer")] = "fp32"
     exp_avg_sq_dtype: Annotated[MomentDtype, Key("train.exp_avg_sq_dtype", "of its second moment")] = "fp32"
     task: Annotated[
-        Task, Key("task", "pretrain: text; sft: data= is a jsonl of chats or prompts and completions, and answers alone have a loss")
+        Task,
+        Key(
+            "task",
+            "pretrain: text; sft: data= is a jsonl of chats or prompts and completions, and answers alone have a loss; rl: on samples of "
+            "its own, generated and trained on by turns (rl.*; planned, not started)",
+            type=Literal[Task, "rl"],
+        ),
     ] = "pretrain"
     packing: Annotated[
         bool | None,

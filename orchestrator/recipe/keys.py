@@ -21,6 +21,7 @@ from orchestrator.plan import RunSettings, Source
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.profiles import read_profile
 from orchestrator.recipe.sources import blend_of, split_of
+from orchestrator.rl.job import RlKeys
 from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.choices import shown as shown_choice
 from orchestrator.strategy.pins import LAYOUT
@@ -286,7 +287,7 @@ def _with_aliases(keys: Iterable[Key]) -> Iterable[Key]:
 DECLARED: Final = in_groups(
     _with_aliases(
         [
-            *declared(Inputs, Actions, Targets, RunSettings, Architecture, Training, Lora),
+            *declared(Inputs, Actions, Targets, RlKeys, RunSettings, Architecture, Training, Lora),
             *(pin_key(choice, group) for group in ("pin", "explain") for choice in (*CHOICES, LAYOUT)),
             *declared(SlurmOptions, ContainerOptions),
         ]

@@ -16,7 +16,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings
-from orchestrator.recipe import supervised
+from orchestrator.recipe import reinforcement, supervised
 from orchestrator.recipe.clusters import stored
 from orchestrator.recipe.described import TRACED, check_untouched
 from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
@@ -99,6 +99,8 @@ def training_of(merged: Flat) -> Training:
     if tokens is not None:
         samples = fields["global_batch_size"] * (fields["seq_length"] + (fields.get("decoder_seq_length") or 0))
         fields["steps"] = -(-tokens // samples)
+    if fields.get("task") == reinforcement.TASK:
+        del fields["task"]
     training = Training(**fields, lora=_lora_of(merged))
     if training.min_lr > training.lr:
         raise InputError("train.min_lr", training.min_lr, f"is above train.lr={training.lr}")

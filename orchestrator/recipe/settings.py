@@ -54,6 +54,7 @@ from orchestrator.recipe.model import (
 )
 from orchestrator.recipe.profiles import FAMILY, stand_in
 from orchestrator.recipe.read import Tree, read_arguments
+from orchestrator.recipe.reinforcement import at_length, not_here, rl_job, with_task
 from orchestrator.recipe.resuming import (
     RESUME,
     Checkpoint,
@@ -68,6 +69,7 @@ from orchestrator.recipe.saved import check_agreement, saved_plan
 from orchestrator.recipe.sources import data_settings, existing_folder
 from orchestrator.recipe.starting import container_options
 from orchestrator.recipe.weights import weight_settings, with_config
+from orchestrator.rl.job import RlJob
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import MemoryLimit, Pins
 
@@ -94,6 +96,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     limit: MemoryLimit
     targets: Targets = Targets()
     largest: Largest | None = None
+    reinforcement: RlJob | None = None
+    """What task=rl asks, whose training half `training` is."""
     run: RunSettings
     continues: Checkpoint | None = None
     """What train.resume= names."""
@@ -111,10 +115,12 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
     return load_tree(read_arguments(words), machine, engines)
 
 
-def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
-    """Settings of keys that are a tree of texts already. Raises InputError."""
+def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, with_generation: bool = False) -> Settings:
+    """Settings of keys that are a tree of texts already. `with_generation`: whether who asks knows task=rl, which is refused otherwise.
+    Raises InputError."""
     given = with_long_form(flatten(tree, ""))
     merged, site, label = _layered(given)
+    merged = with_task(merged, given, known=with_generation)
     actions = filled(merged, Actions)
     if actions.engine not in ("auto", *engines):
         raise InputError("engine", shown(actions.engine), "is not known", ["auto", *engines])
@@ -194,6 +200,7 @@ class _Trained(NamedTuple):
     run: RunSettings
     plan: Plan | None
     engine: str
+    reinforcement: RlJob | None = None
 
 
 def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, machine: Machine) -> _Trained:
@@ -202,6 +209,7 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
     label = label or label_of(merged)
     merged = with_sequence_length(merged)
     training = with_samples(training_of(merged), merged)
+    job: RlJob | None = None
     profile: Profile | None = value_of(merged, "profile", None)
     profile = profile and msgspec.structs.replace(profile, name=label)
     if profile is not None and engine != LAYERWISE:
@@ -210,6 +218,8 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
         architecture = stand_in(profile)
     else:
         architecture = with_routing(architecture_of(merged, label), value_of(merged, "model.routing", None))
+        job = rl_job(merged, architecture)
+        training = at_length(job, training)
         families.describe(architecture, training.seq_length, training.decoder_seq_length)
         check_positions(architecture, training)
         if training.lora is not None and architecture.traced is None:
@@ -220,7 +230,7 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
     check_precision(training, cluster)
     training = with_fp8_recipe(training, cluster)
     run = _run(merged, RunSettings(), architecture)
-    return _Trained(label, architecture, profile, training, cluster, why, run, None, engine)
+    return _Trained(label, architecture, profile, training, cluster, why, run, None, engine, job)
 
 
 def _saved(merged: Flat, label: str | None, engine: str, plan: Plan) -> _Trained:
@@ -235,7 +245,9 @@ def _saved(merged: Flat, label: str | None, engine: str, plan: Plan) -> _Trained
 
 
 def check_no_question(settings: Settings) -> None:
-    """Raises InputError for a question (target.*, largest=) where one plan is made: only the command `plan` answers it."""
+    """Raises InputError for a question (target.*, largest=, task=rl) where one plan is made: only the command `plan` answers it."""
+    if settings.reinforcement is not None:
+        raise not_here()
     for name, value in [*((f"target.{name}", value) for name, value in settings.targets.given().items()), ("largest", settings.largest)]:
         if value is not None:
             raise InputError(name, value, "is a question that python -m orchestrator plan answers; then give the number that it finds here")

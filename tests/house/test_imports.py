@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "orchestrator"
 EVERYWHERE = {"units", "errors", "values", "digests", "key", "extensions", "commands", "__init__", "__version__"}
 WORLDLY = {"commands"}
 """Of those, what the pure side must not touch: it prints."""
-PURE = {"model", "hardware", "strategy", "words", "cost", "plan", "search", "engines", "job", "report"}
+PURE = {"model", "hardware", "strategy", "words", "cost", "plan", "search", "engines", "job", "report", "rl"}
 COMMANDS = PURE | {
     *(
         "recipe",
@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cost": {"model", "hardware", "strategy"},
     "plan": {"strategy", "model", "hardware"},
     "search": {"model", "hardware", "strategy", "cost", "plan"},
+    "rl": {"model", "hardware", "strategy", "cost", "plan"},
     "job": set(),
     "engines": {"plan", "job", "strategy", "model", "hardware", "words"},
     "launch": {"job", "words"},

@@ -89,7 +89,7 @@ def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:
 
 MAY_BE_NONE = {
     "seed", "slurm.requeue", "model.decoder_num_layers", "model.mtp_num_layers", "model.num_token_types", "train.keep_last",
-    "train.eval_every", "train.save_every", "train.keep_every", "train.warmup",
+    "train.eval_every", "train.save_every", "train.keep_every", "train.warmup", "rl.staleness",
 }  # fmt: skip
 
 

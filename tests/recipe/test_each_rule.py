@@ -790,7 +790,7 @@ def test_a_continued_runs_keys_are_taken_over_but_for_what_began_it(folder: Path
 MAY_BE_NOTHING = """
     seed cluster.restart_s train.step_timeout_s train.min_lr train.weight_decay train.clip memory.reserve_gib slurm.requeue model.dropout
     model.hidden_dropout model.attention_dropout train.betas lora.dropout model.decoder_num_layers model.mtp_num_layers
-    model.num_token_types train.keep_last train.eval_every train.save_every train.keep_every train.warmup
+    model.num_token_types train.keep_last train.eval_every train.save_every train.keep_every train.warmup rl.staleness
 """
 
 

@@ -1,0 +1,152 @@
+"""task=rl: the planner is asked for the training half on each number of GPUs that may have it, and the fastest placement is the answer."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from orchestrator import recipe
+from orchestrator.engines import ENGINES
+from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.plan import Plan
+from orchestrator.planning import Planner
+from orchestrator.recipe import Settings
+from orchestrator.rl import text
+from orchestrator.rl.choose import Chosen, Question, fastest
+from orchestrator.rl.job import RlJob
+from orchestrator.rl.step import Step, batch
+from orchestrator.values import Printed
+
+USUAL_ENGINE = MEGATRON
+"""What trains where engine= says nothing: verl, NeMo RL and slime have Megatron-core (or torch's FSDP) beside an engine of generation."""
+
+
+class RlAnswer(Printed, frozen=True, kw_only=True):
+    """The fastest placement of a step of task=rl, and the best of the others."""
+
+    settings: Settings
+    chosen: Chosen
+    stale: Step | None = None
+    """The fastest step with samples one step old, where on-policy was asked; None: there is none."""
+
+    @property
+    def step(self) -> Step:
+        return self.chosen.best
+
+    @property
+    def plan(self) -> Plan:
+        """The training half."""
+        return self.step.training
+
+    @property
+    def step_time_s(self) -> float:
+        return self.step.seconds
+
+    @property
+    def step_time_s_90(self) -> tuple[float, float]:
+        """90% interval of the step's seconds."""
+        return self.step.interval
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of prompts and responses a second, of all GPUs together."""
+        return self.step.tokens_per_s
+
+    def __str__(self) -> str:
+        return "\n".join(text.lines(self.chosen, self.stale))
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as JSON has them, without the training half's plan."""
+        return {
+            "recipe": self.settings.recipe,
+            "cluster": self.settings.cluster.name,
+            "gpus": self.settings.cluster.num_gpus,
+            **text.summary(self.step),
+            "others": [text.summary(one) for one in self.chosen.others],
+            "one_step_off": None if self.stale is None else text.summary(self.stale),
+            "why_not": list(self.chosen.why_not),
+        }
+
+
+class Asker:
+    """Asks for plans of one user's settings. Plans are kept: one question needs the same more than once."""
+
+    def __init__(self, settings: Settings, job: RlJob) -> None:
+        engine = USUAL_ENGINE if settings.engine == "auto" else settings.engine
+        self.settings = msgspec.structs.replace(settings, engine=engine, reinforcement=None)
+        self.job = job
+        self._plans: dict[tuple[int, float], Plan | InputError | NoPlanError] = {}
+
+    def __call__(self, gpus: int, reserved: float) -> Plan:
+        """The fastest plan on so many GPUs with so many bytes of each kept free. Raises InputError, NoPlanError."""
+        found = self._plans.get((gpus, reserved))
+        if found is None:
+            try:
+                found = self._planned(gpus, reserved)
+            except (InputError, NoPlanError) as error:
+                found = error
+            self._plans[gpus, reserved] = found
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _planned(self, gpus: int, reserved: float) -> Plan:
+        settings = self.settings
+        limit = msgspec.structs.replace(settings.limit, limit=settings.limit.limit - round(reserved))
+        training = batch(self.job, settings.training, gpus)
+        cluster = recipe.resized(settings.cluster, gpus)
+        planner = Planner(msgspec.structs.replace(settings, cluster=cluster, training=training, limit=limit))
+        return planner.fastest(planner.space(top_k=1).unproven()).plan
+
+    @cached_property
+    def question(self) -> Question:
+        """What a placement is chosen for."""
+        settings = self.settings
+        traits = ENGINES[self.settings.engine].traits(settings.cluster.software)
+        prices = Planner(settings).prices_for(settings.engine)
+        return Question(
+            job=self.job,
+            architecture=settings.architecture,
+            cluster=settings.cluster,
+            calibration=prices.fitted,
+            traits=traits,
+        )
+
+
+def answered(settings: Settings) -> RlAnswer:
+    """The answer to task=rl. Raises InputError, NoPlanError."""
+    job = settings.reinforcement
+    assert job is not None
+    check_alone(settings)
+    asker = Asker(settings, job)
+    question = asker.question
+    chosen = fastest(question, asker)
+    stale = None
+    if not job.keys.staleness and job.keys.placement != "colocated":
+        keys = msgspec.structs.replace(job.keys, staleness=1, placement="split")
+        try:
+            later = msgspec.structs.replace(question, job=msgspec.structs.replace(job, keys=keys))
+            stale = fastest(later, asker).best
+        except NoPlanError:
+            stale = None
+    return RlAnswer(settings=settings, chosen=chosen, stale=stale)
+
+
+def check_alone(settings: Settings) -> None:
+    """Raises InputError for what is asked beside task=rl and is not answered there."""
+    cluster = settings.cluster
+    beside = {
+        **{f"target.{name}": value for name, value in settings.targets.given().items()},
+        "largest": settings.largest, "take": settings.take, "tune": settings.tune, "entry": settings.entry,
+        **{f"explain.{name}": value for name, value in settings.explain.given().items()}, "explain.gpus": settings.explain_gpus,
+    }  # fmt: skip
+    for name, value in beside.items():
+        if value is not None:
+            raise InputError(name, value, "is not answered beside task=rl: leave one of them out")
+    if cluster.is_cpu:
+        raise InputError("cluster", cluster.name, "has no GPU: generation is priced by a GPU's memory and FLOPs")
+    if cluster.parts:
+        raise InputError("cluster", cluster.name, f"has {cluster.types}: task=rl is planned for GPUs of one type")

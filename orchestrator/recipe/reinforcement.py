@@ -1,0 +1,135 @@
+"""task=rl: the samples of a step, from the rl.* keys and a file of lengths, and the training half as a training like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import msgspec
+
+from orchestrator.errors import InputError
+from orchestrator.key import shown
+from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
+from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
+from orchestrator.recipe.sources import read_text
+from orchestrator.rl.job import Responses, RlJob, RlKeys
+from orchestrator.rl.step import longest
+
+TASK = "rl"
+OF_THE_STEP = ("train.global_batch_size", "train.seq_length", "train.decoder_seq_length", "train.tokens", "data.packing")
+"""Keys of a training that here follow from the samples."""
+NEEDED = ("prompts", "samples", "prompt_length", "response_length")
+SPREAD = 0.6
+"""Standard deviation of responses' lengths over their mean, where only the mean is said."""
+
+
+def not_here() -> InputError:
+    """The error that says where task=rl is planned."""
+    return InputError("task", TASK, "is planned by python -m orchestrator plan, or orchestrator.plan_rl; here nothing generates")
+
+
+def with_task(merged: Flat, given: Flat, *, known: bool) -> Flat:
+    """The keys, of task=rl as those of a pretraining whose batch follows from the samples. Raises InputError for rl.* without the task, for
+    keys on the command line that the samples decide, and where who asks does not know the task."""
+    if value_of(merged, "task", None) != TASK:
+        for name in merged:
+            if name.startswith("rl."):
+                raise InputError(name, shown(merged[name].text), "is of reinforcement learning: task=rl beside it")
+        return merged
+    if not known:
+        raise not_here()
+    for name in OF_THE_STEP:
+        if name in given:
+            raise InputError(name, shown(given[name].text), "follows from rl.prompts, rl.samples, rl.updates and the lengths in task=rl")
+    for name in NEEDED:
+        if f"rl.{name}" not in merged:
+            raise InputError(f"rl.{name}", None, "is missing: task=rl needs it", [f"rl.{each}" for each in NEEDED])
+    placed = {name: Given(1, "1") for name in ("train.global_batch_size", "train.seq_length")}
+    return {name: value for name, value in merged.items() if name not in OF_THE_STEP} | placed
+
+
+def rl_job(merged: Flat, architecture: Architecture) -> RlJob | None:
+    """What task=rl asks; None for another task. Raises InputError."""
+    if value_of(merged, "task", None) != TASK:
+        return None
+    keys = RlKeys(**fields_of(merged, RlKeys))
+    assert keys.prompts and keys.samples and keys.prompt_length  # noqa: PT018
+    assert keys.response_length
+    if architecture.traced is not None or architecture.stack != "decoder":
+        raise InputError("task", TASK, f"generates with a decoder whose layers a reader knows, and {architecture.name} is none")
+    positions = architecture.max_position_embeddings
+    room = positions - keys.prompt_length
+    if room < 1:
+        raise InputError("rl.prompt_length", keys.prompt_length, f"leaves nothing of model.max_position_embeddings={positions}")
+    cut = keys.max_response_length
+    if cut is not None and cut > room:
+        raise InputError(
+            "rl.max_response_length", cut, f"is beyond the {room} that rl.prompt_length={keys.prompt_length} leaves of "
+            f"model.max_position_embeddings={positions}"
+        )  # fmt: skip
+    if keys.updates > keys.prompts * keys.samples:
+        raise InputError("rl.updates", keys.updates, f"is more than the {keys.prompts * keys.samples} samples of a step")
+    if keys.generation_gpus is not None and keys.placement != "split":
+        raise InputError("rl.generation_gpus", keys.generation_gpus, "is of generation on GPUs of its own: rl.placement=split beside it")
+    if keys.staleness and keys.placement == "colocated":
+        raise InputError("rl.staleness", keys.staleness, "needs generation beside training: rl.placement=split or auto")
+    if keys.measured is not None and keys.tp is None:
+        raise InputError("rl.measured", None, "is of one engine: say its rl.tp= beside it")
+    return RlJob(
+        keys=keys, prompts=keys.prompts, samples=keys.samples, prompt_length=keys.prompt_length,
+        responses=responses(keys.response_length, cut or room, capped=cut is not None),
+    )  # fmt: skip
+
+
+def responses(text: str, longest_response: int, *, capped: bool) -> Responses:
+    """Lengths from MEAN, MEAN+SPREAD or a file with a length a line (or the last column of a CSV). `capped`: whether longer ones are cut
+    off by rl.max_response_length and not by the model's positions. Raises InputError."""
+    name = "rl.response_length"
+    mean_text, plus, spread_text = text.partition("+")
+    try:
+        mean, spread = float(mean_text), float(spread_text) if plus else None
+    except ValueError:
+        values = read_lengths(name, text)
+        over = max(values)
+        if over > longest_response and not capped:
+            raise InputError(
+                name, shown(text), f"has {over} tokens, and the prompt leaves {longest_response} of the model's positions; "
+                "rl.max_response_length= cuts longer ones"
+            ) from None  # fmt: skip
+        kept = tuple(min(value, longest_response) for value in values)
+        return Responses(mean=fmean(kept), spread=pstdev(kept), longest=min(over, longest_response), values=kept)
+    if not (mean > 0 and (spread is None or spread >= 0)):
+        raise InputError(name, shown(text), "needs a mean above 0, and a standard deviation of 0 or more")
+    if mean > longest_response:
+        what = "rl.max_response_length" if capped else "what the prompt leaves of the model's positions"
+        raise InputError(name, shown(text), f"is a mean above {what}, {longest_response}")
+    spread = SPREAD * mean if spread is None else spread
+    return Responses(mean=mean, spread=spread, longest=longest_response if spread else round(mean))
+
+
+def read_lengths(name: str, path: str) -> list[int]:
+    """The lengths of a file, a number a line; of lines with commas the last one's; words in the first line are a heading. Raises
+    InputError."""
+    found = []
+    try:
+        text = read_text(Path(path))
+    except InputError as error:
+        raise InputError(name, shown(path), f"is no mean, no mean+deviation, and as a file: {error.why}") from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        last = line.strip().rpartition(",")[2].strip()
+        if not last:
+            continue
+        if not last.isdecimal() or not int(last):
+            if number == 1:
+                continue
+            raise InputError(name, f"{path}:{number}", f"is {shown(last)}: a length is a whole number of tokens above 0")
+        found.append(int(last))
+    if not found:
+        raise InputError(name, shown(path), "has no length")
+    return found
+
+
+def at_length(job: RlJob | None, training: Training) -> Training:
+    """The training with sequences of the longest sample."""
+    return training if job is None else msgspec.structs.replace(training, seq_length=longest(job))

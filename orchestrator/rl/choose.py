@@ -1,0 +1,187 @@
+"""The fastest placement of a step: each way to divide the GPUs, with the fastest layout of generation and the planner's own plan for the
+rest.
+
+Generation is priced for every layout that is legal on every division; plans are asked for around the one that looks best (`split`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Final
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.spec import Architecture
+from orchestrator.plan import Plan
+from orchestrator.rl.decode import Decoder, Layout, MeasuredDecoder, layout_refused
+from orchestrator.rl.generation import Generation, Room, generation, room
+from orchestrator.rl.job import RlJob
+from orchestrator.rl.step import Step, states_bytes, step
+from orchestrator.strategy.capabilities import Traits
+from orchestrator.units import GIB
+from orchestrator.values import Value
+
+Ask = Callable[[int, float], Plan]
+"""The fastest plan of the training half on so many GPUs, with so many bytes of each kept free for generation. Raises NoPlanError,
+InputError where there is none."""
+
+ASLEEP: Final = 2.4 * GIB
+"""Bytes of a GPU that an engine keeps while it sleeps: its context, CUDA graphs and communicators (vLLM: .8 GiB at tp=1, 2.4 at tp=2;
+github:NVIDIA-NeMo/RL issue 223)."""
+
+
+MOST_DIVISIONS: Final = 16
+"""Divisions of the GPUs into two pools that are tried: by nodes, of large clusters by several."""
+
+
+class Question(Value, frozen=True, kw_only=True):
+    """What a choice is made for."""
+
+    job: RlJob
+    architecture: Architecture
+    cluster: Cluster
+    calibration: Calibration
+    traits: Traits
+
+
+class Chosen(Value, frozen=True, kw_only=True):
+    """The fastest step, the best of each other placement, and why there is none of one."""
+
+    best: Step
+    others: tuple[Step, ...]
+    why_not: tuple[str, ...] = ()
+
+
+def layouts(question: Question, gpus: int) -> Iterator[Decoder]:
+    """Decoders of every layout that an engine may have on these GPUs; with rl.tp= and rl.dp= of that one. Raises InputError where there
+    is none."""
+    keys, cluster, a = question.job.keys, question.cluster, question.architecture
+    sizes = [size for size in range(1, gpus + 1) if gpus % size == 0 and (size & (size - 1) == 0 or size == gpus)]
+    for tp in [keys.tp] if keys.tp else [size for size in sizes if size <= cluster.gpus_per_node]:
+        for dp in [keys.dp] if keys.dp else [size for size in sizes if size == 1 or a.experts]:
+            layout = Layout(tp=tp, dp=dp)
+            refused = layout_refused(a, layout) if gpus % layout.gpus == 0 else f"an engine of {layout.gpus} does not divide {gpus} GPUs"
+            if refused is None:
+                decoder = Decoder(a, cluster, question.calibration, question.traits, layout)
+                yield decoder if keys.measured is None else MeasuredDecoder(decoder, keys.measured)
+            elif keys.tp and (keys.dp or not a.experts):
+                raise InputError("rl.tp", tp, f"is refused for generation: {refused}")
+
+
+def fastest_generation(question: Question, gpus: int, memory: float) -> tuple[Generation | None, str]:
+    """(the fastest generation on these GPUs with so many bytes of each, why there is none)."""
+    best: Generation | None = None
+    nearest: tuple[float, Room] | None = None
+    for decoder in layouts(question, gpus):
+        found = room(decoder, question.job, memory)
+        if found.lacking:
+            if nearest is None or decoder.weight_bytes < nearest[0]:
+                nearest = (decoder.weight_bytes, found)
+            continue
+        one = generation(decoder, question.job, gpus, found)
+        if best is None or one.seconds < best.seconds * (1 - 1e-9):
+            best = one
+    return best, "" if best or nearest is None else nearest[1].lacking
+
+
+def divisions(cluster: Cluster) -> list[int]:
+    """GPUs that generation may have of its own: nodes, or inside one node powers of two and their complements."""
+    total, node = cluster.num_gpus, cluster.gpus_per_node
+    if total > node:
+        return list(range(node, total, max(1, total // node // MOST_DIVISIONS) * node))
+    return sorted({size for power in range(total.bit_length()) for size in (1 << power, total - (1 << power)) if 0 < size < total})
+
+
+def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
+    """(steps with all phases on all GPUs, the training's states in host memory meanwhile or not; why there are none)."""
+    cluster, job = question.cluster, question.job
+    try:
+        plan = ask(cluster.num_gpus, ASLEEP)
+    except (NoPlanError, InputError) as error:
+        return [], str(error)
+    found, why = [], ""
+    allowed = job.keys.memory * cluster.gpu.memory
+    for offloads in (False, True):
+        kept = question.calibration.context_bytes + (0.0 if offloads else states_bytes(plan))
+        made, lacking = fastest_generation(question, cluster.num_gpus, min(allowed, cluster.gpu.memory - kept))
+        why = lacking or why
+        if made is not None:
+            found.append(_step(question, made, plan, is_colocated=True, offloads=offloads))
+    return found, why
+
+
+def split(question: Question, ask: Ask, sizes: list[int], whole: Step | None) -> tuple[Step | None, str]:
+    """(the fastest step with generation on GPUs of its own, why there is none). `whole`: a step with all phases on all GPUs, by which the
+    size is guessed that is tried first; from there on the next, towards the half that takes longer, while that is faster."""
+    made: list[tuple[int, Generation]] = []
+    why = "no division of the GPUs is left"
+    for size in sizes:
+        found, lacking = fastest_generation(question, size, question.job.keys.memory * question.cluster.gpu.memory)
+        if found is None:
+            why = f"{size} GPUs generate: {lacking}"
+        else:
+            made.append((size, found))
+    total = question.cluster.num_gpus
+    tried: dict[int, Step | None] = {}
+
+    def seconds(index: int) -> float:
+        """Seconds of the step with this division; infinite where the rest can't train."""
+        nonlocal why
+        if index not in tried:
+            size, found = made[index]
+            try:
+                tried[index] = _step(question, found, ask(total - size, 0.0), is_colocated=False, offloads=False)
+            except (NoPlanError, InputError) as error:
+                tried[index] = None
+                why = f"{total - size} GPUs train: {error}"
+        one = tried[index]
+        return inf if one is None else one.seconds
+
+    def guessed(index: int) -> float:
+        """Seconds of a step with this division, if training takes as many GPU-seconds as on all GPUs."""
+        size, found = made[index]
+        training = 0.0 if whole is None else trains(whole) * total / (total - size)
+        return max(found.seconds, training) if question.job.keys.staleness else found.seconds + training
+
+    if not made:
+        return None, why
+    here = min(range(len(made)), key=guessed) if whole is not None else len(made) // 2
+    while seconds(here) == inf and here > 0:  # too few are left for the training
+        here -= 1
+    best = here
+    for way in (-1, 1):
+        while 0 <= best + way < len(made) and seconds(best + way) < seconds(best):
+            best += way
+    return tried.get(best), why
+
+
+def trains(found: Step) -> float:
+    """Seconds of a step's phases of training."""
+    return sum(phase.seconds for phase in found.phases if phase.name not in ("generate", "transfer", "offload", "onload"))
+
+
+def _step(question: Question, made: Generation, plan: Plan, *, is_colocated: bool, offloads: bool) -> Step:
+    return step(question.job, question.cluster, question.calibration, made, plan, colocated=is_colocated, offloads=offloads)
+
+
+def fastest(question: Question, ask: Ask) -> Chosen:
+    """The fastest placement. Raises NoPlanError where neither fits."""
+    keys, cluster = question.job.keys, question.cluster
+    steps: list[Step] = []
+    why: list[str] = []
+    if keys.placement != "split":
+        both, lacking = colocated(question, ask)
+        steps += both
+        why += [f"colocated: {lacking}"] if lacking and not both else []
+    if keys.placement != "colocated" and cluster.num_gpus > 1:
+        sizes = divisions(cluster) if keys.generation_gpus is None else [keys.generation_gpus]
+        apart, lacking = split(question, ask, sizes, steps[0] if steps else None)
+        steps += [apart] if apart is not None else []
+        why += [f"split: {lacking}"] if apart is None else []
+    if not steps:
+        lacking = "; ".join(why) or "one GPU can't be divided"
+        raise NoPlanError(f"no placement fits {question.architecture.name} on {cluster.types}: {lacking}")
+    steps.sort(key=lambda one: one.seconds)
+    return Chosen(best=steps[0], others=tuple(steps[1:]), why_not=tuple(why))

@@ -1,0 +1,214 @@
+"""One step as phases on GPUs: what each takes, what it waits for, and when it runs, for one placement of generation and training."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.training import Lengths, Training
+from orchestrator.plan import Plan
+from orchestrator.rl.generation import Generation
+from orchestrator.rl.job import RlJob
+from orchestrator.rl.lengths import drawn, squares
+from orchestrator.units import GB
+from orchestrator.values import Value
+
+Pool = Literal["all", "generation", "training"]
+
+REFIT_RATE: Final = 2.8 * GB
+"""Bytes/s at which a GPU of an engine gets its part of the new weights, whatever the links would carry: tensors are gathered, renamed and
+loaded one by one. Llama 3.1 8B's 16 GB a GPU in 5 s and 70B's 35 GB at tp=4 in 14 (NeMo RL 0.3's published steps, github:NVIDIA-NeMo/RL
+issue 959: 3.2 and 2.5 GB/s; who ran them again there had 8 and 26 s)."""
+STATES: Final = ("weights", "gradients", "optimizer")
+"""Causes of a training plan's memory that go to the host's memory while others use the GPU."""
+GENERATION_OFF: Final = (0.7, 1.3)
+"""A generation's seconds over the predicted ones, in nine of ten: the errors on published runs (rl/README.md)."""
+ROUNDED: Final = 64
+"""Sequences are a multiple of so many tokens, as kernels like them."""
+
+
+class Phase(Value, frozen=True, kw_only=True):
+    """A part of a step: of which model, over how many tokens, on which GPUs, after which others, and when."""
+
+    name: str
+    model: Literal["policy", "reference", "critic", "reward"]
+    tokens: float
+    pool: Pool
+    gpus: int
+    after: tuple[str, ...]
+    seconds: float
+    off: tuple[float, float] = (1.0, 1.0)
+    """The ends of the 90% interval of its seconds, over them."""
+    starts_s: float = 0.0
+    """Seconds from the step's beginning, of phases that wait for none from when their GPUs are free."""
+
+    @property
+    def ends_s(self) -> float:
+        return self.starts_s + self.seconds
+
+
+class Step(Value, frozen=True, kw_only=True):
+    """A step of training under one placement. `colocated`: all phases on all GPUs; else generation has GPUs of its own, and takes weights
+    `staleness` steps old."""
+
+    colocated: bool
+    staleness: int
+    offloads: bool
+    """Whether the training's states are in host memory while samples are generated."""
+    generation: Generation
+    training: Plan
+    generation_gpus: int
+    training_gpus: int
+    phases: tuple[Phase, ...]
+    seconds: float
+    interval: tuple[float, float]
+    """90% interval of `seconds`."""
+    tokens: float
+    """Tokens of prompts and responses of a step."""
+
+    @property
+    def gpus(self) -> int:
+        return self.training_gpus if self.colocated else self.generation_gpus + self.training_gpus
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second of all GPUs together, prompts included."""
+        return self.tokens / self.seconds
+
+    def of(self, name: str) -> float:
+        """Seconds of the phase with this name; 0 where there is none."""
+        return sum(phase.seconds for phase in self.phases if phase.name == name)
+
+
+def longest(job: RlJob) -> int:
+    """Tokens of the longest sequence that there can be, rounded up."""
+    return ceil((job.prompt_length + job.responses.longest) / ROUNDED) * ROUNDED
+
+
+def batch(job: RlJob, training: Training, gpus: int) -> Training:
+    """The training with one update's samples as packed sequences, each as long as the longest sample: as many as their tokens fill, and a
+    multiple of a divisor of the GPUs, so that data-parallel sizes divide it."""
+    whole = [job.prompt_length + length for length in drawn(job.responses, job.sequences, 0)]
+    length = longest(job)
+    count = max(1, ceil(sum(whole) / job.keys.updates / length))
+    unit = max(divisor for divisor in range(1, gpus + 1) if gpus % divisor == 0 and (divisor <= count / 16 or divisor == 1))
+    found = Lengths(samples=len(whole), mean=sum(whole) / len(whole), mean_square=squares(whole), longest=max(whole), cut=0, lost=0.0)
+    return replace(training, seq_length=length, global_batch_size=ceil(count / unit) * unit, packing=True, lengths=found)
+
+
+def states_bytes(plan: Plan) -> float:
+    """Bytes of weights, gradients and optimizer states on the rank that has most of them."""
+    return max(sum(stage.memory_by_cause.get(cause, 0.0) for cause in STATES) for stage in plan.prediction.by_stage)
+
+
+def forward_seconds(plan: Plan, updates: int) -> float:
+    """Seconds of one forward pass over the samples of all updates: their micro-batches one after the other through the slowest stage, and
+    through the other stages once."""
+    by_stage = [stage.forward_s for stage in plan.prediction.by_stage]
+    return plan.num_microbatches * updates * max(by_stage) + sum(by_stage) - max(by_stage)
+
+
+def transfer_seconds(generation: Generation, cluster: Cluster, calibration: Calibration) -> float:
+    """Seconds until every engine has the new weights: as slow as they are loaded, or as their bytes come over the network's outermost
+    level that the job has."""
+    level = next((level for level in cluster.levels if cluster.num_gpus <= level.size), cluster.levels[-1])
+    link = level.bandwidth * (calibration.inner_efficiency if level is cluster.levels[0] else calibration.outer_efficiency)
+    return generation.weight_bytes / min(REFIT_RATE, link)
+
+
+def step(
+    job: RlJob, cluster: Cluster, calibration: Calibration, generation: Generation, plan: Plan, *, colocated: bool, offloads: bool
+) -> Step:
+    """The step's timeline. `cluster` has all GPUs."""
+    keys = job.keys
+    staleness = 0 if colocated else keys.staleness
+    responses = generation.tokens
+    tokens = responses + job.sequences * job.prompt_length
+    train_off = _off(plan)
+    host = cluster.host_bandwidth * calibration.host_efficiency
+    states = states_bytes(plan)
+    copy = max(stage.memory_by_cause.get("weights", 0.0) for stage in plan.prediction.by_stage)
+    forward = forward_seconds(plan, keys.updates)
+    update = plan.prediction.step_time_s * keys.updates * keys.epochs
+    generated_on: Pool = "all" if colocated else "generation"
+    trained_on: Pool = "all" if colocated else "training"
+    gpus = {"all": plan.world_size, "training": plan.world_size, "generation": generation.engines * generation.layout.gpus}
+    found: list[Phase] = []
+
+    def add(name: str, model: Literal["policy", "reference", "critic", "reward"], pool: Pool, seconds: float, *after: str,
+            of: float = tokens, off: tuple[float, float] = train_off) -> None:  # fmt: skip
+        found.append(Phase(name=name, model=model, tokens=of, pool=pool, gpus=gpus[pool], after=after, seconds=seconds, off=off))
+
+    add(
+        "transfer",
+        "policy",
+        "all" if colocated else "generation",
+        transfer_seconds(generation, cluster, calibration),
+        of=0.0,
+        off=(0.5, 2.0),
+    )
+    if colocated and offloads:
+        add("offload", "policy", "all", states / host, "transfer", of=0.0)
+    add("generate", "policy", generated_on, generation.seconds, "offload" if colocated and offloads else "transfer", of=responses,
+        off=GENERATION_OFF)  # fmt: skip
+    before = "generate"
+    if colocated and offloads:
+        add("onload", "policy", "all", states / host, "generate", of=0.0)
+        before = "onload"
+    if keys.reward == "model":
+        add("reward", "reward", trained_on, forward + 2 * copy / host, before)
+    add("old log-probabilities", "policy", trained_on, forward, before)
+    learns = ["old log-probabilities"]
+    if keys.reward == "model":
+        learns.append("reward")
+    if keys.reference:
+        add("reference log-probabilities", "reference", trained_on, forward + 2 * copy / host, before)
+        learns.append("reference log-probabilities")
+    if keys.algorithm == "ppo":
+        add("values", "critic", trained_on, forward + states / host, before)
+        add("update critic", "critic", trained_on, update + states / host, "values", *learns)
+        learns.append("values")
+    add("update", "policy", trained_on, update, *learns)
+    phases, seconds = timeline(found, staleness)
+    low, high = (timeline([replace(phase, seconds=phase.seconds * phase.off[end]) for phase in found], staleness)[1] for end in (0, 1))
+    return Step(
+        colocated=colocated,
+        staleness=staleness,
+        offloads=offloads,
+        generation=generation,
+        training=plan,
+        generation_gpus=gpus["generation"],
+        training_gpus=plan.world_size,
+        phases=phases,
+        seconds=seconds,
+        interval=(low, high),
+        tokens=tokens,
+    )
+
+
+def _off(plan: Plan) -> tuple[float, float]:
+    """The ends of the 90% interval of the plan's step over its seconds; half and twice where nothing like it was measured."""
+    ends, seconds = plan.prediction.interval, plan.prediction.step_time_s
+    return (ends[0] / seconds, ends[1] / seconds) if ends else (0.5, 2.0)
+
+
+def timeline(phases: list[Phase], staleness: int) -> tuple[tuple[Phase, ...], float]:
+    """(the phases with their starts, seconds of the step). Phases of one pool run one after the other. On-policy each also waits for those
+    that it is after; with samples of earlier steps the pools run side by side, and wait for each other at the transfer of weights alone."""
+    free: dict[str, float] = {}
+    ends: dict[str, float] = {}
+    pools = {phase.name: phase.pool for phase in phases}
+    found: list[Phase] = []
+    for phase in phases:
+        here = free.get(phase.pool, 0.0)
+        waited = [ends[name] for name in phase.after if not staleness or pools[name] == phase.pool]
+        if staleness:  # what it learns from was generated in a step before
+            waited.append(ends.get("transfer", 0.0))
+        start = max([here, *waited])
+        found.append(replace(phase, starts_s=start))
+        free[phase.pool] = ends[phase.name] = start + phase.seconds
+    return tuple(found), max(phase.ends_s for phase in found)

@@ -1,0 +1,124 @@
+"""A placement in words: who has which GPUs and why, the step's timeline, the rate, and what would shorten it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from orchestrator.rl.choose import Chosen, trains
+from orchestrator.rl.step import Step
+from orchestrator.units import format_amount, format_bytes, format_seconds
+
+BAR = 40
+"""Characters of the timeline."""
+
+
+def lines(chosen: Chosen, stale: Step | None) -> list[str]:
+    """What the screen says, line by line."""
+    best = chosen.best
+    found = [
+        f"placement: {placed(best)}",
+        f"why: {why(chosen)}",
+        f"generation: {generated(best)}",
+        f"training: {trained(best)}",
+        f"step: {format_seconds(best.seconds)} (90%: {_ends(best)}), {rate(best)}",
+        *timeline(best),
+        f"the next node: {next_node(best)}",
+    ]
+    if stale is not None:
+        gain = best.seconds / stale.seconds
+        verdict = f"{format_amount(gain)} times as fast" if gain > 1 else f"no faster ({format_seconds(stale.seconds)})"
+        found.append(f"rl.staleness=1 (samples one step old): {verdict}: {placed(stale)}, {format_seconds(stale.seconds)} a step")
+    return found
+
+
+def placed(one: Step) -> str:
+    """Which GPUs do what."""
+    if one.colocated:
+        states = "training's states in host memory meanwhile" if one.offloads else "training's states stay on them"
+        return f"colocated on {one.gpus} GPUs, {states}"
+    age = f"samples {one.staleness} step{'s' if one.staleness > 1 else ''} old" if one.staleness else "one after the other"
+    return f"split, {one.generation_gpus} GPUs generate, {one.training_gpus} train, {age}"
+
+
+def why(chosen: Chosen) -> str:
+    """What the other placements would take, or why there are none."""
+    best = chosen.best
+    said = [f"{placed(one)}: {format_seconds(one.seconds)} (+{100 * (one.seconds / best.seconds - 1):.0f}%)" for one in chosen.others]
+    return "; ".join([*said, *chosen.why_not]) or "no other was asked for"
+
+
+def generated(one: Step) -> str:
+    """How responses are made."""
+    made = one.generation
+    layout = f"tp={made.layout.tp}" + (f" dp={made.layout.dp}" if made.layout.dp > 1 else "")
+    held = {
+        "cache": f"as many as {format_bytes(made.cache_bytes)} of keys and values a GPU hold",
+        "concurrency": "as rl.concurrency allows",
+        "samples": "all that it has",
+    }[made.limited_by]
+    rest = f"{100 * made.tail_s / made.seconds:.0f}% of it with a tenth of them or fewer"
+    return (
+        f"{made.engines} engines of {layout}, {made.running} sequences at once{' a rank' if made.layout.dp > 1 else ''} ({held}); "
+        f"{format_amount(made.tokens_per_s)} tokens/s, {rest}"
+    )
+
+
+def trained(one: Step) -> str:
+    """The training half's layout."""
+    plan = one.training
+    degrees = " ".join(f"{name}={getattr(plan, name)}" for name in ("tp", "cp", "pp", "ep", "dp") if getattr(plan, name) > 1)
+    modes = sorted({span.recompute for stage in plan.stages for span in stage.layers})
+    recompute = "" if modes == ["none"] else f", recompute {'/'.join(modes)}"
+    peak = format_bytes(plan.prediction.peak_memory_bytes)
+    return (
+        f"{plan.engine} {degrees or 'dp=1'} zero_stage={plan.zero_stage}, {plan.num_microbatches} micro-batches of "
+        f"{plan.micro_batch_size * plan.training.seq_length:,} tokens an update{recompute}; {peak} a GPU"
+    )
+
+
+def rate(one: Step) -> str:
+    """Tokens a second, with its interval."""
+    low, high = one.tokens / one.interval[1], one.tokens / one.interval[0]
+    return f"{format_amount(one.tokens_per_s)} tokens/s (90%: {format_amount(low)} to {format_amount(high)})"
+
+
+def _ends(one: Step) -> str:
+    return f"{format_seconds(one.interval[0])} to {format_seconds(one.interval[1])}"
+
+
+def timeline(one: Step) -> list[str]:
+    """A line a phase: when it runs, on which GPUs, and how long."""
+    found = []
+    width = max(len(phase.name) for phase in one.phases)
+    for phase in one.phases:
+        first = round(BAR * phase.starts_s / one.seconds)
+        last = max(first + 1, round(BAR * phase.ends_s / one.seconds))
+        bar = (" " * min(first, BAR - 1) + "#" * (last - first))[:BAR]
+        who = "" if one.colocated else f" {phase.gpus} GPUs"
+        share = 100 * phase.seconds / one.seconds
+        found.append(f"  {phase.name:<{width}} |{bar:<{BAR}}| {format_seconds(phase.seconds)} {share:.0f}%{who}".rstrip())
+    return found
+
+
+def next_node(one: Step) -> str:
+    """The half that a node more would shorten the step most in."""
+    training = trains(one)
+    made = one.generation
+    if one.colocated:
+        if made.tail_s > made.seconds / 2 and made.seconds > training:
+            return f"little: {format_seconds(made.tail_s)} of generation are its last few sequences, which more GPUs don't shorten"
+        longest = "generation" if made.seconds > training else "training"
+        return f"both halves have it; {longest} is the longer one ({format_seconds(max(made.seconds, training))})"
+    if made.seconds > training:
+        tail = f"of which {format_seconds(made.tail_s)} are its last few sequences"
+        return f"generation: {format_seconds(made.seconds)}, {tail}; training takes {format_seconds(training)}"
+    return f"training: it takes {format_seconds(training)}, generation {format_seconds(made.seconds)}"
+
+
+def summary(one: Step) -> dict[str, Any]:
+    """A step as JSON has it, without its training half's plan."""
+    found: dict[str, Any] = msgspec.to_builtins(msgspec.structs.asdict(one) | {"training": None})
+    del found["training"]
+    return {"tokens_per_s": one.tokens_per_s, "tokens_per_s_90": [one.tokens / one.interval[1], one.tokens / one.interval[0]], **found}

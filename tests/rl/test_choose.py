@@ -1,0 +1,76 @@
+"""Which placement is chosen, and that nothing faster was left out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+from rl_cases import SMALL, asker
+
+from orchestrator.errors import NoPlanError
+from orchestrator.rl.choose import Question, divisions, fastest, fastest_generation
+from orchestrator.rl.step import Step, step
+
+
+def asked(question: Question, **keys: object) -> Question:
+    return replace(question, job=replace(question.job, keys=replace(question.job.keys, **keys)))
+
+
+@pytest.mark.parametrize("gpus", [8, 32])
+def test_a_division_is_as_fast_as_the_best_of_all(gpus: int) -> None:
+    ask = asker("recipe=qwen3_8b", f"gpus={gpus}", "cluster=dgx_h100")
+    question = asked(ask.question, staleness=1)
+    every: list[Step] = []
+    for size in divisions(question.cluster):
+        made, _ = fastest_generation(question, size, question.job.keys.memory * question.cluster.gpu.memory)
+        try:
+            plan = ask(gpus - size, 0.0)
+        except NoPlanError:
+            continue
+        assert made is not None
+        every.append(step(question.job, question.cluster, question.calibration, made, plan, colocated=False, offloads=False))
+    chosen = fastest(asked(question, placement="split"), ask)
+    assert chosen.best.seconds == min(one.seconds for one in every)
+    both = fastest(question, ask)
+    assert both.best.seconds == min(one.seconds for one in (chosen.best, *both.others, both.best))
+
+
+def test_phases_of_one_pool_follow_each_other_and_what_they_wait_for() -> None:
+    ask = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", "rl.algorithm=ppo", "rl.reference=true", "rl.reward=model")
+    for one in (fastest(ask.question, ask).best, fastest(asked(ask.question, placement="split"), ask).best):
+        phases = {phase.name: phase for phase in one.phases}
+        assert {"generate", "reward", "values", "update critic", "reference log-probabilities"} <= {*phases}
+        for phase in one.phases:
+            assert all(phase.starts_s >= phases[name].ends_s - 1e-9 for name in phase.after)
+        for pool in {phase.pool for phase in one.phases}:
+            mine = sorted((phase for phase in one.phases if phase.pool == pool), key=lambda phase: phase.starts_s)
+            assert all(later.starts_s >= before.ends_s - 1e-9 for before, later in pairwise(mine))
+        assert one.seconds == max(phase.ends_s for phase in one.phases)
+        assert one.interval[0] < one.seconds < one.interval[1]
+
+
+def test_side_by_side_a_step_takes_as_long_as_its_longer_half() -> None:
+    ask = asker("recipe=qwen3_8b", "gpus=16", "cluster=dgx_h100")
+    one = fastest(asked(ask.question, placement="split", staleness=1), ask).best
+    training = sum(phase.seconds for phase in one.phases if phase.pool == "training")
+    assert one.seconds == pytest.approx(one.of("transfer") + max(one.of("generate"), training))
+    later = fastest(asked(ask.question, placement="split"), ask).best
+    assert later.seconds > one.seconds
+
+
+def test_updates_and_epochs_are_paid_for() -> None:
+    plain, four, twice = (
+        fastest(ask.question, ask).best.of("update")
+        for ask in (
+            asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", word) for word in ("rl.updates=1", "rl.updates=4", "rl.epochs=2")
+        )
+    )
+    assert twice == pytest.approx(2 * plain)
+    assert plain < four < 1.5 * plain
+
+
+def test_what_does_not_fit_is_said_with_numbers() -> None:
+    ask = asker("recipe=llama3_70b", "gpus=2", "cluster=dgx_h100", of=(*SMALL[:4], "rl.max_response_length=4000"))
+    with pytest.raises(NoPlanError, match="no placement fits"):
+        fastest(ask.question, ask)
