@@ -4,7 +4,7 @@ models have none there. For engines that train transformers' models, and for wei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 from orchestrator.engines.transformer_config import TORCH_DTYPE
@@ -452,6 +452,7 @@ def _complaints(a: Architecture, of: HfClass) -> list[str]:
     return [*whys, *(f"transformers' {name} has no {word}" for word in lacking), *of.complaints(a, name)]
 
 
+@lru_cache(maxsize=16)
 def class_of(a: Architecture) -> HfClass:
     """The first class that has all of this model, or the one with the fewest reasons against it."""
     candidates = {"decoder": WITH_EXPERTS if a.experts else DENSE, "encoder": (BERT,), "encoder_decoder": (T5,)}[a.stack]
