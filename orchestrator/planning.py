@@ -257,6 +257,8 @@ class Planner:
         if take > len(plans):
             raise InputError("take", take, f"is more than the {len(plans)} that a search shows: the fastest, and those of other kinds")
         plan = self._completed(space, plans.pop(take - 1))
+        planned = (engine.able_to(able) for engine, able in zip(space.planned, result.searched, strict=True))
+        space = msgspec.structs.replace(space, planned=tuple(planned))
         engine = space.planned[space.index(plan)]
         limit = kept_limit(plan, space.settings.limits_for(engine, space.workload))
         none_cautious = len(engine.policy.kept) > 1 and limit.risk is None
@@ -266,7 +268,7 @@ class Planner:
             outcomes=result.outcomes,
             complete=result.complete,
             at_least_s=result.at_least_s,
-            searched=tuple(engine.capabilities for engine in space.planned),
+            searched=result.searched,
             limit=limit,
             bounds=result.bounds,
             none_cautious=none_cautious,
@@ -458,6 +460,25 @@ class Planner:
                 raise
             return msgspec.structs.replace(job, notes=(*job.notes, f"{program.arguments} can't be started: {error}"))
         return job
+
+
+def planned(
+    settings: Settings, progress: Progress | None = None, without: Collection[str] = (), *, with_fuller: bool = False
+) -> tuple[Settings, Found]:
+    """The plan of these settings (`Planner.plan`), and the settings as they are then: samples that nobody asked to pack are padded where
+    nothing fits with them packed. Raises InputError, NoPlanError."""
+    try:
+        return settings, Planner(settings).plan(progress, without, with_fuller=with_fuller)
+    except NoPlanError:
+        if not settings.packs_unasked:
+            raise
+        training = msgspec.structs.replace(settings.training, packing=False)
+        padded = msgspec.structs.replace(settings, training=training)
+        try:
+            return padded, Planner(padded).plan(progress, without, with_fuller=with_fuller)
+        except NoPlanError:
+            pass
+        raise
 
 
 def with_code(job: Job, code: str) -> Job:

@@ -36,7 +36,7 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import Found, Planner
+from orchestrator.planning import Found, Planner, planned
 from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.recipe.whole_data import check_whole, is_made_up, trained_on
 from orchestrator.screen import SearchProgress, screen, show_plan
@@ -115,7 +115,7 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
     else:
         with SearchProgress() as progress:
             try:
-                found = Planner(settings).plan(progress.show, absent)
+                settings, found = planned(settings, progress.show, absent)
             except NoPlanError as error:
                 raise resuming.with_inherited_pins(error, settings.continues, settings.pins) from None
     if settings.continues is not None:

@@ -18,6 +18,8 @@ from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.whole_data import is_made_up, trained_on
 from orchestrator.search.unasked import WORTH_S, seconds_of
+from orchestrator.strategy.choices import shown
+from orchestrator.strategy.spec import LAST_RESORTS
 from orchestrator.units import format_seconds
 
 if TYPE_CHECKING:
@@ -123,6 +125,12 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         chance, pins = Planner(settings).chance_of_not_fitting(plan), settings.pins.given() if found.none_cautious else None
         own = plan.prices is not None and plan.prices.own_peaks
         say(risk_text(chance, found.limit, pins, own_peaks=own))
+    for resort in LAST_RESORTS:
+        if getattr(plan, resort.name) != resort.default and any(resort.name in each.options for each in found.searched):
+            assert resort.offered is not None
+            say(f"{resort.name}={shown(getattr(plan, resort.name))}: nothing fits without such options; {resort.offered.asks}")
+    if settings.packs_unasked and plan.training.packing is False:
+        say("data.packing=false: nothing fits with several samples in a sequence; each has one of its own")
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan), brief=brief)}")
     say(f"data: {data_text(settings)}")
     nbytes = saved_bytes(plan)

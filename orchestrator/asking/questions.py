@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point
 from orchestrator.errors import InputError, NoPlanError
-from orchestrator.planning import Planner
+from orchestrator.planning import Planner, planned
 from orchestrator.recipe import Settings
 from orchestrator.report.budget import DAY_S
 from orchestrator.search.planner import Progress
@@ -44,14 +44,16 @@ def answered(
         return least_gpus(load, settings, bounded="gpus" in given)
     if settings.largest is not None:
         return most_that_fits(load, settings)
-    return Answer(settings=settings, found=Planner(settings).plan(progress, with_fuller=with_fuller)), ()
+    settings, found = planned(settings, progress, with_fuller=with_fuller)
+    return Answer(settings=settings, found=found), ()
 
 
 def whole(load: Load, keys: Mapping[str, str]) -> Answer:
     """The plan at these keys, with what a user may want to know beside it, and without the question that led there."""
     settings = load(keys)
     settings = msgspec.structs.replace(settings, targets=type(settings.targets)(), largest=None)
-    return Answer(settings=settings, found=Planner(settings).plan())
+    settings, found = planned(settings)
+    return Answer(settings=settings, found=found)
 
 
 # ------------------------------------------------------------------------------------------------------------- targets

@@ -103,6 +103,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     """What train.resume= names."""
     extra: dict[str, dict[str, Any]]
     open_batch: bool
+    packs_unasked: bool = False
+    """Whether samples are packed though data.packing= says nothing: a plan may pad them where none fits with them packed."""
     explain_cluster: Cluster | None = None
     """The cluster with the GPUs of explain.gpus=; None: nobody asks."""
     slurm: SlurmOptions
@@ -161,6 +163,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, with_gene
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         open_batch=_open_batch(merged, trained.engine),
+        packs_unasked=bool(trained.training.packing) and "data.packing" not in merged and plan is None and continued is None,
         explain_cluster=explain_cluster,
         slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
         container=container_options(merged),

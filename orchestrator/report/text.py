@@ -459,7 +459,7 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     several = [f"cp of several samples at a time{short}"] if least else []
     values = [f"{name}={value}" for each in searched for name, found in each.pinned_values.items() for value in found]
     values = values if plan.model.experts else []
-    kept = [f"{name}={shown(getattr(plan, name))}" for capabilities in searched for name in capabilities.pinned_options]
+    kept = [f"{name}={shown(getattr(plan, name))}" for each in searched for name in each.pinned_options if name not in each.options]
     beside = f"; not searched, only pinned: {', '.join(dict.fromkeys([*several, *values]))}" if several or values else ""
     beside += f"; left as they are unless pinned: {', '.join(dict.fromkeys(kept))}" if kept else ""
     if brief:

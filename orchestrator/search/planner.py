@@ -31,10 +31,10 @@ from orchestrator.plan.check import workload_of
 from orchestrator.search.inner import MOST_SIMULATED, Effort, Inner, Solution
 from orchestrator.search.question import DEFAULTS, Engines, PlannedEngine, SearchSettings
 from orchestrator.search.refuse import no_plan
-from orchestrator.strategy.capabilities import Rule, Traits
+from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.legality import PLANNER, legal_modes, rules_of
 from orchestrator.strategy.megatron_layout import chunk_sizes
-from orchestrator.strategy.spec import RECOMPUTE_ORDER, UNUSUAL, Candidate, twins, unusual
+from orchestrator.strategy.spec import LAST_RESORTS, RECOMPUTE_ORDER, UNUSUAL, Candidate, twins, unusual
 from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
@@ -86,6 +86,8 @@ class SearchResult(Value, frozen=True, kw_only=True):
     bounds: Bounds = UNKNOWN
     fuller: Plan | None = None
     """The fastest plan under the last limits of the engines' policies, where that was asked for; nothing is proven of it."""
+    searched: tuple[Capabilities, ...] = ()
+    """What the engines could do as they were searched: with the options that save memory where nothing fits without."""
 
 
 SHAPE, GROUP, FLOOR, SOLVE, AGAIN = -2, -1, 0, 1, 2
@@ -125,7 +127,8 @@ def search(
 ) -> SearchResult:
     """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
 
-    Plans keep the first limits of the engines' policies; where none does, the last ones. `with_fuller`: also `SearchResult.fuller`, whose
+    Plans keep the first limits of the engines' policies; where none does, the last ones; where none does that either, options that save
+    memory are searched too (`strategy.spec.LAST_RESORTS`). `with_fuller`: also `SearchResult.fuller`, whose
     search goes first: its bounds hold for less memory too.
 
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
@@ -134,13 +137,21 @@ def search(
     space, stop = _Space(workload, engines, settings), stop or (lambda: False)
     several = any(len(engine.policy.kept) > 1 for engine in engines)
     usual, full = known
+
+    def with_last_resorts(refused: _Search) -> SearchResult:
+        """What fits with the options that save memory, once nothing does without. Raises NoPlanError."""
+        more = [engine.able_to(engine.capabilities.with_last_resorts()) for engine in engines]
+        if all(one.capabilities == other.capabilities for one, other in zip(more, engines, strict=True)):
+            return refused.result(float("inf"))
+        return search(workload, more, settings, progress=progress, stop=stop, with_fuller=with_fuller)
+
     fuller = None
     if with_fuller and several:
         fuller = _Search(space, full, stop, level=-1, top_k=1)
         fuller.look(None)
         usual = full = fuller.bounds
         if not fuller.best.ranked:
-            return fuller.result(float("inf"))  # raises
+            return with_last_resorts(fuller)
     running = _Search(space, usual, stop, level=0)
     running.look(progress)
     least = running.finish()
@@ -148,9 +159,11 @@ def search(
         running = _Search(space, full, stop, level=-1)
         running.look(progress)
         least = running.finish()
+    if not running.best.ranked:
+        return with_last_resorts(running)
     beside = None if fuller is None else fuller.plan()
     bounds = Bounds(running.bounds, {} if fuller is None else fuller.bounds)
-    return replace(running.result(least), bounds=bounds, fuller=beside)
+    return replace(running.result(least), bounds=bounds, fuller=beside, searched=tuple(engine.capabilities for engine in engines))
 
 
 def faster(workload: Workload, engines: Engines, settings: SearchSettings, below_s: float, *, any_plan: bool = False) -> Plan | None:
@@ -282,11 +295,13 @@ class _Space:
         return found, [(mesh.order, outcome) for outcome in cuts]
 
     def _groups(self, mesh: Choice) -> list[tuple[float, list[Choice]]]:
-        """The mesh's choices: those that differ only in ZeRO stage, offload and virtual stages share a group and its bound in seconds."""
+        """The mesh's choices: those that differ only in ZeRO stage, offload of the optimizer and virtual stages share a group and its bound
+        in seconds."""
         groups: dict[tuple[object, ...], list[Choice]] = {}
         for choice in self.below(mesh)[0]:
             candidate = choice.leaf.candidate
-            groups.setdefault((candidate.strategy.sequence_parallel, candidate.micro_batch_size), []).append(choice)
+            resorts = tuple(getattr(candidate.strategy, resort.name) for resort in LAST_RESORTS)
+            groups.setdefault((candidate.strategy.sequence_parallel, candidate.micro_batch_size, resorts), []).append(choice)
         bound = self.floors[mesh.engine].group
         return [(bound(group[0].leaf.candidate, max(choice.leaf.candidate.vpp for choice in group)), group) for group in groups.values()]
 

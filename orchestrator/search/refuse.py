@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from math import prod
 
 from msgspec.structs import replace
@@ -226,27 +226,16 @@ class _Relaxed:
                 yield f"leave out the pins {', '.join(names)} ({_named(found)})"
 
     def options(self) -> Iterator[str]:
-        """Each option that saves memory and makes a plan fit; else, of each engine, the fewest that do together."""
+        """Each option that saves memory, that the search does not try of itself (`LAST_RESORTS`), and makes a plan fit."""
         savers = {
             choice.pin: choice.offered.values
             for choice in PINNED_ONLY
-            if choice.offered is not None and choice.offered.saves_memory and getattr(self.settings.pins, choice.pin) is None
+            if choice.offered is not None and choice.offered.saves_memory and not choice.offered.last_resort
         }
-        savers |= {"cp": self.short_parts()} if self.settings.pins.cp is None else {}
-        alone = False
+        savers |= {"cp": self.short_parts()}
         for name, values in savers.items():
-            said = next((said for value in values if (said := self.option({name: value})) is not None), None)
-            if said is not None:
-                alone = True
-                yield said
-        for engine in () if alone else self.engines:
-            all_ = {name: values[-1] for name, values in savers.items() if name in engine.capabilities.pinned_options}
-            if len(all_) < 2 or not self.fits(all_):
-                continue
-            for name in tuple(all_):
-                fewer = {other: value for other, value in all_.items() if other != name}
-                all_ = fewer if self.fits(fewer) else all_
-            yield self.option(all_) or ""
+            if getattr(self.settings.pins, name) is None:
+                yield from islice(filter(None, (self.option(name, value) for value in values)), 1)
 
     def short_parts(self) -> tuple[int, ...]:
         """Degrees of context parallelism with which a rank holds less of a sequence than is searched, ascending."""
@@ -254,14 +243,10 @@ class _Relaxed:
         least = max(engine.capabilities.least_sequence_part for engine in self.engines)
         return tuple(degree for degree in divisors(gpus) if degree > 1 and length % degree == 0 and length // degree < least)
 
-    def fits(self, changes: Mapping[str, object]) -> bool:
-        given = replace(self.settings, pins=replace(self.settings.pins, **changes))
-        return _fits(self.workload, self.engines, given, fitting=True) is not None
-
-    def option(self, changes: Mapping[str, object]) -> str | None:
-        """These pins to type, with a plan; None: none fits with them."""
-        found = self.with_pins(replace(self.settings.pins, **changes))
-        return None if found is None else " ".join(f"pin.{name}={shown(value)}" for name, value in changes.items()) + f" ({_named(found)})"
+    def option(self, name: str, value: object) -> str | None:
+        """This pin to type, with a plan; None: none fits with it."""
+        found = self.with_pins(replace(self.settings.pins, **{name: value}))
+        return None if found is None else f"pin.{name}={shown(value)} ({_named(found)})"
 
     def narrower(self) -> Iterator[str]:
         """The first optimizer of fewer bytes with which a plan fits."""
@@ -274,13 +259,10 @@ class _Relaxed:
                 return
 
     def unpacked(self) -> Iterator[str]:
-        """Supervised samples that have a sequence each, where that alone makes a plan fit, or with options that do so then."""
+        """Supervised samples that have a sequence each, where that makes a plan fit."""
         if self.workload.training.packing:
-            padded = replace(self.workload, training=replace(self.workload.training, packing=False))
-            found = self.of(padded)
-            other = _Relaxed(padded, self.engines, self.settings, self.first, fitting=True)
-            for said in (f"({_named(found)})",) if found is not None else other.options():
-                yield f"data.packing=false {said}"
+            found = self.of(replace(self.workload, training=replace(self.workload.training, packing=False)))
+            yield from () if found is None else (f"data.packing=false ({_named(found)})",)
 
     def more_gpus(self) -> Iterator[str]:
         """The fewest GPUs of those tried on which a plan fits."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.strategy.spec import Candidate, Recompute, ZeroStage
+from orchestrator.strategy.spec import LAST_RESORTS, Candidate, Recompute, ZeroStage
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
@@ -91,6 +91,11 @@ class Capabilities(Value, frozen=True, kw_only=True):
             return [modes]
         together = tuple(mode for mode in modes if self.recompute_varies == "job" and mode in ("none", "full"))
         return [*filter(None, [together]), *((mode,) for mode in modes if mode not in together)]
+
+    def with_last_resorts(self) -> Capabilities:
+        """The capabilities with the options that save memory among those that are searched; the same value where there are none."""
+        has = [choice for choice in LAST_RESORTS if choice.name in self.pinned_options]
+        return msgspec.structs.replace(self, options=self.options | {choice.name: choice.values_tried for choice in has}) if has else self
 
     def recomputes_by_layer(self, schedule: str) -> bool:
         """Whether any layer may be recomputed in any mode, whatever its neighbours do."""

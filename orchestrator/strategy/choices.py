@@ -27,7 +27,9 @@ class Offered(Value, frozen=True, kw_only=True):
     asks: str
     """What they ask for, or why the search leaves them out: needs DeepEP installed on every node."""
     saves_memory: bool = False
-    """Whether a plan may fit with one that does not fit without: tried where nothing fits (search/refuse.py)."""
+    """Whether a plan may fit with one that does not fit without."""
+    last_resort: bool = False
+    """Whether the search takes one of its own accord where nothing fits without. Otherwise the refusal names it (search/refuse.py)."""
 
 
 class Choice(Value, frozen=True, kw_only=True):
@@ -73,6 +75,11 @@ class Choice(Value, frozen=True, kw_only=True):
     def of(self, candidate: object) -> Any:
         """The candidate's value of this choice."""
         return attrgetter(self.path)(candidate)
+
+    @property
+    def values_tried(self) -> tuple[Any, ...]:
+        """The default, then the values that are offered."""
+        return self.default, *(() if self.offered is None else self.offered.values)
 
     def set_on(self, options: Any, value: Any) -> Any:
         """A strategy or plan with this value, and what it takes the place of at its default."""

@@ -47,7 +47,7 @@ RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 """A mesh's `order` in one word, as megatron-core's initialize_model_parallel takes it."""
 PIECES: Final = (8, 64)
 """Numbers of pieces of a sequence that are offered: more take less memory and a little longer."""
-IN_THE_PROGRAM: Final = "needs calls of DeepSpeed's in the program that trains, which our worker makes"
+IN_THE_PROGRAM: Final = "needs calls of DeepSpeed's in the program that trains: ours makes them"
 RANK_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """The axes of a mesh in Megatron's default order: ranks of the first axis are adjacent."""
 PP_BEFORE_DP = ("tp", "cp", "ep", "pp", "dp")
@@ -172,13 +172,13 @@ class Options(Value, frozen=True, kw_only=True):
     ] = False
     tiled_mlp: Annotated[int, Choice(
         doc="MLPs one piece of a sequence at a time, again in backward (deepspeed)", unit="pieces",
-        offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True))] = 1  # fmt: skip
+        offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True, last_resort=True))] = 1  # fmt: skip
     tiled_logits: Annotated[int, Choice(
         doc="logits and loss one piece of a sequence at a time, again in backward (deepspeed)", unit="pieces",
-        offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True))] = 1  # fmt: skip
+        offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True, last_resort=True))] = 1  # fmt: skip
     offload_activations: Annotated[bool, Choice(
         doc="activation checkpoints in host memory: the layers' inputs under full recompute (deepspeed)",
-        offered=Offered(values=(True,), asks=IN_THE_PROGRAM, saves_memory=True))] = False  # fmt: skip
+        offered=Offered(values=(True,), asks=IN_THE_PROGRAM, saves_memory=True, last_resort=True))] = False  # fmt: skip
 
 
 class Strategy(Options, frozen=True, kw_only=True):
@@ -235,6 +235,8 @@ PINNED_ONLY: Final = tuple(choice for choice in CHOICES if not choice.searched a
 """Options of the engines that the search takes as they are pinned."""
 OFFERED: Final = tuple((choice, value) for choice in CHOICES if choice.offered is not None for value in choice.offered.values)
 """What only a pin gives, with each of its values."""
+LAST_RESORTS: Final = tuple(choice for choice in PINNED_ONLY if choice.offered is not None and choice.offered.last_resort)
+"""The options of `PINNED_ONLY` that the search tries where nothing fits without."""
 ENGINE_OPTIONS: Final = tuple(choice.name for choice in PINNED_ONLY)
 TILED: Final = ("tiled_mlp", "tiled_logits")
 """Pieces of a sequence, of DeepSpeed's ALST (arXiv 2506.13996)."""

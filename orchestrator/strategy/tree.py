@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -22,7 +22,16 @@ from orchestrator.strategy.choices import shown
 from orchestrator.strategy.legality import PLANNER, rules_of, stages_offered, unsuited
 from orchestrator.strategy.megatron_layout import expand, transformer_layers
 from orchestrator.strategy.pins import Pins
-from orchestrator.strategy.spec import CHOICES, ENGINE_OPTIONS, RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.spec import (
+    CHOICES,
+    ENGINE_OPTIONS,
+    LAST_RESORTS,
+    RECOMPUTE_ORDER,
+    Candidate,
+    Mesh,
+    Recompute,
+    Strategy,
+)
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
@@ -221,6 +230,13 @@ class Tree:
             else:
                 self._at[level_of(rule) + 1].append(rule)
         self._of_groups = about_groups(self.rules)
+        self._resorts = {
+            choice.name: pins.among(choice.pin, capabilities.options[choice.name])
+            for choice in LAST_RESORTS
+            if choice.name in capabilities.options
+        }
+        """The values of the options that save memory, where they are searched."""
+        self._of_resorts = [rule for rule in self.rules if {*self._resorts} & {*rule.needs}]
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
             *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dispatcher),
             *(self._shared_expert_overlap, self._dp, self._rank_order, self._zero_stage),
@@ -256,11 +272,23 @@ class Tree:
 
     def below(self, shape: Candidate, cut: Cut) -> Iterator[Leaf]:
         """The legal outer choices with this mesh."""
-        for candidate in self._walk(shape, SHAPE, len(self._branch), cut):
+        found = self._walk(shape, SHAPE, len(self._branch), cut)
+        for candidate in self._with_resorts(found, cut) if self._resorts else found:
             modes = self._recompute(candidate, cut)
             if modes:
                 whole = replace(candidate, strategy=replace(candidate.strategy, recompute=modes[-1]))
                 yield Leaf(whole, modes, self._larger_groups(whole))
+
+    def _with_resorts(self, candidates: Iterable[Candidate], cut: Cut) -> Iterator[Candidate]:
+        """Each candidate with all combinations of the options that save memory."""
+        for candidate in candidates:
+            for values in product(*self._resorts.values()):
+                child = _with_strategy(candidate, **dict(zip(self._resorts, values, strict=True)))
+                broken = next((rule for rule in self._of_resorts if "recompute" not in rule.needs and rule.check(child, self.workload)), None)
+                if broken is None:
+                    yield child
+                else:
+                    cut(_illegal(child, self.decided(child, len(LEVELS)), broken, broken.check(child, self.workload) or ""))
 
     def _larger_groups(self, candidate: Candidate) -> tuple[int, ...]:
         """Sizes of interleaving's groups that no rule forbids, where the engine has them and nobody pins one; else none."""

@@ -91,7 +91,7 @@ ALIKE = (
 
 def test_pieces_fit_where_the_whole_does_not() -> None:
     with pytest.raises(NoPlanError):
-        predicted(*ALIKE)
+        predicted(*ALIKE, "pin.tiled_logits=1", "pin.tiled_mlp=1")
     predicted(*ALIKE, "pin.tiled_logits=8", "pin.tiled_mlp=8")
 
 
@@ -134,8 +134,8 @@ def test_checkpoints_in_host_memory_make_room_for_a_million_tokens() -> None:
     assert 29 * 2**30 < here.peak_memory_bytes - there.peak_memory_bytes < 1.05 * 29 * 2**30
     assert there.step_time_s == pytest.approx(here.step_time_s)
     with pytest.raises(NoPlanError):
-        predicted(*LONG)
-    predicted(*LONG, "pin.offload_activations=true")
+        predicted(*LONG, "pin.tiled_mlp=1", "pin.offload_activations=false")
+    predicted(*LONG, "pin.tiled_mlp=1", "pin.offload_activations=true")
 
 
 def test_a_plan_that_would_gain_by_it_says_so() -> None:

@@ -478,7 +478,7 @@ def test_the_command_itself(words: tuple[str, ...], folder: Path) -> None:
 def test_a_defect_of_ours_is_told_in_a_line_with_the_way_to_the_traceback(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run.Planner, "plan", lambda *given: 1 / 0)
+    monkeypatch.setattr(run.Planner, "plan", lambda *given, **more: 1 / 0)
     assert run.main(TINY) == 1
     said = capsys.readouterr().err
     assert "ZeroDivisionError" in said
