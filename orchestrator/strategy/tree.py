@@ -236,7 +236,6 @@ class Tree:
             if choice.name in capabilities.options
         }
         """The values of the options that save memory, where they are searched."""
-        self._of_resorts = [rule for rule in self.rules if {*self._resorts} & {*rule.needs}]
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
             *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dispatcher),
             *(self._shared_expert_overlap, self._dp, self._rank_order, self._zero_stage),
@@ -281,14 +280,15 @@ class Tree:
 
     def _with_resorts(self, candidates: Iterable[Candidate], cut: Cut) -> Iterator[Candidate]:
         """Each candidate with all combinations of the options that save memory."""
+        rules = [rule for rule in self.rules if {*self._resorts} & {*rule.needs} and "recompute" not in rule.needs]
         for candidate in candidates:
             for values in product(*self._resorts.values()):
                 child = _with_strategy(candidate, **dict(zip(self._resorts, values, strict=True)))
-                broken = next((rule for rule in self._of_resorts if "recompute" not in rule.needs and rule.check(child, self.workload)), None)
-                if broken is None:
-                    yield child
+                broken = ((rule, why) for rule in rules if (why := rule.check(child, self.workload)) is not None)
+                if first := next(broken, None):
+                    cut(_illegal(child, self.decided(child, len(LEVELS)), *first))
                 else:
-                    cut(_illegal(child, self.decided(child, len(LEVELS)), broken, broken.check(child, self.workload) or ""))
+                    yield child
 
     def _larger_groups(self, candidate: Candidate) -> tuple[int, ...]:
         """Sizes of interleaving's groups that no rule forbids, where the engine has them and nobody pins one; else none."""
