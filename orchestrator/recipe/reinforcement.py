@@ -20,7 +20,7 @@ TASK = "rl"
 OF_THE_STEP = ("train.global_batch_size", "train.seq_length", "train.decoder_seq_length", "train.tokens", "data.packing")
 """Keys of a training that here follow from the samples."""
 NEEDED = ("prompts", "samples", "prompt_length", "response_length")
-SPREAD = 0.6
+SPREAD = 0.75
 """Standard deviation of responses' lengths over their mean, where only the mean is said."""
 
 

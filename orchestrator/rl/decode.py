@@ -37,13 +37,18 @@ class EngineConstants(Value, frozen=True, kw_only=True):
     """How an engine of generation behaves, on any GPU."""
 
     weight_efficiency: float = 0.80
-    """Share of the memory's rate at which products with few rows read their weights."""
+    """Share of the memory's rate at which products with few rows read their weights: one sequence of Llama 3.1 8B takes 13.3 ms a token on
+    an A100 with 40 GB, 77% of that rate if nothing else took time (johnmusgrave.com, vllm-throughput-latency-sweep-on); 14.2 here."""
     cache_efficiency: float = 0.65
     """Share of the memory's rate at which attention reads keys and values by pages."""
-    step_s: float = 3.0 * MS
-    """Seconds of the host a step: scheduling, sampling, launching CUDA graphs."""
-    sequence_s: float = 25 * US
-    """Seconds of the host, and of sampling from the vocabulary, for each running sequence of a step."""
+    step_s: float = 2.0 * MS
+    """Seconds of the host a step: scheduling, launching CUDA graphs; with the former."""
+    experts_s: float = 80 * US
+    """Seconds that a layer's routing, sorting and grouped products take at least, beside the reading of their weights: one sequence of
+    Qwen3-30B-A3B takes 9.6 ms a token on an A100 (github:tenstorrent/tt-inference-server issue 340); 9.5 here."""
+    sequence_s: float = 90 * US
+    """Seconds of the host, of sampling and of the log-probability for each running sequence of a step. Fitted: to the steps of NeMo RL 0.3
+    and 0.4 on H100 (rl/README.md)."""
     prefill_efficiency: float = 0.7
     """Share of what training's products reach that prefill reaches: prompts come in chunks beside decoding."""
     workspace: float = 4 * GIB
@@ -51,6 +56,9 @@ class EngineConstants(Value, frozen=True, kw_only=True):
 
 
 VLLM: Final = EngineConstants()
+UNTUNED: Final = {"10": 0.5}
+"""Share of the two efficiencies that kernels reach on newer GPUs, by the major number of their compute capability. Fitted: to the steps of
+NeMo RL 0.5 on GB200 (rl/README.md)."""
 
 
 class Layout(Value, frozen=True, kw_only=True, order=True):
@@ -93,6 +101,7 @@ class Decoder:
         self.architecture, self.cluster, self.layout, self.engine, self.calibration = a, cluster, layout, engine, calibration
         self._network = Network(cluster, calibration, traits)
         self._steps: dict[int, float] = {}
+        self._rate = cluster.gpu.memory_bandwidth * UNTUNED.get(cluster.gpu.compute_capability.partition(".")[0], 1.0)
         spec = describe(a, 1)
         self._layers: list[tuple[LayerSpec, int]] = [(run.layer, run.count) for run in spec.runs if run.layer.kind != "embedding"]
         self._looked_up = 0 if a.tie_embeddings else spec.runs[0].layer.parameters
@@ -154,15 +163,16 @@ class Decoder:
 
     def cache_seconds(self, tokens: float) -> float:
         """Seconds to read what one sequence with so many tokens has cached."""
-        return self.sequence_bytes(tokens) / (self.cluster.gpu.memory_bandwidth * self.engine.cache_efficiency)
+        return self.sequence_bytes(tokens) / (self._rate * self.engine.cache_efficiency)
 
     def _fixed(self, running: int) -> float:
         """Seconds of a step but for its keys and values."""
-        rate = self.cluster.gpu.memory_bandwidth * self.engine.weight_efficiency
+        rate = self._rate * self.engine.weight_efficiency
         seconds = self.engine.step_s + running * self.engine.sequence_s + self._traffic(running)
         seconds += max(self._dense_weights / self.layout.tp / rate, self._products(running * self._dense_flops / self.layout.tp))
         rows = running * self.layout.dp
-        for nbytes, flops, experts, topk in self._experts:
+        for nbytes, flops, experts, topk, layers in self._experts:
+            seconds += layers * self.engine.experts_s
             touched = 1 - (1 - topk / experts) ** rows
             seconds += max(nbytes * touched / self.layout.gpus / rate, self._products(rows * flops / self.layout.gpus))
         return seconds
@@ -208,15 +218,15 @@ class Decoder:
         return float(sum(count * 2 * op.tokens * op.k * op.n for count, op in each))
 
     @cached_property
-    def _experts(self) -> list[tuple[float, float, int, int]]:
-        """(bytes of all experts' weights, FLOPs of a token, experts, experts of a token) by kind of layer, all of its layers together."""
+    def _experts(self) -> list[tuple[float, float, int, int, int]]:
+        """(bytes of all experts' weights, FLOPs of a token, experts, experts of a token, layers) by kind of layer, its layers together."""
         found = []
         for layer, count in self._layers:
             routed = [op for op in layer.ops if isinstance(op, Gemm) and op.experts]
             if routed:
                 nbytes = ITEMSIZE * count * sum(prod(weight.shape) for weight in layer.weights if weight.kind == "expert")
                 flops = count * sum(2 * op.tokens * op.k * op.n for op in routed)
-                found.append((float(nbytes), float(flops), routed[0].experts, routed[0].tokens))
+                found.append((float(nbytes), float(flops), routed[0].experts, routed[0].tokens, count))
         return found
 
 

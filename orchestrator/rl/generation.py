@@ -14,6 +14,8 @@ from orchestrator.rl.lengths import drawn, squares
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
+MOST_STEPS: Final = 16
+"""Steps that are played as one, at most: by then a step takes what its tokens take."""
 FEW: Final = 0.1
 """Share of the sequences that an engine runs at its fullest, at which the tail is said to begin."""
 
@@ -78,10 +80,11 @@ def shared_by(job: RlJob) -> int:
 
 def generation(decoder: Decoder, job: RlJob, gpus: int, found: Room, seed: int = 0) -> Generation:
     """A step's responses on `gpus` GPUs, by the draw of lengths with this seed. The slowest rank is the one with most tokens or the one
-    with the longest response: only these two are played."""
+    with the longest response: only these two are played. Where samples may be several steps old, so many steps' are generated as one."""
     engines = gpus // decoder.layout.gpus
     ranks = engines * decoder.layout.dp
-    lengths = drawn(job.responses, job.sequences, seed)
+    steps = min(1 + job.keys.staleness, MOST_STEPS)
+    lengths = drawn(job.responses, steps * job.sequences, seed)
     shares = [lengths[index::ranks] for index in range(ranks)] if job.prompts < ranks else dealt(lengths, job.samples, ranks)
     most = max(map(len, shares))
     running = min(found.running, job.keys.concurrency, most)
@@ -95,10 +98,10 @@ def generation(decoder: Decoder, job: RlJob, gpus: int, found: Room, seed: int =
         engines=engines,
         running=running,
         limited_by=limited,
-        seconds=sum(slowest) + prefill,
+        seconds=sum(slowest) / steps + prefill,
         prefill_s=prefill,
-        tail_s=slowest[1],
-        tokens=float(sum(lengths)),
+        tail_s=slowest[1] / steps,
+        tokens=float(sum(lengths)) / steps,
         weight_bytes=decoder.weight_bytes,
         cache_bytes=found.cache_bytes,
     )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from heapq import heapreplace
 from math import ceil
+from statistics import fmean
 from typing import Final, Literal
 
 from msgspec.structs import replace
@@ -25,8 +29,10 @@ loaded one by one. Llama 3.1 8B's 16 GB a GPU in 5 s and 70B's 35 GB at tp=4 in 
 issue 959: 3.2 and 2.5 GB/s; who ran them again there had 8 and 26 s)."""
 STATES: Final = ("weights", "gradients", "optimizer")
 """Causes of a training plan's memory that go to the host's memory while others use the GPU."""
-GENERATION_OFF: Final = (0.7, 1.3)
-"""A generation's seconds over the predicted ones, in nine of ten: the errors on published runs (rl/README.md)."""
+ONCE: Final = ("optimizer", "dp", "overhead")
+"""Causes of a training step's seconds that hardly depend on its tokens."""
+GENERATION_OFF: Final = (0.75, 1.35)
+"""The ends of the 90% interval of a generation's seconds over the predicted ones, by the errors on published steps (rl/README.md)."""
 ROUNDED: Final = 64
 """Sequences are a multiple of so many tokens, as kernels like them."""
 
@@ -90,14 +96,78 @@ def longest(job: RlJob) -> int:
 
 
 def batch(job: RlJob, training: Training, gpus: int) -> Training:
-    """The training with one update's samples as packed sequences, each as long as the longest sample: as many as their tokens fill, and a
-    multiple of a divisor of the GPUs, so that data-parallel sizes divide it."""
+    """The training with one update's samples packed into sequences of the longest one's length; as many more of them as it takes for every
+    data-parallel size to have as many, as far as there are samples."""
     whole = [job.prompt_length + length for length in drawn(job.responses, job.sequences, 0)]
+    of_update = whole[: ceil(len(whole) / job.keys.updates)]
     length = longest(job)
-    count = max(1, ceil(sum(whole) / job.keys.updates / length))
-    unit = max(divisor for divisor in range(1, gpus + 1) if gpus % divisor == 0 and (divisor <= count / 16 or divisor == 1))
-    found = Lengths(samples=len(whole), mean=sum(whole) / len(whole), mean_square=squares(whole), longest=max(whole), cut=0, lost=0.0)
-    return replace(training, seq_length=length, global_batch_size=ceil(count / unit) * unit, packing=True, lengths=found)
+    unit = max(divisor for divisor in range(1, gpus + 1) if gpus % divisor == 0 and (divisor <= len(of_update)))
+    count = ceil(bins(of_update, length) / unit) * unit
+    found = Lengths(samples=len(whole), mean=fmean(whole), mean_square=squares(whole), longest=max(whole), cut=0, lost=0.0)
+    return replace(training, seq_length=length, global_batch_size=count, packing=True, lengths=found)
+
+
+def bins(lengths: Sequence[int], size: int) -> int:
+    """Sequences of `size` tokens that samples of these lengths fill, the longest first, each where it leaves least room (best-fit
+    decreasing, within 11/9 of the fewest; Johnson, 1973).
+
+    >>> bins([3, 3, 2, 2, 2], 6)
+    2
+    """
+    room: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        at = bisect_left(room, length)
+        insort(room, (room.pop(at) if at < len(room) else size) - length)
+    return len(room)
+
+
+class Packed(Value, frozen=True, kw_only=True):
+    """One update's samples as the plan's ranks get them: micro-batches of each, and the shares of their tokens that samples fill, in the
+    mean and on the rank that has most."""
+
+    microbatches: int
+    share: float
+    fullest: float
+
+
+def packed_for(job: RlJob, plan: Plan) -> Packed:
+    """An update's samples packed for this plan: every data-parallel rank has as many micro-batches, which need not be full, and tokens as
+    even as whole samples let them be."""
+    training = plan.training
+    lengths = drawn(job.responses, job.sequences, 0)[: ceil(job.sequences / job.keys.updates)]
+    whole = [job.prompt_length + length for length in lengths]
+    each = plan.dp * plan.micro_batch_size
+    microbatches = max(1, ceil(bins(whole, training.seq_length) / each))
+    room = microbatches * plan.micro_batch_size * training.seq_length
+    return Packed(microbatches=microbatches, share=sum(whole) / plan.dp / room, fullest=busiest(whole, plan.dp) / room)
+
+
+def busiest(lengths: Sequence[int], ranks: int) -> int:
+    """Tokens of the rank that gets most, where each sample, the longest first, goes to the one that has fewest so far.
+
+    >>> busiest([5, 4, 3, 3], 2), busiest([9, 1, 1], 2)
+    (8, 9)
+    """
+    held = [0] * ranks
+    for length in sorted(lengths, reverse=True):
+        heapreplace(held, held[0] + length)
+    return max(held)
+
+
+def update_seconds(plan: Plan, packed: Packed) -> float:
+    """Seconds of one update with these micro-batches, on the rank with most tokens, for which the others wait: what grows with
+    micro-batches and tokens as in the plan's own step, its pipeline filled and drained once; what comes once a step as it is there."""
+    fixed = sum(plan.prediction.by_cause.get(cause, 0.0) for cause in ONCE)
+    drained = (plan.pp - 1) / plan.vpp
+    grown = packed.fullest * (packed.microbatches + drained) / (plan.num_microbatches + drained)
+    return fixed + grown * (plan.prediction.step_time_s - fixed)
+
+
+def forward_seconds(plan: Plan, packed: Packed, updates: int) -> float:
+    """Seconds of one forward pass over the samples of all updates: their micro-batches one after the other through the slowest stage, and
+    through the other stages once."""
+    by_stage = [packed.share * stage.forward_s for stage in plan.prediction.by_stage]
+    return packed.microbatches * updates * max(by_stage) + sum(by_stage) - max(by_stage)
 
 
 def states_bytes(plan: Plan) -> float:
@@ -105,19 +175,12 @@ def states_bytes(plan: Plan) -> float:
     return max(sum(stage.memory_by_cause.get(cause, 0.0) for cause in STATES) for stage in plan.prediction.by_stage)
 
 
-def forward_seconds(plan: Plan, updates: int) -> float:
-    """Seconds of one forward pass over the samples of all updates: their micro-batches one after the other through the slowest stage, and
-    through the other stages once."""
-    by_stage = [stage.forward_s for stage in plan.prediction.by_stage]
-    return plan.num_microbatches * updates * max(by_stage) + sum(by_stage) - max(by_stage)
-
-
-def transfer_seconds(generation: Generation, cluster: Cluster, calibration: Calibration) -> float:
-    """Seconds until every engine has the new weights: as slow as they are loaded, or as their bytes come over the network's outermost
-    level that the job has."""
+def transfer_seconds(generation: Generation, cluster: Cluster, calibration: Calibration, *, colocated: bool) -> float:
+    """Seconds until every engine has the new weights: on the same GPUs as slow as they are loaded, else as their bytes come over the
+    network's outermost level that the job has."""
     level = next((level for level in cluster.levels if cluster.num_gpus <= level.size), cluster.levels[-1])
     link = level.bandwidth * (calibration.inner_efficiency if level is cluster.levels[0] else calibration.outer_efficiency)
-    return generation.weight_bytes / min(REFIT_RATE, link)
+    return generation.weight_bytes / (min(REFIT_RATE, link) if colocated else link)
 
 
 def step(
@@ -132,8 +195,9 @@ def step(
     host = cluster.host_bandwidth * calibration.host_efficiency
     states = states_bytes(plan)
     copy = max(stage.memory_by_cause.get("weights", 0.0) for stage in plan.prediction.by_stage)
-    forward = forward_seconds(plan, keys.updates)
-    update = plan.prediction.step_time_s * keys.updates * keys.epochs
+    packed = packed_for(job, plan)
+    forward = forward_seconds(plan, packed, keys.updates)
+    update = update_seconds(plan, packed) * keys.updates * keys.epochs
     generated_on: Pool = "all" if colocated else "generation"
     trained_on: Pool = "all" if colocated else "training"
     gpus = {"all": plan.world_size, "training": plan.world_size, "generation": generation.engines * generation.layout.gpus}
@@ -147,7 +211,7 @@ def step(
         "transfer",
         "policy",
         "all" if colocated else "generation",
-        transfer_seconds(generation, cluster, calibration),
+        transfer_seconds(generation, cluster, calibration, colocated=colocated),
         of=0.0,
         off=(0.5, 2.0),
     )
