@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Stack
 from orchestrator.job import File
 from orchestrator.launch.program_metrics import rows_of
 from orchestrator.plan import Plan
@@ -79,6 +80,23 @@ def after_run(settings: Settings, plan: Plan, out: Path) -> After | None:
 
     rows = timers(out)
     return after.after(plan, Planner(settings).prices_of(plan).costs(plan), rows) if rows else None
+
+
+def stack_lines(settings: Settings, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line that says that the steps in these rows of metrics.jsonl are those of the other stack than was planned for; no line where they
+    are not. Raises InputError."""
+    from orchestrator.report.measured import measured_step_time, stack_said
+
+    measured = measured_step_time(rows)
+    if measured is None or plan.predicted is None or plan.cluster.is_cpu:
+        return []
+    other: Stack = "tuned" if plan.cluster.stack == "stock" else "stock"
+    cluster = msgspec.structs.replace(plan.cluster, stack=other)
+    there = msgspec.structs.replace(plan, cluster=cluster)
+    prices = Planner(msgspec.structs.replace(settings, cluster=cluster)).prices_of(there)
+    seconds = prices.priced(there).prediction.step_time_s
+    said = stack_said(plan.cluster.stack, plan.predicted.step_time_s, other, seconds, measured)
+    return [said] if said else []
 
 
 def timers(out: Path) -> tuple[RankTimes, ...]:

@@ -493,6 +493,7 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
     with reporting_full_disk("what the steps were made of"):
         after = pictures.after_run(settings, plan, out)
         said = [] if after is None else pictures.after_lines(settings, plan, out, after)
+        said += pictures.stack_lines(settings, plan, outcome.rows)
     local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured, after=said)
     if pictures.wanted():
         with reporting_full_disk("the report"):

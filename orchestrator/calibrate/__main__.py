@@ -42,9 +42,12 @@ LOW, HIGH = 0.05, 0.95
 
 
 def groups_of(runs: Sequence[Run]) -> list[FitGroup]:
-    """The published groups that these runs have, and one for every other (engine, GPU)."""
+    """The published groups that these runs have, and one for every other (engine, GPU), but for measured engines that have a planned
+    one's constants."""
     groups = [group for group in GROUPS if any(group.has(run) and run.time_s is not None for run in runs)]
     for engine, gpu in sorted({(run.engine.name, run.gpu) for run in runs if run.time_s is not None and run.kind == "dense"}):
+        if engine in MEASURED_ENGINES and MEASURED_ENGINES[engine].constants_of:
+            continue
         if not any(engine in group.engines and gpu in group.gpus and group.kind == "dense" for group in groups):
             groups.append(FitGroup(engines=(engine,), gpus=(gpu,), names=CPU_NAMES if gpu == "cpu" else DEFAULT_NAMES))
     return groups

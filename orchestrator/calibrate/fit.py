@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from orchestrator.cost.calibration import SHARES, Calibration, datasheet
 from orchestrator.errors import OrchestratorError
-from orchestrator.validate.pricing import Choose, Pricer
+from orchestrator.validate.pricing import Choose, Pricer, one_value
 from orchestrator.validate.runs import Run
 
 Group = tuple[str, str]
@@ -75,15 +75,11 @@ class Fitted(NamedTuple):
 
 def chooser(constants: Mapping[Group, Mapping[str, float]]) -> Choose:
     """Datasheet constants, replaced for the groups that are given."""
-    made: dict[Group, Calibration] = {}
 
-    def choose(run: Run) -> Calibration:
-        key = (run.engine.name, run.gpu)
-        if key not in made:
-            made[key] = replace(datasheet(run.cluster, run.engine.traits), **constants.get(key, {}))
-        return made[key]
+    def make(run: Run) -> Calibration:
+        return replace(datasheet(run.cluster, run.engine.traits), **constants.get((run.engine.name, run.gpu), {}))
 
-    return choose
+    return one_value(make)
 
 
 def fit(

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from orchestrator.calibrate.groups import GROUPS
-from orchestrator.cost.calibration import Calibration, CalibrationFile, datasheet
+from orchestrator.cost.calibration import Calibration, CalibrationFile, datasheet, shipped
 from orchestrator.cost.uncertainty import Cell, Errors, Situation, chance_of_not_fitting, interval, situation
 from orchestrator.validate.pricing import Choose, Pricer, named, one_value, seen_peak
 from orchestrator.validate.runs import Run, counts, doubted, small_experts
@@ -71,6 +71,8 @@ def constants_of(files: Sequence[CalibrationFile]) -> Choose:
     def constants(run: Run) -> Calibration:
         base = datasheet(run.cluster, run.engine.traits)
         file = known.get((run.engine.name, run.gpu)) or shared.get((run.engine.name, run.gpu))
+        if run.engine.constants_of:
+            file = shipped(run.engine.constants_of, run.gpu)
         return base if file is None else file.calibration(base)
 
     return one_value(constants)

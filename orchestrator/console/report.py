@@ -28,7 +28,7 @@ from orchestrator.console.plans import say_json, without_json
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.launch.program_metrics import rows_of
-from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_drawable, report_files
+from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_drawable, report_files, stack_lines
 from orchestrator.plan import Plan, from_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
@@ -53,6 +53,8 @@ def _report(words: Sequence[str]) -> None:
         if after is not None:
             for line in after_lines(settings, found.plan, folder, after):
                 print(line)
+        for line in stack_lines(settings, found.plan, rows_of(folder / "metrics.jsonl")):
+            print(line)
         trials = tuning.read_trials(folder) if run.is_dir() else []
         if trials:
             screen().print(tuning.tune_table(trials))

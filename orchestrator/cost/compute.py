@@ -22,6 +22,9 @@ GEMM_BACKWARD_FLOPS = 2.0
 """FLOPs of a GEMM's backward over its forward's: gradient of the input and of the weight, one product each of the forward's size."""
 BACKWARD_LAUNCHES = 2.0
 """Kernels that autograd launches in backward for each of the forward's, about."""
+QUANTISING_LAUNCHES = 2
+"""Kernels more that a product in 8 or 4 bits launches beside itself: the largest value of its input, and the cast by it (Transformer
+Engine, pytorch/csrc/extensions/cast.cpp). Weights are cast once a step, with the first micro-batch."""
 TENSOR_CORE_ELEMENTS = 8
 """16-bit elements in the 16 bytes that a tensor-core load wants aligned."""
 FULL_PRECISION_MOVED = 2
@@ -263,7 +266,10 @@ def layer_seconds(
             factor = c.loss_factor if op.role == "loss" else c.pointwise_factor
             f_memory += elements * op.moved * factor / memory
             b_memory += elements * back * factor / memory
-    launches = sum(not isinstance(op, tp.BORDERS) for op in layer.ops) * c.op_overhead_s + one_by_one * c.grouped_launch_s
+    kernels = sum(not isinstance(op, tp.BORDERS) for op in layer.ops)
+    if precision in QUANTISED and not one_by_one:  # a layer of experts has it in `expert_quantise_s`, which was fitted to such layers
+        kernels += QUANTISING_LAUNCHES * sum(isinstance(op, Gemm) and not op.pad_to for op in layer.ops)
+    launches = kernels * c.op_overhead_s + one_by_one * c.grouped_launch_s
     return LayerSeconds(
         Seconds(f_gemm, f_attention, f_memory, launches), Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches)
     )

@@ -82,6 +82,8 @@ class Situation(Value, frozen=True, kw_only=True):
     """Whether matrix products are FP8, or less."""
     transformers: bool = False
     """Whether the layers are Hugging Face transformers' own modules, run operation by operation, not an engine's with fused kernels."""
+    stock: bool = False
+    """Whether nobody set the nodes' software up (hardware.spec.Stack)."""
     beyond: tuple[Beyond, ...] = ()
     """How what is predicted lies outside of what its constants were fitted on."""
 
@@ -168,6 +170,7 @@ def situation(
         experts=experts,
         eight_bit=training.precision in BITS,
         transformers=transformers,
+        stock=cluster.stack == "stock" and not cluster.is_cpu,
         beyond=beyond(
             calibration.fitted, cluster, training, experts, known().gpus if gpus is None else gpus, linear=is_linear(model.architecture)
         ),
@@ -184,7 +187,7 @@ def weight(a: Situation, b: Situation) -> float:
     (1.0, 0.125)
     """
     twice = (a.generation != b.generation) + (a.transformers != b.transformers)
-    once = (a.experts != b.experts) + (a.eight_bit != b.eight_bit) + len({*a.beyond} ^ {*b.beyond})
+    once = (a.experts != b.experts) + (a.eight_bit != b.eight_bit) + (a.stock != b.stock) + len({*a.beyond} ^ {*b.beyond})
     return 0.5 ** (2 * twice + once)
 
 

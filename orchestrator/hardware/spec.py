@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -107,6 +107,11 @@ class Software(Value, frozen=True, kw_only=True):
     apex: bool = True
 
 
+Stack = Literal["tuned", "stock"]
+"""How a job's software runs on the nodes. tuned: as the vendor's own benchmarks (its container and launch scripts, ranks pinned to cores,
+NCCL set up for the fabric), on which the prices' constants were fitted. stock: a container as it was downloaded, on a rented node."""
+
+
 class Part(Value, frozen=True, kw_only=True):
     """The GPUs of one type in a cluster of several: `num_gpus` neighbouring ranks, and the network as these have it (its own NVLink)."""
 
@@ -131,6 +136,8 @@ class Cluster(Value, frozen=True, kw_only=True):
     host_memory: int
     """Bytes of host memory per GPU."""
     software: Software = Software()
+    stack: Stack = "tuned"
+    """How that software runs; what it costs stands with the constants (`cost.calibration.STOCK_HOST`)."""
     mixed: bool = False
     """Whether its GPUs are of several types, of which `gpu` then has what all of them can do (`slowest`)."""
     parts: tuple[Part, ...] = ()

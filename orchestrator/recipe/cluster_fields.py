@@ -8,7 +8,7 @@ from typing import Any, Final
 from orchestrator.errors import InputError, unknown
 from orchestrator.key import one_text, shown
 
-PLAIN: Final = ("gpu", "host_bandwidth", "host_memory")
+PLAIN: Final = ("gpu", "host_bandwidth", "host_memory", "stack")
 LEVEL: Final = ("size", "bandwidth", "latency")
 GPU: Final = ("memory", "memory_bandwidth", "compute_capability", "pcie", "nvlink", "peak_flops")
 SOFTWARE: Final = ("megatron_core", "deepspeed", "transformer_engine", "flash_attention", "apex")

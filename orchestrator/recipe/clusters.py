@@ -10,6 +10,7 @@ levels:                       # from the inside out; size: a number of GPUs, nod
                               # of several types a bandwidth may be a list, one for each: [400 Gbit/s, 200 Gbit/s]
 host_bandwidth: pcie          # GPU to host memory, per GPU and direction; pcie / 2: two GPUs share a slot's
 host_memory: 256 GB           # per GPU
+stack: stock                  # a container as downloaded (the default); tuned: set up as the vendor's benchmarks are
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import msgspec
 from orchestrator.engines.megatron_versions import number
 from orchestrator.errors import InputError, nearest, unknown
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, segment, slowest
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, Stack, segment, slowest
 from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, Key, parse, quantity, shown
 from orchestrator.recipe.cluster_fields import with_fields
 from orchestrator.recipe.keys import MAX_GPUS, Mixed
@@ -76,10 +77,12 @@ def load_cluster(name: str, num_gpus: int, gpus_per_node: int | None = None) -> 
 
 
 SOFTWARE: Final = Software()
+UNSAID: Final[Stack] = "stock"
+"""The stack of a cluster whose YAML says none: nobody has tuned what nobody has spoken of."""
 STAGES: Final = "stages"
 _PART_KEYS = ("type", "gpus")
 _COUNTED = re.compile(r"(\d+) *x *(\S+)")
-_CLUSTER_KEYS = ("name", "gpu", "gpus_per_node", "levels", "host_bandwidth", "host_memory", "software", "mixed")
+_CLUSTER_KEYS = ("name", "gpu", "gpus_per_node", "levels", "host_bandwidth", "host_memory", "software", "stack", "mixed")
 _LEVEL_KEYS = ("name", "size", "bandwidth", "latency", "source")
 _GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capability", "source", "pcie", "nvlink")
 
@@ -124,6 +127,7 @@ def cluster_from(
         host_bandwidth=host_bandwidth,
         host_memory=host_memory,
         software=software,
+        stack=parse(Key(name=f"{where}: stack", type=Stack, help=""), tree.get("stack") or UNSAID),
         mixed=mixed != "refuse" and len(parts) != 1,
         parts=tuple(Part(gpu=one, num_gpus=count, levels=own) for (one, count), own in zip(parts, of_each, strict=True))
         if mixed == STAGES and len(parts) > 1
@@ -355,6 +359,7 @@ def to_tree(cluster: Cluster) -> dict[str, Any]:
         "host_bandwidth": f"{cluster.host_bandwidth!r} B/s",
         "host_memory": f"{cluster.host_memory} B",
         "software": msgspec.structs.asdict(cluster.software),
+        "stack": cluster.stack,
         **({"mixed": STAGES if cluster.parts else "slowest"} if cluster.mixed else {}),
     }
 

@@ -8,7 +8,7 @@ from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS, by_driver_name
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
-from orchestrator.recipe.clusters import changed, changed_cluster, cluster_from, read_named, stored
+from orchestrator.recipe.clusters import UNSAID, changed, changed_cluster, cluster_from, read_named, stored
 from orchestrator.recipe.keys import Inputs
 from orchestrator.recipe.layers import Flat, filled, group_of, value_of
 from orchestrator.strategy.pins import MemoryLimit
@@ -111,6 +111,7 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
             flash_attention=machine.flash_attention and gpu.has_fused_attention,
             apex=machine.apex,
         ),
+        stack=UNSAID,
         mixed=mixed,
     )
 

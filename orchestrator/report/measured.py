@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import log
 from statistics import median
 from typing import Any
 
@@ -43,6 +44,26 @@ def measured_step_time(rows: Iterable[Row]) -> float | None:
     """Median seconds of the steps after warm-up; None without steps."""
     values = steady_steps(rows)
     return median(values) if values else None
+
+
+TOLD_APART = 0.1
+"""How far the predictions of two stacks must lie apart, as a share, for a run to say which of them it had: twice what steps scatter by."""
+
+
+def stack_said(stack: str, predicted_s: float, other: str, other_s: float, measured_s: float) -> str:
+    """A line that says that a step of so many seconds is the `other` stack's, where it is nearer to that one's prediction; "" where it is
+    not, or where the two can't be told apart.
+
+    >>> stack_said("tuned", 2.9, "stock", 4.9, 5.0)
+    'a step of 5.00 s is that of a stock stack (predicted 4.90 s; tuned 2.90 s): plan with cluster.stack=stock'
+    >>> stack_said("tuned", 2.9, "stock", 4.9, 3.0), stack_said("stock", 5.0, "tuned", 4.9, 4.9)
+    ('', '')
+    """
+    off, other_off = abs(log(measured_s / predicted_s)), abs(log(measured_s / other_s))
+    if abs(log(other_s / predicted_s)) < TOLD_APART or off <= other_off:
+        return ""
+    predicted = f"predicted {format_seconds(other_s)}; {stack} {format_seconds(predicted_s)}"
+    return f"a step of {format_seconds(measured_s)} is that of a {other} stack ({predicted}): plan with cluster.stack={other}"
 
 
 def measured_peak_memory(rows: Iterable[Row]) -> float | None:

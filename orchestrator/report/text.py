@@ -15,6 +15,7 @@ from rich.text import Text
 
 from orchestrator.cost.memory_policy import USUAL_RISK
 from orchestrator.cost.uncertainty import BEYOND, pairs_of
+from orchestrator.hardware.spec import Cluster
 from orchestrator.model.routing import Unevenness, times
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prediction, Stage
@@ -312,6 +313,11 @@ def _causes(heading: str, causes: dict[str, float], unit: str, total: float) -> 
     return table
 
 
+def _stack(cluster: Cluster) -> str:
+    """The words that say that the nodes' software is taken to be as it comes; "" where it is not."""
+    return "; a stock stack, unless cluster.stack=tuned" if cluster.stack == "stock" and not cluster.is_cpu else ""
+
+
 def _source(plan: Plan) -> str:
     """The file that a calibration of the user's own came from, and what it was fitted on; "" for one of ours."""
     return "" if plan.prices is None else f", {plan.prices.source} (fitted on {plan.prices.fitted_on})"
@@ -364,7 +370,7 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None, *, brief: bool = F
     lines.add_row(Text("memory", style="bold"), memory_line)
     if brief:
         lines.add_row("", _share_words(stage.memory_by_cause, stage.peak_memory_bytes))
-    lines.add_row(Text("prices", style="bold"), Text(f"{plan.calibration} calibration{_source(plan)}"))
+    lines.add_row(Text("prices", style="bold"), Text(f"{plan.calibration} calibration{_source(plan)}{_stack(plan.cluster)}"))
     if brief:
         return lines
     side_by_side = Table.grid(padding=(0, 6))

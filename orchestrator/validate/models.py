@@ -6,6 +6,7 @@ import re
 from math import ceil
 
 from orchestrator.model.architecture import Architecture
+from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.validate.mixtures import mixture_of
 from orchestrator.validate.rows import number, whole
 
@@ -20,6 +21,8 @@ T5_DECODER_LENGTH = 128
 """Tokens of the decoder in Megatron's functional T5 tests: --decoder-seq-length 128."""
 T5_VOCAB = 29056
 """Size of the vocabulary BertWordPieceCase, padded, with extra ids."""
+QWEN3 = re.compile(r"qwen3-[\d.]+b$")
+"""Dense models of this series, which norm the queries and keys of each head."""
 INTERNEVO_MULTIPLE = 256
 """InternEvo's MLP rounds its width up to a multiple of this (multiple_of): 8/3 of 4096 are 10922, as its table has it, and InternLM-7B's
 11008 (its config.json)."""
@@ -50,6 +53,7 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
     tied = not ("untie-embeddings" in notes or nemotron)
     if family == "llama":
         tied = "nanotron" in row.get("engine", "") and whole(row, "ffn_hidden_size") < 10000
+        tied |= re.search(r"(^|; )tied embeddings(;|$)", notes) is not None
     rope = "position-embedding-type=rope" in notes or nemotron or family == "llama"
     megatrons = any(name in row.get("engine", "").lower() for name in ("megatron-lm", "megatron-deepspeed"))
     dropout = MEGATRON_DROPOUT if (golden and hidden <= 1024) or megatrons else 0.0
@@ -63,6 +67,7 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
     return Architecture(
         family=family,
         name=display or "unnamed",
+        mixer=GroupedQueryAttention(qk_norm="head") if QWEN3.search(lowered) else None,
         num_layers=layers,
         decoder_num_layers=layers if family == "t5" else 0,
         hidden_size=hidden,

@@ -39,11 +39,20 @@ EFA_LATENCY = 130 * US
 """Seconds of a hop over EFA: half of what a ring's hop between nodes takes on AWS p5 by `collective_bandwidth_h100.csv`: 256 MB all-gathers
 on 2 to 64 nodes take 240 to 360 us per node beyond their bandwidth's time, and `Calibration.latency_factor` is 2."""
 OMNIPATH_LATENCY = 10 * US
+SOCKETS_LATENCY = 50 * US
+"""Seconds of a hop over TCP sockets between two machines of a cloud: assumed; messages here are of 16 MiB and more."""
+VPC_ETHERNET = 2.35 * GB / 0.8
+"""Bytes/s of a GPU alone on its node over Ethernet without RDMA, of which all-reduces reach the 2.3 to 2.4 GB/s that the source measured
+at `Calibration.outer_efficiency`."""
 SLOW_DAY = "slow day"
 """A word in an interconnect's name: NCCL does not use the adapters' own transport."""
 SOCKETS = 0.5 * GB / 4
 """Bytes/s per GPU where four share a node's sockets, over each of which a quarter of a message goes: assumed, the source does not say why
 those days were slow."""
+
+UNTUNED = ("third_party_", "geodesic_")
+"""How the names of tables begin whose runs nobody set up as a vendor's benchmark is: their stack is the stock one. That of all others is
+in the constants that were fitted to them."""
 
 OUTERMOST = 2**20
 """GPUs that the outermost level of a measured cluster may reach: more than any run."""
@@ -72,6 +81,8 @@ def fabric(table: str, key: str, interconnect: str) -> tuple[float, float, str]:
     text = interconnect.lower()
     if SLOW_DAY in text:
         return SOCKETS, OMNIPATH_LATENCY, "Jean Zay on a slow day: about what sockets give"
+    if "no rdma" in text:
+        return VPC_ETHERNET, SOCKETS_LATENCY, "Ethernet without RDMA, as measured"
     if "omni-path" in text and key.startswith("V100"):
         return 4 * 100 * GBIT / 4, OMNIPATH_LATENCY, "Jean Zay: 4 Omni-Path 100 links for 4 GPUs"
     if "omni-path" in text:
@@ -113,4 +124,5 @@ def cluster(table: str, key: str, num_gpus: int, gpus_per_node: int, interconnec
         ),
         host_bandwidth=25 * GB if not key.startswith(("H", "B", "G")) else 50 * GB,
         host_memory=128 * GIB,
+        stack="stock" if table.startswith(UNTUNED) else "tuned",
     )

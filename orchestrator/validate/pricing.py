@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from orchestrator.cost.calibration import CHOICES, Calibration, CalibrationFile, datasheet, digest, found, held, priced, read_file
+from orchestrator.cost.calibration import CHOICES, Calibration, CalibrationFile, datasheet, digest, found, held, priced, read_file, shipped
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.strategy.layout import Prediction
@@ -101,11 +101,11 @@ def _fitting(file: CalibrationFile) -> CalibrationFile:
 
 
 def one_value(make: Choose) -> Choose:
-    """One calibration for all runs of an engine on a GPU, so that they share a cost model."""
-    made: dict[tuple[str, str], Calibration] = {}
+    """One calibration for all runs of an engine on a GPU under a stack, so that they share a cost model."""
+    made: dict[tuple[str, str, str], Calibration] = {}
 
     def choose(run: Run) -> Calibration:
-        key = (run.engine.name, run.gpu)
+        key = (run.engine.name, run.gpu, run.cluster.stack)
         if key not in made:
             made[key] = make(run)
         return made[key]
@@ -119,11 +119,11 @@ def zero_shot(run: Run) -> Calibration:
 
 
 def _shipped(run: Run) -> Calibration:
-    """The constants that come with the package: those fitted to a measured engine, those that a planned one of our own runs is planned
-    with."""
+    """The constants that come with the package: those fitted to a measured engine, those that a planned one of our own runs, or a measured
+    one that is the same program, is planned with."""
     if run.engine.name not in ENGINES:
         return priced(run.cluster, run.engine.traits, found("shipped", run.cluster, [run.engine.traits], None)[0])
-    file = shipped_file(run.engine.name, run.gpu)
+    file = shipped(run.engine.constants_of, run.gpu) if run.engine.constants_of else shipped_file(run.engine.name, run.gpu)
     base = zero_shot(run)
     return base if file is None else file.calibration(base)
 

@@ -121,6 +121,16 @@ def test_another_gpus_constants_are_an_a100s_but_where_its_own_sources_say_more(
     assert numbers() - same == {*BY_GPU[name]}
 
 
+def test_on_a_stock_stack_the_host_alone_takes_longer() -> None:
+    """And nothing does on ranks without a GPU, whose constants were measured as they are started."""
+    cluster = replace(a100(), gpu=GPUS["H100-SXM-80GB"])
+    tuned, stock = (datasheet(replace(cluster, stack=stack), MEGATRON) for stack in ("tuned", "stock"))
+    assert (stock.op_overhead_s, stock.collective_launch_s) == pytest.approx((80 * US, 240 * US))
+    assert replace(stock, op_overhead_s=tuned.op_overhead_s, collective_launch_s=tuned.collective_launch_s) == tuned
+    cpu = replace(a100(4), gpu=replace(a100().gpu, name="cpu", peak_flops={"fp32": 1e11}), stack="stock")
+    assert datasheet(cpu, MEGATRON) == datasheet(replace(cpu, stack="tuned"), MEGATRON)
+
+
 def test_ranks_without_gpus_have_pythons_and_gloos_constants() -> None:
     assert outside(CPU, ON_CPU) == {}
     cluster = replace(a100(4), gpu=replace(a100().gpu, name="cpu", peak_flops={"fp32": 1e11}))

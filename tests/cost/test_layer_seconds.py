@@ -195,3 +195,16 @@ def test_a_layer_is_the_sum_of_its_operations() -> None:
     for here, parts in ((whole.forward, [one.forward for one in each]), (whole.backward, [one.backward for one in each])):
         assert list(here) == pytest.approx([sum(values) for values in zip(*parts, strict=True)])
     assert whole.forward.launch == pytest.approx(1e-3 * sum(not isinstance(op, Enter | Exit) for op in LAYER.ops))
+
+
+def test_a_product_in_8_bits_launches_two_casts_more_and_the_vocabularys_and_experts_none() -> None:
+    gpu = replace(GPU, peak_flops={**GPU.peak_flops, "fp8": 2 * PEAK})
+    plain = Gemm(name="x", tokens=4096, k=1024, n=2048, split="column")
+
+    def launches(*ops: Op) -> float:
+        shape = (Strategy(mesh=Mesh(tp=1)), 1, "fp8", gpu, MEGATRON, MEGATRON_MIXED, replace(SHARES, grouped_launch_s=0.0), 8)
+        return layer_seconds(replace(LAYER, ops=ops), *shape).forward.launch
+
+    assert launches(plain) == pytest.approx(3e-3)
+    assert launches(replace(plain, pad_to=128)) == pytest.approx(1e-3)
+    assert launches(plain, replace(plain, experts=8)) == pytest.approx(2e-3)  # `expert_quantise_s` is of the whole layer

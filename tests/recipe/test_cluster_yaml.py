@@ -11,7 +11,7 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Software
 from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, quantity
-from orchestrator.recipe.clusters import changed_cluster, cluster_from, gpu_tree, resized
+from orchestrator.recipe.clusters import changed_cluster, cluster_from, gpu_tree, load_cluster, resized, stored
 
 H100, A100 = "H100-SXM-80GB", "A100-SXM-80GB"
 NODE = {"name": "nvlink", "size": "node", "bandwidth": "nvlink", "latency": "2 us"}
@@ -250,3 +250,19 @@ def test_another_size_and_another_field_leave_the_rest() -> None:
         assert changed == msgspec.structs.replace(one, host_memory=2 * 10**9)
     assert resized(cluster(16), 4).num_gpus == 4
     assert changed_cluster(cluster(16), {"gpu.memory": "64 GiB"}).gpu.memory == 64 * 2**30
+
+
+# ---- stacks
+
+
+def test_a_stack_that_nobody_spoke_of_is_stock_and_survives_a_change_of_size() -> None:
+    assert cluster().stack == "stock"
+    tuned = cluster(stack="tuned")
+    assert (tuned.stack, resized(tuned, 8).stack) == ("tuned", "tuned")
+    assert "c.yaml: stack=slow: is not known; choose one of tuned, stock" in refusal(stack="slow")
+
+
+def test_of_the_packages_clusters_those_of_benchmarks_that_constants_rest_on_are_tuned() -> None:
+    tuned = {name for name in stored("clusters") if load_cluster(name, 4 if name == "cpu" else 8).stack == "tuned"}
+    laboratories = {"cpu", "rtx_titan_8", "v100_16gb", "v100_16gb_x4"}
+    assert tuned == laboratories | {name for name in stored("clusters") if name.startswith(("dgx_", "gb200_", "gb300_"))}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.calibration import datasheet, shipped
 from orchestrator.cost.price import CostModel
+from orchestrator.model.ops import Pointwise
+from orchestrator.units import GB
 from orchestrator.validate.engines import ENGINES, nanotron, printed_as
-from orchestrator.validate.pricing import Pricer, zero_shot
+from orchestrator.validate.pricing import Pricer, named, zero_shot
 from orchestrator.validate.runs import Run
 from tests.validate.test_validate import only
 
@@ -88,13 +90,14 @@ def test_printed_names_are_told_apart() -> None:
 def test_rows_of_one_printed_name_are_of_the_engine_that_their_kernels_and_precision_say() -> None:
     pipeline = {"engine": "Megatron-DeepSpeed 3D", "tp": "1", "dp": "4"}
     trainer = {"engine": "HF Trainer + DeepSpeed ZeRO-3", "tp": "1", "pp": "1", "dp": "8", "zero_stage": "3"}
-    core = {"engine": "megatron-core"}
+    core, library = {"engine": "megatron-core"}, {"engine": "megatron-core (library recipe, not a performance one)"}
     adapters = {"engine": "litgpt", "tp": "1", "pp": "1", "dp": "8"}
     paper = {"engine": "megatron-lm", "precision": "fp16"}
     runs = only(
         *({**pipeline, "precision": "fp16"}, {**pipeline, "precision": "bf16"}),
         *(trainer, {**trainer, "flash_attention": "no"}, {**trainer, "engine": "DeepSpeed ZeRO-3 + Liger"}),
         *(core, {**core, "notes": "attention-backend=unfused"}, {**core, "notes": "cross-entropy-loss-fusion=True"}),
+        *(library, {**library, "notes": "attention-backend=unfused"}),
         *(adapters, {**adapters, "engine": "litgpt, FSDP", "zero_stage": "3"}),
         *({**paper, "source": source} for source in ("SC21 Table 1", "tab5 of arXiv 2205.05198", "bigscience gpt2 V100 experiments")),
     )
@@ -102,6 +105,7 @@ def test_rows_of_one_printed_name_are_of_the_engine_that_their_kernels_and_preci
         *("bigscience_2022", "bigscience_2022_bf16"),
         *("hf_trainer_deepspeed", "hf_trainer_deepspeed_unfused", "hf_trainer_deepspeed_tiled_loss"),
         *("megatron_core_tests", "megatron_core_tests_unfused", "megatron_core_tests_fused_loss"),
+        *("bridge_library", "bridge_library_unfused"),
         *("litgpt", "litgpt_fsdp"),
         *("megatron_lm_2021", "megatron_lm_2022", "megatron_lm_bigscience"),
     ]
@@ -143,3 +147,49 @@ def test_megatrons_old_pipelines_reduce_when_all_passes_are_over() -> None:
         sums = model.sums(run.candidate, run.stages[0].layers)
         assert sums.sync_s > 0.0
         assert (model.stage(run.candidate, run.stages[0], 0).exposed_s == pytest.approx(sums.sync_s + sums.gather_s)) is waited
+
+
+LIBRARY = {"engine": "megatron-core (library recipe, not a performance one)", "tp": "8", "pp": "1", "dp": "1"}
+
+
+def test_a_library_recipe_has_the_planned_engines_constants_and_leaves_rotary_positions_and_gates_to_torch() -> None:
+    library, core = only({**LIBRARY, "model_name": "Llama"}, {**LIBRARY, "engine": "megatron-core", "model_name": "Llama"})
+    carried = shipped("megatron", "H100-SXM-80GB")
+    assert carried is not None
+    assert named(None)(library) == carried.calibration(zero_shot(library))
+    assert named(None)(core) == zero_shot(core)
+    kept = [{op.role: op for op in run.model.kind("decoder").ops if isinstance(op, Pointwise)} for run in (library, core)]
+    assert [(ops["rotary"].moved, ops["activation"].moved) for ops in kept] == [(24, 10), (4, 6)]
+    assert [len(ops["activation"].saves) for ops in kept] == [2, 1]  # and keeps the activated gate
+
+
+def test_a_table_of_third_parties_is_of_a_stock_stack_whose_host_bounds_narrow_layers() -> None:
+    """No tensor parallelism makes a layer shorter than its launches; the same row of another table is bound by the GPU."""
+    rows = [{**LIBRARY, "model_name": "Llama"}, {**LIBRARY, "model_name": "Llama", "tp": "4", "num_gpus": "4"}]
+    stock, tuned = only(*rows, table="third_party_a"), only(*rows)
+    assert [run.cluster.stack for run in (*stock, *tuned)] == ["stock", "stock", "tuned", "tuned"]
+    seconds = [Pricer(named(None)).price(run).prediction.step_time_s for run in (*stock, *tuned)]  # type: ignore[union-attr]
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.02)
+    assert seconds[0] > 2 * seconds[2]
+
+
+def test_ethernet_without_rdma_is_as_slow_as_it_was_measured() -> None:
+    said = {
+        "interconnect": "VPC Ethernet between two nodes of one GPU, no RDMA",
+        "num_gpus": "2",
+        "gpus_per_node": "1",
+        "tp": "1",
+        "pp": "1",
+    }
+    (run,) = only({**LIBRARY, **said, "dp": "2"})
+    cost = Pricer(zero_shot).model(run)
+    assert cost.link(2, 1).bandwidth == pytest.approx(2.35 * GB)
+
+
+def test_a_dense_qwen3_norms_queries_and_keys_and_a_note_may_tie_its_embeddings() -> None:
+    row = {**LIBRARY, "model_name": "Qwen3-1.7B"}
+    plain, tied, llama = only(
+        row, {**row, "notes": "mean of iterations; tied embeddings; sizes as published"}, {**row, "model_name": "Llama"}
+    )
+    assert ["qk_norm" in run.model.architecture.features() for run in (plain, tied, llama)] == [True, True, False]
+    assert [run.model.architecture.tie_embeddings for run in (plain, tied, llama)] == [False, True, False]

@@ -19,6 +19,7 @@ ENGINES: Final[dict[str, MeasuredEngine]] = {
         *(megatron.MEGATRON_LM_2022, megatron.MEGATRON_LM_BIGSCIENCE),
         *(adapters.PEFT, adapters.LITGPT, adapters.LITGPT_FSDP, adapters.FSDP_QLORA),
         *(megatron.MEGATRON_CORE, megatron.MEGATRON_CORE_FUSED_LOSS, megatron.MEGATRON_CORE_UNFUSED),
+        *(megatron.BRIDGE_LIBRARY, megatron.BRIDGE_LIBRARY_UNFUSED),
     )
 }
 """Measured engines by name, in the order in which printed names are tried."""

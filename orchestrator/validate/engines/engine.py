@@ -35,6 +35,8 @@ class MeasuredEngine(Value, frozen=True, kw_only=True):
     """Words that say that it is another one after all."""
     resembles: str = ""
     """The planned engine that its runs say most of; empty: none."""
+    constants_of: str = ""
+    """The planned engine whose constants it is priced with, being the program that those were carried over from; empty: its own."""
     dispatcher: Dispatcher = "alltoall"
     """What a blank dispatcher stands for."""
     transformers: bool = False

@@ -13,7 +13,9 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.stage import StageCost, StageSums
 from orchestrator.hardware.spec import Cluster
-from orchestrator.model.ops import Dispatch
+from orchestrator.model.hugging_face import with_separate_gate
+from orchestrator.model.ops import Dispatch, Op, Pointwise
+from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Precision
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.layout import LayerSpan
@@ -33,6 +35,7 @@ IN_PLACE_LOGITS: Final = 2.0
 """Bytes per logit of Transformer Engine's loss, which Bridge's performance recipes take (cross_entropy_fusion_impl=te): it writes the
 gradient over the 16-bit logits (its pytorch/cross_entropy.py)."""
 CORE, FUSED_LOSS, UNFUSED = "megatron_core_tests", "megatron_core_tests_fused_loss", "megatron_core_tests_unfused"
+LIBRARY, LIBRARY_UNFUSED = "bridge_library", "bridge_library_unfused"
 
 
 def _traits(name: str, **more: object) -> Traits:
@@ -44,8 +47,35 @@ def _traits(name: str, **more: object) -> Traits:
     return Traits(engine=name, **(shared | more))  # type: ignore[arg-type]
 
 
-def _of_functional_tests(row: Mapping[str, str], precision: Precision) -> str:
+UNFUSED_ROTARY: Final = (24.0, 20.0)
+"""Bytes moved per element in forward and backward by rotary positions as torch's kernels (mcore models/common/embeddings/rope_utils.py,
+_apply_rotary_pos_emb_bshd, in 16 bits): times the cosine 4, negated half 2, halves joined 4, times the sine 4, added 6, joined with the
+part that does not turn 4; backward the same without the last."""
+UNFUSED_GATE: Final = (10.0, 26.0)
+"""Bytes moved per element of the product by a gate as torch's kernels (mcore transformer/mlp.py, glu): activated 4, multiplied 6; backward
+12, 6, and the gradients of both halves joined 8."""
+
+
+def _library_kernels(model: ModelSpec) -> ModelSpec:
+    """The model as Megatron-Bridge's library recipes compute it, which fuse the loss and the gradients' sums and nothing else
+    (models/gpt_provider.py, "Fusions": apply_rope_fusion and bias_activation_fusion stay at TransformerConfig's False)."""
+    moved = {"rotary": UNFUSED_ROTARY, "activation": UNFUSED_GATE}
+
+    def changed(op: Op) -> Op:
+        if not isinstance(op, Pointwise) or op.role not in moved or (op.role == "activation" and not model.architecture.gated):
+            return op
+        forward, backward = moved[op.role]
+        return replace(op, moved=forward, moved_backward=backward)
+
+    model = with_separate_gate(model)
+    runs = (replace(run, layer=replace(run.layer, ops=tuple(map(changed, run.layer.ops)))) for run in model.runs)
+    return replace(model, runs=tuple(runs))
+
+
+def _variant(row: Mapping[str, str], precision: Precision) -> str:
     notes = row.get("notes", "")
+    if "library recipe" in row.get("engine", ""):
+        return LIBRARY_UNFUSED if "attention-backend=unfused" in notes else LIBRARY
     if any(words in notes for words in ("attention-backend=unfused", "attention-backend=local", "transformer-impl=local")):
         return UNFUSED
     return FUSED_LOSS if "cross-entropy-loss-fusion=True" in notes else CORE
@@ -119,10 +149,22 @@ MEGATRON_CORE: Final = MeasuredEngine(
     resembles=PLANNED,
     zero_stage=0,
     says_recompute=True,
-    variant=_of_functional_tests,
+    variant=_variant,
 )
 MEGATRON_CORE_FUSED_LOSS: Final = replace(
     MEGATRON_CORE, traits=_traits(FUSED_LOSS, logits_bytes=FUSED_LOSS_LOGITS), printed=(), variant=None
+)
+BRIDGE_LIBRARY: Final = replace(
+    MEGATRON_CORE,
+    traits=_traits(LIBRARY, logits_bytes=FUSED_LOSS_LOGITS),
+    printed=(),
+    variant=None,
+    constants_of=PLANNED,
+    layers=_library_kernels,
+)
+"""Megatron-Bridge's recipes as others start them, untuned: gradients in 32 bits, nothing of tensor parallelism beside the products."""
+BRIDGE_LIBRARY_UNFUSED: Final = replace(
+    BRIDGE_LIBRARY, traits=_traits(LIBRARY_UNFUSED, logits_bytes=FUSED_LOSS_LOGITS, flash_attention=False)
 )
 MEGATRON_CORE_UNFUSED: Final = replace(
     MEGATRON_CORE, traits=_traits(UNFUSED, constants=EAGER, flash_attention=False), printed=(), variant=None
