@@ -12,7 +12,7 @@ from orchestrator.engines import megatron_parts
 from orchestrator.engines.megatron_versions import names as flag_kinds
 from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.passthrough import flags_of, with_flags
-from orchestrator.engines.transformer_config import common_recompute, padded_vocab_size, settings
+from orchestrator.engines.transformer_config import common_recompute, padded_vocab_size, settings, vocab_divisor
 from orchestrator.hardware.spec import Software
 from orchestrator.model.shared import SENTINELS
 from orchestrator.model.spec import Architecture
@@ -62,6 +62,8 @@ def why_never(model: Architecture, training: Training, software: Software) -> st
 
 
 def _why_not_training(training: Training, said: str) -> str | None:
+    if training.task == "sft":
+        return f"{said} reads chats by its own --sft; engine=megatron with program=own trains on data= as it is"
     if training.seed < 1:
         return f"{said} takes no seed={training.seed} (training/initialize.py, _set_random_seed)"
     if training.warmup >= training.steps:
@@ -119,8 +121,11 @@ def _data(plan: Plan) -> list[Flag]:
     else:
         if not indexed:
             flags += [("--mock-data",)]
-        # NullTokenizer's vocabulary is one larger than this (null_tokenizer.py:52).
+        # NullTokenizer's vocabulary is one larger than this, but in 0.19 (core/tokenizers/text/libraries/null_tokenizer.py:52; there :18).
+        # Padding makes the same of both, unless there is none.
         flags += [("--tokenizer-type", "NullTokenizer"), ("--vocab-size", str(model.vocab_size - 1))]
+        if (model.vocab_size - 1) % (vocab_divisor(plan) * plan.tp) == 0:
+            flags += [("--padded-vocab-size", str(padded_vocab_size(plan)))]
     if not (indexed and run.valid):
         # Megatron divides whole documents, and never ends where a share above 0 gets none (gpt_dataset.py, _get_num_epochs).
         flags += [("--split", ",".join(f"{share:g}" for share in (*run.split, 0, 0)[:3]) if run.split else "100,0,0")]

@@ -16,6 +16,7 @@ from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.job import File, Job
+from orchestrator.model.packing import sample_notes
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 
@@ -68,9 +69,13 @@ def assemble(
     without_worker: str = "",
     passes: Mapping[str, Sequence[str]] = {},
 ) -> Job:
-    """The job in which each rank runs `python -m worker` with these files. `passes`: the engine's, as `Engine` says. Raises InputError
-    where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
+    """The job in which each rank runs `python -m worker` with these files; it also says what is known of supervised samples. `passes`: the
+    engine's, as `Engine` says. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the
+    plan."""
     passthrough.check(plan, passes)
+    training = plan.training
+    if training.lengths is not None:
+        notes = [*notes, *sample_notes(training.lengths, training.seq_length, packing=bool(training.packing))]
     nodes, ranks = shape(plan)
     if nodes * ranks != plan.world_size:
         per_node = plan.cluster.gpus_per_node

@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 8 -m orchestrator.programs.megatron "${MEGATRON_ARGS[@]}"
 
 `megatron.training` is that of the installed megatron-core (0.19 or later). Where the variable MEGATRON_LM names a checkout of Megatron-LM,
-of any release, it is the checkout's, and in the place of what stands below its pretrain_gpt.py, pretrain_bert.py or pretrain_t5.py is run.
+of any release, it is the checkout's, and in the place of what stands below its pretrain_gpt.py, pretrain_bert.py or pretrain_t5.py is run,
+but for task=sft.
 To train on another loss, data set or model copy this file, change it, and start it with entry=FILE.
 """
 
@@ -48,6 +49,8 @@ def forward_step(batches: Iterator[dict[str, Any]], model: torch.nn.Module, retu
 
 def data_sets(samples: Sequence[int], vp_stage: int | None = None) -> Any:
     """For training, validation and test, each of so many samples, on every rank: the files are mapped, and nothing needs to be sent."""
+    if hooks.read_plan().training.task == "sft":
+        return hooks.supervised(*samples)
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)
     config = GPTDatasetConfig(

@@ -21,6 +21,7 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json
 from orchestrator.workers import checkpoint, data, distributed, loop, preflight, saving, unpickling
 from orchestrator.workers.groups import Groups
+from orchestrator.workers.sft import SupervisedBatches
 from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import Watchdog
 
@@ -84,7 +85,7 @@ def run(train: Callable[[], None]) -> NoReturn:
             hooks.install()
             checkout = os.environ.get(CHECKOUT)
             try:
-                if checkout:
+                if checkout and plan.training.task == "pretrain":
                     sys.argv[0] = str(program_of(Path(checkout).resolve(), KINDS[plan.model.stack]))
                     runpy.run_path(sys.argv[0], run_name="__main__")
                 else:
@@ -97,6 +98,31 @@ def run(train: Callable[[], None]) -> NoReturn:
         loop.as_rank(plan, OUT, engine.get("requires", {}), body)
 
     loop.recorded(program)
+
+
+class Supervised(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """`count` sequences of supervised samples as `forward_step` takes them, the first `again` of `batches` over and over."""
+
+    def __init__(self, batches: SupervisedBatches, count: int, again: int) -> None:
+        self.batches, self.count, self.again = batches, count, again
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        found = self.batches.sample(index % self.again)
+        names = {"tokens": "tokens", "labels": "labels", "loss_mask": "loss_mask", "position_ids": "positions"}
+        return {name: torch.from_numpy(found[ours].copy()) for name, ours in names.items()}
+
+
+def supervised(train: int, valid: int, test: int) -> tuple[Supervised, Supervised | None, None]:
+    """The supervised samples of data= and data.valid=, for so many sequences. Raises InputError."""
+    plan = read_plan()
+    training, held_out = loop.planned_batches(plan, 0, OUT / "data")
+    if held_out is None:
+        return Supervised(training, train, train), None, None
+    batches = min(plan.run.eval_steps, max(1, held_out.num_samples // plan.global_batch_size))  # as in loop.evaluate
+    return Supervised(training, train, train), Supervised(held_out, valid, batches * plan.global_batch_size), None
 
 
 def own_checkpoint() -> Path | None:

@@ -67,7 +67,7 @@ def unsuited(capabilities: Capabilities, workload: Workload) -> str | None:
         if value not in known:
             return f"{capabilities.engine} has no {name} {value}; it has {', '.join(known)}"
     if training.task not in capabilities.tasks:
-        return f"{capabilities.engine} has no task={training.task}; engine=deepspeed has"
+        return f"{capabilities.engine} has no task={training.task}; engine=deepspeed and engine=megatron have"
     if training.lora is not None and not capabilities.lora:
         return f"{capabilities.engine} trains no adapters (lora.rank={training.lora.rank}); engine=deepspeed does"
     return None

@@ -30,19 +30,24 @@ def cut(batch: Batch, groups: Groups) -> Batch:
     return {
         name: tensor.index_select(1, zigzag(groups.rank("cp"), groups.size("cp"), tensor.shape[1]).to(tensor.device))
         for name, tensor in batch.items()
-    }
+        if tensor.dim() > 1
+    } | {name: tensor for name, tensor in batch.items() if tensor.dim() == 1}
 
 
 def loss_and_log(batch: Batch, losses: torch.Tensor, groups: Groups) -> tuple[torch.Tensor, torch.Tensor]:
     """What megatron-core's schedules take, and what they collect, from losses by token [b, s / cp] of this rank's part.
 
-    The first is this rank's summand of the mean over the whole sequences' predicted tokens, of which ranks may have different numbers. The
+    The first is this rank's summand of the mean over the whole sequences' predicted tokens, of which ranks may have different numbers, or
+    of `mean_loss` of supervised samples. The
     schedule multiplies it by cp (pipeline_parallel/schedules.py:268), DDP's mean over dp x cp divides by that again. The second is cp
     times as large: its mean over dp x cp is the loss of the batch.
     """
     losses = losses.float()
     mask = batch.get("loss_mask", torch.ones_like(losses))
-    predicted = mask.sum()
-    groups.sum("cp", predicted)
-    loss = (losses * mask).sum() / predicted
+    if "loss_scale" in batch:
+        loss = (losses * mask).sum() * batch["loss_scale"][0]
+    else:
+        predicted = mask.sum()
+        groups.sum("cp", predicted)
+        loss = (losses * mask).sum() / predicted
     return loss, loss.detach() * groups.size("cp")

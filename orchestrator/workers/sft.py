@@ -169,7 +169,8 @@ class SupervisedBatches:
         self.length = plan.training.seq_length
         self._scaled = (-1, 0.0)
         """The last step that was asked for, and its scale."""
-        self.pad = specials.eod if specials.pad is None else specials.pad
+        # A tokenizer's own padding may be an id that was added to it, and not to the model.
+        self.pad = specials.eod if specials.pad is None or specials.pad >= plan.model.vocab_size else specials.pad
         largest = int(samples.ids.max())
         if largest >= plan.model.vocab_size:
             tokenizer = f"tokenizer {plan.run.tokenizer}" if plan.run.tokenizer else "the byte tokenizer"

@@ -199,10 +199,9 @@ def test_padded_samples_may_be_divided_and_be_several_at_a_time() -> None:
     assert not {"packed_ulysses", "packed_flash"} & refusals(DS, padded, cp=2, dp=4, micro_batch_size=2).keys()
 
 
-@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {DS}))
-def test_other_engines_refuse_supervised_samples_and_name_the_one_that_takes_them(engine: str) -> None:
-    found = unsuited(ENGINES[engine].capabilities(Software()), workload(task="sft", packing=True))
-    assert found == f"{engine} has no task=sft; engine=deepspeed has"
+def test_the_pipeline_refuses_supervised_samples_and_names_the_engines_that_take_them() -> None:
+    found = unsuited(ENGINES["megatron_deepspeed"].capabilities(Software()), workload(task="sft", packing=True))
+    assert found == "megatron_deepspeed has no task=sft; engine=deepspeed and engine=megatron have"
 
 
 @pytest.mark.parametrize("engine", sorted(set(ENGINES) - {DS}))

@@ -18,6 +18,7 @@ from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.job import Job
+from orchestrator.model.training import Lora
 from orchestrator.plan import Plan, RunSettings, Source
 
 PLAN = make_plan(run=RunSettings(save_every=10))
@@ -106,7 +107,7 @@ def test_deepspeeds_launcher_is_not_for_it() -> None:
 
 REFUSED: dict[str, tuple[Plan, str]] = {
     "routing": (make_plan(run=RunSettings(trace_routing=True)), "train.trace_routing"),
-    "chats": (replace(PLAN, training=replace(PLAN.training, task="sft")), "chats"),
+    "adapters": (replace(PLAN, training=replace(PLAN.training, lora=Lora(rank=4))), "LoRA"),
     "a vocabulary": (make_plan(model=BERT), "vocabulary file of BERT's"),
 }
 
@@ -163,3 +164,20 @@ def test_recompute_that_differs_by_stage_is_left_to_engine_json() -> None:
     assert own_job(plan, replace(JOB, files=(file,))).files == (file,)
     same = own_job(make_plan(pp=2, recompute=[("full", 4), ("full", 4)]), JOB).arguments
     assert same[same.index("--recompute-granularity") + 1] == "full"
+
+
+def test_supervised_samples_are_read_by_the_program_and_have_one_mean() -> None:
+    plan = replace(PLAN, training=replace(PLAN.training, task="sft", packing=False), run=RunSettings(data="chats.jsonl"))
+    assert why_not_own(plan) is None
+    words = own_job(plan, JOB).arguments
+    assert "--calculate-per-token-loss" in words
+    assert not {"--mock-data", "--data-path", "--train-data-path", "--split"} & {*words}
+
+
+@pytest.mark.parametrize(("vocabulary", "said"), [(257, ("--padded-vocab-size", "384")), (256, None), (300, None)])
+def test_a_vocabulary_that_ends_behind_a_multiple_says_its_padded_size(vocabulary: int, said: tuple[str, str] | None) -> None:
+    """0.19's NullTokenizer has one id fewer than the one of before, which is a padding's length where it ends there."""
+    plan = make_plan(model=replace(PLAN.model, vocab_size=vocabulary), run=RunSettings())
+    flags = megatron_flags(plan)
+    assert ("--vocab-size", str(vocabulary - 1)) in flags
+    assert next((flag for flag in flags if flag[0] == "--padded-vocab-size"), None) == said

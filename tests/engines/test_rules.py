@@ -55,6 +55,7 @@ M, D = "megatron", "megatron_deepspeed"
 SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
 SHARED = replace(SIX, shared_ffn_hidden_size=32)
 MIXTURE = replace(LLAMA, feed_forward=SIX)
+BALANCED = replace(LLAMA, feed_forward=replace(SIX, aux_loss_coeff=0.01))
 OVERLAP: dict[str, Any] = {"overlap_moe_expert_parallel_comm": True}
 UNNORMALIZED = replace(LLAMA, feed_forward=replace(SIX, score="sigmoid", normalized=False))
 TWO_MIXTURES = replace(LLAMA, pattern=(Run(layers=1, feed_forward=SIX), Run(layers=1, feed_forward=replace(SIX, topk=3))))
@@ -78,6 +79,9 @@ HALF_GATED = replace(LLAMA, pattern=(Run(layers=1, mixer=GroupedQueryAttention(o
 CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     # (rule, engine, workload, choices, what the reason says)
     ("unsuited", D, workload(precision="fp8"), {}, "has no precision fp8"),
+    ("sft_stack", M, workload(BERT, task="sft", packing=False), {}, "task=sft is for decoders"),
+    ("packed_thd", M, workload(task="sft", packing=True), {}, "each sample has a sequence of its own"),
+    ("padded_balance", M, workload(BALANCED, task="sft", packing=False), {}, "experts.aux_loss_coeff=0.01: Megatron would balance"),
     ("fp8", M, workload(precision="fp8", software=BARE), {}, "Transformer Engine"),
     ("fp8", M, workload(precision="fp8", fp8_recipe="mxfp8"), {}, "mxfp8 needs compute capability 10.0; H100-SXM-80GB has 9.0"),
     ("fp8_features", M, workload(precision="fp8"), {"tp": 8, "dp": 1}, "num_attention_heads*kv_channels/tp=8 is 8"),

@@ -98,7 +98,7 @@ def test_tasks_and_adapters_are_of_the_engines_that_have_them() -> None:
     assert why(able(), lora=Lora(rank=8)) == "megatron trains no adapters (lora.rank=8); engine=deepspeed does"
     assert why(able(lora=True), lora=Lora(rank=8)) is None
     assert why(able()) is None
-    assert why(able(tasks=())) == f"megatron has no task={GIVEN.training.task}; engine=deepspeed has"
+    assert why(able(tasks=())) == f"megatron has no task={GIVEN.training.task}; engine=deepspeed and engine=megatron have"
 
 
 @pytest.mark.parametrize("layers", [1, 7, 12])

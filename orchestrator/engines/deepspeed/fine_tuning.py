@@ -6,19 +6,12 @@ from typing import Final
 
 from orchestrator.engines.hf_config import takes_flash_attention
 from orchestrator.engines.rules.rule import rule
+from orchestrator.engines.rules.samples import decoder_only
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
 TASK: Final = "task=sft"
 PACKING: Final = "data.packing=true"
-
-
-@rule("sft_stack", "ours: samples with answers are of decoders", "model")
-def decoder_only(_: Candidate, workload: Workload) -> str | None:
-    stack = workload.model.architecture.stack
-    if workload.training.task != "sft" or stack == "decoder":
-        return None
-    return f"{TASK} is for decoders: this model is an {stack.replace('_', '-')}"
 
 
 @rule("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:546", "cp")

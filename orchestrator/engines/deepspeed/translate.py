@@ -13,7 +13,6 @@ from orchestrator.engines.hf_config import class_of, hf_fields
 from orchestrator.engines.traced import partition_note, traced_fields
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
-from orchestrator.model.packing import sample_notes
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import CHOICES, DEEPSPEED_OPTIONS
@@ -41,9 +40,6 @@ def translate(plan: Plan) -> Job:
         notes.append(f"ds_config.json has no field for {', '.join(worked)}: our worker calls DeepSpeed's functions for it.")
     if plan.model.traced is not None and plan.tp > 1:
         notes.append(partition_note(plan.model.traced, plan.tp))
-    training = plan.training
-    if training.lengths is not None:
-        notes += sample_notes(training.lengths, training.seq_length, packing=bool(training.packing))
     if any(part.expert_bias for part in plan.model.experts):
         notes.append("transformers' routers don't move the biases that balance experts: they stay as they are in the first step.")
     if plan.model.stack == "encoder":

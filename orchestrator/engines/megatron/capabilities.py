@@ -15,6 +15,7 @@ from orchestrator.engines.rules.pipeline import MEGATRON_PIPELINE_RULES
 from orchestrator.engines.rules.precision import PRECISION_RULES
 from orchestrator.engines.rules.recompute import PINNED_WITH_FUSED_ATTENTION, RECOMPUTE_RULES, fused_attention
 from orchestrator.engines.rules.rule import MEGATRON_SOURCES
+from orchestrator.engines.rules.samples import SAMPLE_RULES
 from orchestrator.engines.rules.zero import MEGATRON_ZERO_RULES
 from orchestrator.engines.transformer_config import DDP_BUCKET_ELEMENTS_PER_RANK, DDP_MIN_BUCKET_ELEMENTS
 from orchestrator.engines.translation import layers_versions
@@ -61,6 +62,7 @@ def capabilities(software: Software) -> Capabilities:
         zero_shard_stages=(1,),
         later_releases=megatron_versions.later(software.megatron_core),
         pinned_options=MEGATRON_OPTIONS,
+        tasks=("pretrain", "sft"),
         precision_aware_optimizer=True,
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),
@@ -86,6 +88,7 @@ def capabilities(software: Software) -> Capabilities:
             *MEGATRON_ZERO_RULES,
             *OPTION_RULES,
             *GRAPH_RULES,
+            *SAMPLE_RULES,
         ),
     )
 

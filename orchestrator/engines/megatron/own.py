@@ -36,7 +36,6 @@ def why_not_own(plan: Plan) -> str | None:
     run = plan.run
     lacking = {
         "LoRA": plan.training.lora is not None,
-        "chats (task=sft) as packed here": plan.training.task == "sft",
         "train.trace_routing": run.trace_routing,
         "vocabulary file of BERT's and T5's programs, which entry= can be given: entry.args=--vocab-file": plan.model.stack != "decoder",
         "saving beside the training on CPU ranks": run.async_save and plan.cluster.is_cpu,
@@ -46,8 +45,9 @@ def why_not_own(plan: Plan) -> str | None:
 
 
 def told(plan: Plan) -> Plan:
-    """The plan as Megatron's command line is told it: recompute that differs by stage is left out, which each rank takes from engine.json
-    (programs/megatron_hooks.py)."""
+    """The plan as Megatron's command line is told it: recompute that differs by stage is left out, which each rank takes from engine.json,
+    and so are supervised samples, which the program reads itself (programs/megatron_hooks.py)."""
+    plan = replace(plan, training=replace(plan.training, task="pretrain", packing=None, lengths=None))
     if common_recompute(plan) is not None:
         return plan
     stages = (replace(stage, layers=tuple(replace(span, recompute="none") for span in stage.layers)) for stage in plan.stages)
@@ -83,7 +83,9 @@ def _data(plan: Plan) -> tuple[str, ...]:
 def own_job(plan: Plan, job: Job, exit_minutes: int | None = None, trial_steps: int | None = None) -> Job:
     """The job with Megatron's loop in the place of our worker. `exit_minutes`, `trial_steps`: as of `Entry`. Raises InputError."""
     words = arguments(told(plan), Entry(program=program_of(plan) or PROGRAM, exit_minutes=exit_minutes, trial_steps=trial_steps))
-    if not reads_indexed_data(plan):
+    if plan.training.task == "sft":  # samples have answers of different lengths: the mean is over all of a global batch
+        words = (*without_flags(words, ("--mock-data", "--split")), "--calculate-per-token-loss")
+    elif not reads_indexed_data(plan):
         words = (*without_flags(words, ("--mock-data", "--split")), *_data(plan))
     files = job.files
     if not any(file.path == ENGINE for file in files) and told(plan) != plan:  # our worker can't train such a model, and has no file
