@@ -71,6 +71,8 @@ __all__ = [
 STARTS: Final = ("launch", "launch.wait", "out")
 """Keys of a run: a plan is asked for here, and nothing is written or started."""
 
+MICRO_BATCHES: Final = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+"""Keys of a ds_config that a script of the Trainer has to say as the plan does."""
 ALONE: Final = {"pin.tp": "1", "pin.cp": "1"}
 """The script's sampler gives every rank data of its own, unless its writer says otherwise."""
 
@@ -143,7 +145,8 @@ def sweep(**keys: Any) -> Sweep:
 
 def ds_config_for(model: Any, *, trainer: bool = False, **keys: Any) -> dict[str, Any]:
     """The ds_config of the fastest plan for a model that a script has already, for `deepspeed.initialize(config=)` or, with `trainer`,
-    `TrainingArguments(deepspeed=)`. Every rank that asks gets the same.
+    `TrainingArguments(deepspeed=)`, which then have its train_micro_batch_size_per_gpu and gradient_accumulation_steps as
+    per_device_train_batch_size and gradient_accumulation_steps, and fill in the rest. Every rank that asks gets the same.
 
     model: a module of transformers, its configuration, a mapping, or a folder or config.json. keys: of a run, as `plan` takes them;
     train.global_batch_size and train.seq_length are needed. gpus: else WORLD_SIZE of the launcher, or what this machine has. The plan
@@ -166,7 +169,8 @@ def ds_config_for(model: Any, *, trainer: bool = False, **keys: Any) -> dict[str
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config_of(model)), encoding="utf-8")
         of = {"engine": DEEPSPEED, "model.hf_config": str(path), "name": "in_a_script"}
-        return plan(**{**pins, **of, **tree}).ds_config(trainer=trainer)
+        answer = plan(**{**pins, **of, **tree})
+    return {**answer.ds_config(trainer=trainer), **{name: answer.ds_config()[name] for name in MICRO_BATCHES}}
 
 
 def explain(answer: Answer, **pins: Any) -> str:

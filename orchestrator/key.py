@@ -171,7 +171,11 @@ def is_text(value: str) -> bool:
     >>> is_text("Grüße"), is_text("\\ud800")
     (True, False)
     """
-    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def one_text(name: str, text: Any) -> str:

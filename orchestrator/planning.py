@@ -163,10 +163,14 @@ class Planner:
     @cached_property
     def engines(self) -> list[Engine]:
         """The engines that a search is over: they exchange weights as asked, and train the model where any does. Raises InputError."""
-        architecture, software = self.settings.architecture, self.settings.cluster.software
+        architecture, precision = self.settings.architecture, self.settings.training.precision
         engines = self._exchanging(self.requested_engines)
-        offers = [(engine, engine.capabilities(software)) for engine in engines]
-        able = [engine for engine, has in offers if not lacking_parts(has, architecture) and not plan_only(has, architecture)]
+        offers = [(engine, engine.capabilities(self.settings.cluster.software)) for engine in engines]
+        able = [
+            engine
+            for engine, has in offers
+            if precision in has.precisions and not lacking_parts(has, architecture) and not plan_only(has, architecture)
+        ]
         return able or engines
 
     def _exchanging(self, engines: Sequence[Engine]) -> list[Engine]:

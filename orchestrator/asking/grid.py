@@ -15,6 +15,7 @@ from orchestrator.key import count, is_structured, options_of, parse, share, sho
 from orchestrator.planning import Planner
 from orchestrator.recipe import KEYS, Settings, check_no_question
 from orchestrator.recipe.cluster_fields import cluster_field
+from orchestrator.recipe.clusters import read_named
 from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
 from orchestrator.recipe.read import check_key, key_and_value
 from orchestrator.report.comparison import Row, sweep_table
@@ -188,6 +189,8 @@ def sweep(
 ) -> Sweep:
     """The plans of all combinations; `partial`: on Ctrl-C those before it. `progress` is told how many are done, and of how many. Raises
     InputError, also for a question (target.*, largest=), and NoPlanError where none has a plan."""
+    for value in lists.get("cluster", ()):
+        read_named("cluster", value, "clusters")  # a name that nobody knows is a slip, no row without a plan
     asked = grid(lists)
     points: list[Point] = []
     for done, keys in enumerate(asked):

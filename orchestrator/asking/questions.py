@@ -86,14 +86,14 @@ def tried_for_targets(load: Load, keys: Mapping[str, str]) -> Point:
 
 
 def sizes(node: int, most: int) -> Iterator[int]:
-    """Powers of two in a node, then nodes by powers of two.
+    """Powers of two in a node, then nodes by powers of two, and the most whole nodes.
 
     >>> list(sizes(8, 40)), list(sizes(6, 20))
-    ([1, 2, 4, 8, 16, 32], [1, 2, 4, 6, 12])
+    ([1, 2, 4, 8, 16, 32, 40], [1, 2, 4, 6, 12, 18])
     """
     inside = [1 << power for power in range(node.bit_length()) if 1 << power < node]
-    nodes = [node << power for power in range(32)]
-    yield from (size for size in (*inside, *nodes) if size <= most)
+    nodes = [*(node << power for power in range(32)), most // node * node]
+    yield from sorted({size for size in (*inside, *nodes) if 0 < size <= most})
 
 
 def needed_at_peak(answer: Answer) -> float:
@@ -134,6 +134,8 @@ def least_gpus(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer
             break
         too_few = size
     if hit is None:
+        if tried and tried[-1].keys["gpus"] != str(too_few):  # what the most that may be asked for would reach is the answer
+            reaches(too_few)
         best = [f"{point.keys['gpus']} GPUs: {point.why}" for point in tried[-1:]]
         words = " ".join(f"target.{name}={value:g}" for name, value in settings.targets.given().items())
         raise NoPlanError(f"{words}: not reached with up to {most} GPUs ({'; '.join(best) or 'fewer than it takes at their peak'})")

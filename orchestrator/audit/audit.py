@@ -152,8 +152,12 @@ class Audit:
         found = []
         for pins in ({}, asked) if asked else ({},):
             settings = msgspec.structs.replace(self.settings, pins=msgspec.structs.replace(self.settings.pins, **pins))
+            planner = Planner(settings)
             with suppress(NoPlanError, InputError):
-                found.append(Planner(settings).fastest().plan)
+                found.append(planner.fastest().plan)
+            if self.setup.engine not in (engine.name for engine in planner.engines):  # it plans this model, and another trains it here
+                with suppress(NoPlanError, InputError):
+                    found.append(Planner(msgspec.structs.replace(settings, engine=self.setup.engine)).fastest().plan)
         return min(found, key=lambda plan: plan.predicted.step_time_s if plan.predicted else inf, default=None)
 
     def _change(self, better: Better) -> Change:

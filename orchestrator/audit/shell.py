@@ -143,10 +143,10 @@ def read(text: str) -> Script:
     reader = _Reader(source)
     try:
         reader.statement(tree.root_node)
+        if tree.root_node.has_error:
+            reader.note(next(_errors(tree.root_node), tree.root_node), "is not bash that could be read whole")
     except RecursionError:
         raise InputError("audit", None, "the script is nested too deep to be read") from None
-    if tree.root_node.has_error:
-        reader.note(next(_errors(tree.root_node), tree.root_node), "is not bash that could be read whole")
     sbatch = tuple(word for match in SBATCH.finditer(text) for word in match.group(1).replace("=", " ").split())
     return Script(tuple(reader.commands), reader.variables, reader.files, sbatch, tuple(dict.fromkeys(reader.notes)))
 

@@ -34,6 +34,8 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
     if raw is None:
         why = f"is missing: the recipe has none, and {_not_here(machine, here is not None, gpus)}"
         raise InputError("cluster", None, why, stored("clusters"))
+    if gpus is None and group_of(merged, "target"):
+        gpus = 1  # how many is the question
     if gpus is None:
         raise InputError(
             "gpus", None, f"is missing: neither the recipe nor this machine says how many, and {_not_here(machine, False, None)}"

@@ -92,9 +92,9 @@ def _trace(path: str) -> str:
 
 def training_of(merged: Flat) -> Training:
     fields = fields_of(merged, Training)
-    for name in ("global_batch_size", "seq_length"):
-        if name not in fields:
-            raise InputError(f"train.{name}", None, "is missing: the recipe has none, so give it")
+    first, *others = [f"train.{name}" for name in ("global_batch_size", "seq_length") if name not in fields] or [""]
+    if first:
+        raise InputError(first, None, f"is missing: the recipe has none, so give {' and '.join(['it', *others])}")
     tokens = value_of(merged, "train.tokens", None)
     if tokens is not None:
         samples = fields["global_batch_size"] * (fields["seq_length"] + (fields.get("decoder_seq_length") or 0))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.errors import InputError
-from orchestrator.key import shown
+from orchestrator.key import NO_TEXT, is_text, shown
 from orchestrator.model.training import Lengths
 
 FIRST: Final = 5_000
@@ -55,8 +55,11 @@ def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:
         raise InputError("data", where, f"is a line of more than {MOST_BYTES:,} bytes; a sample of a million tokens has fewer")
     try:
         sample = json.loads(line)
+        whole = json.dumps(sample, ensure_ascii=False)
     except (ValueError, RecursionError) as error:
         raise InputError("data", where, f"is not JSON: {error}") from None
+    if not is_text(whole):
+        raise InputError("data", where, NO_TEXT)
     if isinstance(sample, dict) and isinstance(sample.get("messages"), list) and sample["messages"]:
         messages = sample["messages"]
         if not chats:

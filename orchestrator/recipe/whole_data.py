@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.errors import InputError
-from orchestrator.key import NO_TEXT, is_text
 from orchestrator.model.traced import Traced
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.documents import FIELDS, HEADER
@@ -92,8 +91,7 @@ def check_index(prefix: str) -> None:
 def check_samples(path: str, *, chats: bool) -> None:
     """Raises InputError for the first line that is no sample, has no answer, or is no text."""
     for where, line in lines_of(path):
-        if not all(map(is_text, texts_of(line, where, chats=chats))):
-            raise InputError("data", where, NO_TEXT)
+        texts_of(line, where, chats=chats)
         messages = json.loads(line).get("messages")
         if messages and not any(message.get("role") == ANSWERS for message in messages):
             raise InputError("data", where, "has no message of the assistant: nothing to learn")

@@ -14,7 +14,7 @@ from rich.text import Text
 from orchestrator.cost.uncertainty import BEYOND, Pairs, pairs_of
 from orchestrator.plan import Plan
 from orchestrator.report.budget import Budget, budget, format_time
-from orchestrator.report.text import NOISE, PIPE_WIDTH, _table, as_text, cause_name, choice
+from orchestrator.report.text import NOISE, PIPE_WIDTH, Fitting, _table, as_text, cause_name, choice
 from orchestrator.units import format_amount, format_bytes, format_count, format_seconds
 from orchestrator.values import Printed, Value
 
@@ -145,9 +145,9 @@ def signed(difference: float, written: str) -> str:
     return "" if not difference else f"{'+' if difference > 0 else '-'}{written}"
 
 
-SWEPT: Final = (("step_s", format_seconds), ("tokens_per_s", format_count), ("seconds", format_time), ("gpu_hours", format_count),
-                  ("cost", format_count))  # fmt: skip
-"""Figures of a budget, in the order of their columns."""
+SWEPT: Final = (("step", "step_s", format_seconds), ("tokens/s", "tokens_per_s", format_count), ("training", "seconds", format_time),
+                ("GPU-hours", "gpu_hours", format_count), ("cost", "cost", format_count))  # fmt: skip
+"""Columns of a sweep: heading, figure of the budget, how it is written."""
 
 
 class Row(Value, frozen=True, kw_only=True):
@@ -164,20 +164,30 @@ class Row(Value, frozen=True, kw_only=True):
 
 
 def sweep_table(names: Sequence[str], rows: Sequence[Row]) -> RenderableType:
-    """The keys that vary, then the figures, each above its 90% interval, cost where there is a price; the plans are lines below."""
-    priced = any(row.budget is not None and row.budget.cost is not None for row in rows)
-    figures = ["step", "tokens/s", "training", "GPU-hours", *(["cost"] if priced else [])]
-    beside = ["memory free", *(["runs out"] if any(row.chance is not None for row in rows) else [])]
-    table = _table(*((name, False) for name in names), *((name, True) for name in (*figures, *beside)), ("", False))
+    """The keys that vary, then the figures, each above its 90% interval, cost where there is a price; the plans are lines below. Without
+    room for all, tokens/s, then GPU-hours stay out: a step's time says the one, and the training's time or cost the other."""
     plans = []
     for row in rows:
-        plan, shown, of = row.plan, [""] * (len(figures) + len(beside) + 1), row.budget
-        if of is None:
-            plan = f"none: {row.why}"
-        else:
-            shown = ["\n".join(of.words(*figure)) if getattr(of, figure[0]) is not None else "" for figure in SWEPT[: len(figures)]]
-            chance = "" if row.chance is None else f"{format_amount(100 * row.chance, 2)}%"
-            shown += [*[f"{100 * row.memory_free:.1f}%", chance][: len(beside)], "*" if row.on_front else ""]
-        table.add_row(*(Text(row.keys[name], no_wrap=True) for name in names), *shown)
+        plan = f"none: {row.why}" if row.budget is None else row.plan
         plans.append(Text(f"{' '.join(f'{name}={row.keys[name]}' for name in names)}: {plan}"))
-    return Group(table, *plans)
+    tables = (_swept(names, rows, left_out) for left_out in ((), ("tokens/s",), ("tokens/s", "GPU-hours")))
+    return Group(Fitting(*tables, wrapped=False), *plans)
+
+
+def _swept(names: Sequence[str], rows: Sequence[Row], left_out: Sequence[str]) -> Table:
+    priced = any(row.budget is not None and row.budget.cost is not None for row in rows)
+    shown = [one for one in SWEPT if one[0] not in left_out and (priced or one[0] != "cost")]
+    chances = any(row.chance is not None for row in rows)
+    beside = ["memory\nfree", *(["runs\nout"] if chances else [])]
+    table = _table(*((name, False) for name in names), *((heading, True) for heading in (*(one[0] for one in shown), *beside)), ("", False))
+    for row in rows:
+        keys, of = [Text(row.keys[name]) for name in names], row.budget
+        if of is None:
+            table.add_row(*keys)
+            continue
+        figures = ["\n".join(of.words(name, write)) if getattr(of, name) is not None else "" for _, name, write in shown]
+        chance = "" if row.chance is None else f"{format_amount(100 * row.chance, 2)}%"
+        table.add_row(*keys, *figures, f"{100 * row.memory_free:.1f}%", *([chance] if chances else []), "*" if row.on_front else "")
+    for column in table.columns:
+        column.no_wrap = True
+    return table

@@ -38,8 +38,10 @@ def goodput(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -
     >>> round(goodput(1000, 10, 100, 1e9), 4), round(goodput(1000, 10, 100, 10_000), 4)
     (0.9901, 0.9316)
     """
-    taken = mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + save_s) / mtbf_s)
-    return interval_s / taken
+    try:
+        return interval_s / (mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + save_s) / mtbf_s))
+    except OverflowError:  # failures come so fast that no restart ends
+        return 0.0
 
 
 def young(save_s: float, mtbf_s: float) -> float:
@@ -67,6 +69,8 @@ def daly(save_s: float, mtbf_s: float) -> float:
 
 
 HOUR_S = 3600.0
+LEAST_SHARE = 1e-6
+"""A share of the time that trains, below which no length of the training is told."""
 
 
 def checkpoint_bytes(parameters: int, states: StateBytes) -> float:
@@ -113,6 +117,8 @@ def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:
 
     def said(steps: int) -> str:
         share = goodput(steps * step_s, save_s, restart_s, mtbf_s)
+        if share < LEAST_SHARE:
+            return f"less than {LEAST_SHARE:g} of the time trains: failures come before a restart and a save are done"
         return f"{100 * share:.1f}% of the time trains, the training takes {budget(plan).said('seconds', format_time, times=1 / share)}"
 
     if plan.run.save_every:

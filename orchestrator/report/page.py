@@ -483,7 +483,7 @@ def cause_table(plan: Plan) -> str:
     predicted = plan.prediction
     total = predicted.step_time_s
     rows = [(cause_name(name), format_seconds(seconds), f"{100 * seconds / total:.1f}%") for name, seconds in
-            sorted(predicted.by_cause.items(), key=lambda item: -item[1])]  # fmt: skip
+            sorted(predicted.by_cause.items(), key=lambda item: -item[1]) if abs(seconds) > NOISE * total]  # fmt: skip
     return table(
         "Of the busiest stage; it adds up to the step",
         ("cause", "time", "share"),

@@ -63,15 +63,17 @@ def _table(*columns: tuple[str, bool], title: str = "") -> Table:
 
 
 class Fitting:
-    """The first of several tables that the terminal has room for, without words cut in two; else the last. rich by itself narrows columns
-    to nothing, names of rows first."""
+    """The first of several tables that the terminal has room for, without words cut in two (`wrapped` False: without a second line for any
+    cell); else the last. rich by itself narrows columns to nothing, names of rows first."""
 
-    def __init__(self, *tables: RenderableType) -> None:
+    def __init__(self, *tables: RenderableType, wrapped: bool = True) -> None:
         self.tables = tables
+        self.wrapped = wrapped
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         free = options.update(max_width=sys.maxsize)
-        fits = (table for table in self.tables if Measurement.get(console, free, table).minimum <= options.max_width)
+        sizes = ((table, Measurement.get(console, free, table)) for table in self.tables)
+        fits = (table for table, size in sizes if (size.minimum if self.wrapped else size.maximum) <= options.max_width)
         yield next(fits, self.tables[-1])
 
 

@@ -182,7 +182,8 @@ def _feed(code: str, name: str, tensor: Any) -> Feed:
     if tensor.dtype.is_floating_point:
         return Feed(name=name, shape=tuple(tensor.shape[1:]))
     if tensor.device.type == "meta":
-        raise InputError("model.code", code, f"{name} has integers, which say what range to draw from: make it on the CPU")
+        why = f"{name} has integers, which say what range to draw from, and no tensor has values here: make it with device='cpu'"
+        raise InputError("model.code", code, why)
     return Feed(name=name, shape=tuple(tensor.shape[1:]), dtype="int64", high=int(tensor.max()) + 1)
 
 

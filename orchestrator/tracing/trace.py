@@ -196,6 +196,9 @@ def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype:
         recorder.flow.close()
         for handle in handles:
             handle.remove()
+    if source.code and not built_in:
+        why = "its forward gives no loss to train by: a tensor of one number, or an output with .loss"
+        raise InputError(key, source.code, why)
     logits = getattr(out, "logits", None)
     return logits.numel() if built_in and isinstance(logits, torch.Tensor) else 0
 

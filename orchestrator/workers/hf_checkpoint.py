@@ -16,7 +16,7 @@ from orchestrator.workers.checkpoint import Saved
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.hf_files import copy_tokenizer, special_tokens
-from orchestrator.workers.parts import Place
+from orchestrator.workers.parts import Place, let_others_read
 from orchestrator.workers.saving import Snapshot
 
 BIAS: Final = "e_score_correction_bias"
@@ -81,6 +81,8 @@ def write(whole: Any, state: dict[str, torch.Tensor], model: torch.nn.Module, fo
     buffers = {name.replace(".router.", ".gate."): buffer.detach().cpu() for name, buffer in model.named_buffers()}
     state = state | {name: buffer for name, buffer in buffers.items() if name in whole.state_dict()}
     whole.save_pretrained(folder, state_dict=state)
+    for path in folder.glob("*.safetensors"):
+        let_others_read(path)
     for source in filter(None, (run.tokenizer, run.init_from)):
         copy_tokenizer(Path(source), folder)
 

@@ -55,8 +55,13 @@ class Place:
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file that others may read as far as the process lets them: safetensors itself makes it the owner's alone."""
+    """Writes a safetensors file that others may read as far as the process lets them."""
     save_file(tensors, path, metadata=metadata)
+    let_others_read(path)
+
+
+def let_others_read(path: Path) -> None:
+    """Gives a file the mode that any new file has: safetensors makes its own the owner's alone."""
     path.chmod(0o666 & ~UMASK)
 
 

@@ -157,7 +157,7 @@ class TracedTrainer(DeepSpeedTrainer):
         if "loss_scale" in batch:
             logits, labels = output.logits.float().flatten(0, 1), batch["labels"].flatten()
             return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") * batch["loss_scale"][0]
-        loss = output.get("loss") if isinstance(output, dict) else output.loss
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if loss is None:
             raise InputError("model", self.traced.model_class, "its forward gives no loss for these arguments")
         return loss.float().reshape(())

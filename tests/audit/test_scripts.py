@@ -238,6 +238,15 @@ def test_fp8_weights_make_room_for_a_run_that_its_authors_published(tmp_path: Pa
     assert narrow.fastest.fp8_param_gather, "no search without it finds a plan that fits"
 
 
+def test_the_fastest_of_all_plans_is_no_slower_than_the_changes_where_the_files_engine_only_plans(tmp_path: Path) -> None:
+    """--apply-layernorm-1p: no worker of Megatron's layers trains it, which DeepSpeed's Hugging Face models do, but not in FP8."""
+    for precision in ("", "--fp8-format hybrid"):
+        found = audited(tmp_path, f"{LLAMA3_8B} --apply-layernorm-1p {precision} --context-parallel-size 2", gpus=8)
+        assert found.fastest is not None
+        fitting = [change.judged.step_time_s for change in found.changes if not change.judged.lacking_bytes]
+        assert found.fastest.prediction.step_time_s <= 1.001 * min(fitting)
+
+
 @pytest.mark.parametrize(("more", "legal"), [("", False), ("--reuse-grad-buf-for-mxfp8-param-ag", True)])
 def test_mxfp8_weights_are_gathered_in_the_gradients_buffer_alone(more: str, legal: bool, tmp_path: Path) -> None:
     words = f"{LLAMA3_8B} --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather {more}"

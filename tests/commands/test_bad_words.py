@@ -58,6 +58,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("sweep", *TINY, "gpus=2,4", "pin.tq=1,2"), "pin.tq=1,2: is no key"),
     (("sweep", *TINY, "gpus=2,four"), "gpus=four"),
     (("sweep", *TINY, "gpus=2,4", "target.days=3"), "is a question"),
+    (("sweep", "recipe=llama3_8b", "gpus=8", "cluster=dgx_h100,dgx_a100"), "cluster=dgx_a100: is not known; did you mean dgx_a100_40gb or"),
     (("sweep", *TINY, "gpus=2,4", "out=x"), "out=x: is for a run"),
     (("sweep", *TINY, "gpus=2,4", "memory.limit_gib=0.001"), "none of 2 combinations has a plan"),
     (("sweep", *TINY, f"gpus={','.join(map(str, range(1, 2100)))}"), "at most 2,000"),

@@ -138,8 +138,24 @@ def test_the_least_gpus_reach_the_target_and_fewer_of_those_tried_do_not() -> No
 
 
 def test_a_target_beyond_the_gpus_that_may_be_had_is_no_plan() -> None:
-    with pytest.raises(so.NoPlanError, match=r"target\.days=0\.5: not reached with up to 8 GPUs \("):
+    with pytest.raises(so.NoPlanError, match=r"target\.days=0\.5: not reached with up to 8 GPUs \(8 GPUs: \d"):
         so.plan(**LLAMA, gpus=8, **{"train.tokens": "100B", "target.days": 0.5})
+
+
+def test_all_gpus_that_may_be_had_are_tried_where_they_are_no_power_of_two() -> None:
+    days = so.plan(**LLAMA, gpus=24, **{"train.tokens": "100B"}).days
+    found = so.plan(**LLAMA, gpus=24, **{"train.tokens": "100B", "target.days": 1.01 * days})
+    assert found.plan.world_size == 24
+
+
+def test_a_target_asks_how_many_gpus_of_a_model_that_no_recipe_has(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 1024, "n_layer": 12, "n_head": 16, "vocab_size": 50257, "n_positions": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    train = {"global_batch_size": 64, "seq_length": 1024, "tokens": "10B"}
+    keys = {"model.hf_config": str(tmp_path / "config.json"), "cluster": "dgx_h100", "train": train}
+    assert so.plan(**keys, **{"target.days": 1}).days <= 1
+    with pytest.raises(so.InputError, match="gpus: is missing"):
+        so.plan(**keys)
 
 
 def test_no_target_is_reached_with_fewer_gpus_than_it_takes_at_their_peak() -> None:

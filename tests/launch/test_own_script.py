@@ -62,7 +62,10 @@ def test_every_rank_gets_the_same_and_the_trainer_fills_in_its_own() -> None:
     assert found == so.ds_config_for(CONFIG, **keys)
     assert found["train_batch_size"] == found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * 4
     assert "tensor_parallel" not in found
-    assert so.ds_config_for(CONFIG, trainer=True, **keys)["train_batch_size"] == "auto"
+    filled = so.ds_config_for(CONFIG, trainer=True, **keys)
+    assert filled["train_batch_size"] == "auto"
+    for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        assert filled[name] == found[name], "the Trainer's script says these itself"
 
 
 class Checkpointing:

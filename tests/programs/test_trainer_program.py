@@ -265,7 +265,8 @@ def test_the_export_is_our_workers(name: str, workshop: Workshop) -> None:
         folder = workshop.folder / f"export {name} {own}"
         plan = replace(CASES[name], run=RunSettings(export_to=str(folder)))
         workshop.trained(plan, f"exporting {name} {own}", own=own)
-        written[own] = load_file(next(folder.glob("*.safetensors")))
+        written[own] = load_file(weights := next(folder.glob("*.safetensors")))
+        assert weights.stat().st_mode == next(folder.glob("*config.json")).stat().st_mode
     assert written[True].keys() == written[False].keys()
     for tensor, value in written[True].items():
         assert value.shape == written[False][tensor].shape

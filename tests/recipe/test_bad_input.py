@@ -144,7 +144,10 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "launch=slurm without Slurm": ((*TINY[:2], "launch=slurm"), "launch=slurm: there is no sbatch"),
     "a Slurm number that is none": ((*TINY, "slurm.nodes=two"), "slurm.nodes=two: "),
     "a line break in a script": ((*TINY, "slurm.account=a\nb"), "slurm.account='a\\nb'"),
-    "a model without a batch": (("model.family=gpt", "gpus=4", "cluster=cpu"), "train.global_batch_size: is missing"),
+    "a model without a batch": (
+        ("model.family=gpt", "gpus=4", "cluster=cpu"),
+        "train.global_batch_size: is missing: the recipe has none, so give it and",
+    ),
     "zero bytes in a path": ((*TINY, "out=a\0b"), "out"),
     "zero bytes in another path": ((*TINY, "calibration=a\0b"), "calibration='a\\x00b': can't be read: "),
     "a blend's path that is too long": ((*TINY, f"data.blend=1 {'a' * 300}"), "can't be read: File name too long"),

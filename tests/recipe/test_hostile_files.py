@@ -89,6 +89,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         "grow to more than",
     ),
     "a script of brackets": (audited("if " * 5000 + "true", "a.sh"), ""),
+    "a script of parentheses": (audited("(" * 5000 + "torchrun pretrain_gpt.py" + ")" * 5000, "a.sh"), ""),
 }
 
 

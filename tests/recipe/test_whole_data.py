@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from orchestrator import run
 from orchestrator.errors import InputError
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.documents import HEADER, sequence_lengths
+from orchestrator.recipe.supervised import samples_of
 from orchestrator.recipe.whole_data import check_index, check_samples, check_whole
 
 
@@ -80,6 +82,10 @@ def test_chats_are_looked_at_to_the_last_line(line: str, said: str, tmp_path: Pa
     path.write_text(f"{json.dumps(CHAT)}\n" * 6000 + "\n" + line)
     with pytest.raises(InputError, match=rf"a.jsonl:6002: {said}"):
         check_samples(str(path), chats=True)
+    path.write_text(line)
+    counted = pytest.raises(InputError, match=said) if "assistant" not in said else nullcontext()
+    with counted:  # before that its tokens are counted
+        list(samples_of(str(path), chats=True))
 
 
 def test_a_start_looks_at_its_data_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,8 @@ def test_failures_cost_by_the_nodes_that_a_job_needs() -> None:
     assert failures.failures_text(replace(PLAN, world_size=9), 360e9, of).startswith("one in 16.7 days (800 hours of a node, over 2 nodes)")
     often = failures.failures_text(PLAN, 1.0, failures.Failures(mtbf_hours=1e-3, storage_bandwidth=1e9, restart_s=1.0))
     assert "best is train.save_every=1 (" in often, "after every step at the least"
+    never = failures.failures_text(PLAN, 1e12, failures.Failures(mtbf_hours=1e-9, storage_bandwidth=1.0, restart_s=1.0))
+    assert never.endswith("less than 1e-06 of the time trains: failures come before a restart and a save are done")
     with pytest.raises(ValueError, match="no prediction"):
         failures.failures_text(replace(PLAN, predicted=None), 1.0, of)
 
@@ -107,7 +109,7 @@ def rows(price: float | None) -> list[sweep.Row]:
 
 def test_a_sweep_has_a_row_a_combination_and_a_cost_where_there_is_a_price() -> None:
     priced = squeezed(as_text(sweep.sweep_table(("gpus",), rows(3.0)), 200))
-    assert any(line.split() == ["gpus", "step", "tokens/s", "training", "GPU-hours", "cost", "memory", "free"] for line in priced)
+    assert any(line.split() == ["gpus", "step", "tokens/s", "training", "GPU-hours", "cost", "free"] for line in priced)
     at = priced.index("4 500 ms 2K 2 hours 8 24 12.5% *")
     assert priced[at + 1] == "400 ms to 1 s 1K to 2.5K 1.6 to 4 6 to 16 19 to 48", "its 90% interval, which has another unit"
     assert "2 1.5 s 2K 6 hours 24 50.0%" in priced, "no price, no cost, not on the front; no interval where there is none"
@@ -115,6 +117,18 @@ def test_a_sweep_has_a_row_a_combination_and_a_cost_where_there_is_a_price() -> 
     plain = squeezed(as_text(sweep.sweep_table(("gpus",), rows(None)), 200))
     assert "4 500 ms 2K 2 hours 8 12.5% *" in plain
     assert not any("cost" in line for line in plain)
+
+
+def test_a_sweep_that_a_terminal_has_no_room_for_cuts_no_word_and_leaves_out_what_others_say() -> None:
+    names = ("gpus", "cluster")
+    wide = [replace(row, keys={**row.keys, "cluster": "azure_nd_h100_v5"}) for row in rows(3.0)]
+    for width, missing in ((110, ()), (90, ("tokens/s",)), (75, ("tokens/s", "GPU-hours"))):
+        lines = as_text(sweep.sweep_table(names, wide), width).splitlines()
+        head = next(line.split() for line in lines if "cluster" in line)
+        assert [one for one in ("gpus", "cluster", "step", "tokens/s", "training", "GPU-hours", "cost") if one not in missing] == [
+            word for word in head if word != "free"
+        ]
+        assert sum(line.split()[1:2] == ["azure_nd_h100_v5"] for line in lines) == 3
 
 
 # ---- budgets

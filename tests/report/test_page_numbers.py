@@ -102,6 +102,8 @@ def test_causes_stand_from_the_largest_with_their_shares_and_sum_to_the_step() -
     assert rows[1] == ["tp traffic", "1.5 s", "12.5%"]
     assert rows[-1] == ["total", "12 s", "100.0%"]
     assert len(rows) == len(PREDICTED.by_cause) + 1
+    rounded = replace(PLAN, predicted=replace(PREDICTED, by_cause={**PREDICTED.by_cause, "overlap": -2.2e-16}))
+    assert cells(page.cause_table(rounded)) == rows, "what is left by rounding is no cause"
 
 
 def test_memory_of_each_stage_is_in_gib_by_cause() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -232,7 +233,26 @@ def test_what_depends_on_the_data_is_refused_by_the_name_of_the_module() -> None
         described(build.Source(code=f"{__name__}:branching"), 1, None, 4)
 
 
-def perceptron() -> object:
+def test_a_module_of_ones_own_gives_a_loss_and_integers_with_values() -> None:
+    with pytest.raises(InputError, match=r"model.code=.*:without_loss: its forward gives no loss to train by"):
+        described(build.Source(code=f"{__name__}:without_loss"), 1, None, 4)
+    with pytest.raises(InputError, match=r"y has integers, .*: make it with device='cpu'"):
+        described(build.Source(code=f"{__name__}:without_values"), 1, None, 4)
+
+
+def without_loss() -> object:
+    """As perceptron, less the loss."""
+    model, given = perceptron()
+    return torch.nn.Sequential(torch.nn.Sequential(*model.blocks)), {"input": given["x"]}
+
+
+def without_values() -> object:
+    """As perceptron, with labels on the default device."""
+    model, given = perceptron()
+    return model, {**given, "y": torch.tensor([7])}
+
+
+def perceptron() -> Any:
     """A user's module: three blocks of two linears of 8 x 16, and a loss."""
 
     class Model(torch.nn.Module):
