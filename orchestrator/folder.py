@@ -11,21 +11,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from orchestrator import recipe
-from orchestrator.engines import ENGINES
-from orchestrator.errors import InputError
+from orchestrator.engines import ENGINES, tools
+from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import File, Job
 from orchestrator.launch import render, schedulers
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, json_schema, to_json
-from orchestrator.planning import Found
+from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, sources
+from orchestrator.units import format_seconds
+from orchestrator.words.tools import TOOLS
 
 HELD: Final = ".held"
 """The file in a run's folder that is locked while a command has the folder, with the process and its host."""
@@ -101,8 +103,32 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
         options = render.with_warning(options, found.plan.predicted.step_time_s, saved_bytes(found.plan) / rate)
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
     files += render.files(job, slurm=options, container=settings.container)
-    files += schedulers.files(settings.write, job, str(out.absolute()), options, settings.container, settings.cluster.gpu.name)
+    named = tuple(name for name in settings.write if name in schedulers.WRITERS)
+    files += schedulers.files(named, job, str(out.absolute()), options, settings.container, settings.cluster.gpu.name)
+    for name in settings.write:
+        files += tool_files(settings, found, name) if name in TOOLS else []
     return files
+
+
+def tool_files(settings: Settings, found: Found, name: str) -> list[File]:
+    """The plan as files of the program of this name, or the fastest that one recompute setting can say where the plan's differ by stage.
+    What can't be said is priced by a search that is held to what can. Raises InputError."""
+    planner = Planner(settings)
+    plan = planner.for_program(found) or found.plan
+    written = tools.written(plan, name)
+    more = []
+    if plan != found.plan and plan.predicted is not None and found.plan.predicted is not None:
+        ours, there = found.plan.predicted.step_time_s, plan.predicted.step_time_s
+        more.append(f"plan.json's plan, {format_seconds(ours)} a step, can't be said in flags: this is the fastest that can, "
+                    f"{format_seconds(there)}.")  # fmt: skip
+    if written.pins and plan.predicted is not None:
+        pins = msgspec.structs.replace(settings.pins, **written.pins)
+        named = " ".join(f"pin.{pin}={str(value).lower()}" for pin, value in written.pins.items())
+        with suppress(NoPlanError, InputError):
+            there = Planner(msgspec.structs.replace(settings, pins=pins)).fastest().plan.prediction.step_time_s
+            off = 100 * (there / plan.predicted.step_time_s - 1)
+            more.append(f"{named} plans without: {format_seconds(there)} a step, {off:+.1f}%.")
+    return tools.files(plan, written, more)
 
 
 def saved_bytes(plan: Plan) -> float:

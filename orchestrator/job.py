@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from orchestrator.errors import InputError
 from orchestrator.key import Key, one_text, words
@@ -195,19 +195,6 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
 
 Scheduler = Literal["kubernetes", "skypilot", "dstack", "lsf", "pbs"]
 """Schedulers beside Slurm for which a run's folder gets a file (launch/schedulers.py)."""
-
-
-def schedulers(name: str, text: Any) -> tuple[Scheduler, ...]:
-    """The schedulers of a list with commas, each once. Raises InputError.
-
-    >>> schedulers("write", "pbs,lsf,pbs")
-    ('pbs', 'lsf')
-    """
-    choices = get_args(Scheduler)
-    for part in listed(name, text):
-        if part not in choices:
-            raise InputError(name, part, "is no scheduler that is written for; Slurm's job.sbatch always is", choices)
-    return tuple(dict.fromkeys(listed(name, text)))  # type: ignore[arg-type]
 
 
 class ContainerOptions(Value, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any, TextIO, cast
 from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.errors import InputError
-from orchestrator.folder import all_files, write_folder
+from orchestrator.folder import all_files, tool_files, write_folder
 from orchestrator.job import Job
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner
@@ -21,6 +21,7 @@ from orchestrator.report.text import choice
 from orchestrator.strategy.layout import Prediction
 from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Printed
+from orchestrator.words.tools import TOOLS
 
 DS_CONFIG, FOR_TRAINER = "ds_config.json", "ds_config.auto.json"
 
@@ -149,6 +150,18 @@ class Answer(Printed, frozen=True, kw_only=True):
         if reason is not None:
             raise InputError("engine", self.plan.engine, f"Megatron-LM's command line can't say this plan: {reason}")
         return [*program.words(plan)]
+
+    def written(self, name: str) -> dict[str, str]:
+        """The plan in the words of a program that people start around Megatron or DeepSpeed, as `write=` takes their names: texts by the
+        names of its files. Raises InputError for a plan that this program can't train.
+
+        >>> import orchestrator as so
+        >>> sorted(so.plan(recipe="llama3_8b", cluster="dgx_h100", gpus=8, engine="megatron").written("bridge"))
+        ['bridge.py', 'bridge.sh']
+        """
+        if name not in TOOLS:
+            raise InputError("written", name, "is no program that is written for", TOOLS)
+        return {file.path: file.content for file in tool_files(self.settings, self.found, name)}
 
     def to_json(self) -> str:
         """The text of plan.json, from which plan=PATH gives the same plan."""

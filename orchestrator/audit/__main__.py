@@ -12,7 +12,8 @@ FILE, known by what is in it:
   a ds_config.json (the model and the sequence are keys beside it; pin.recompute=full where the model checkpoints activations)
   arguments of Hugging Face's Trainer, YAML or JSON, as TRL, alignment-handbook and LLaMA-Factory have them
   accelerate's configuration: its DeepSpeed, Megatron-LM and FSDP plugins (FSDP is priced as the ZeRO stage that shards the same)
-  Megatron-Bridge's configuration or overrides, NeMo's configurations and NeMo 2's recipes, as YAML
+  Megatron-Bridge's configuration or overrides, NeMo's configurations and NeMo 2's recipes, NeMo-RL's and verl's: as YAML, as words
+  (path=value) of a command in a shell script, or as Python that sets the fields of a recipe (cfg.model.tensor_model_parallel_size = 2)
 Keys stand over what FILE says; what it does not say (gpus=, cluster=, model.vocab_size=, recipe= or model.hf_config= for the model) is
 assumed, and said, or asked for. pin.* over its choices.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -17,8 +18,12 @@ from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.strategy.megatron_layout import chunk_sizes, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.strategy.spec import options_of
+from orchestrator.strategy.spec import CHOICES, options_of
 from orchestrator.values import Value
+from orchestrator.words.megatron import EXPERT_PARALLEL
+
+OF_EXPERTS: Final = tuple(term.ours for term in EXPERT_PARALLEL[2:])
+DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
 
 
 class Judged(Value, frozen=True, kw_only=True):
@@ -102,6 +107,8 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
     reduce = setup.overlap_grad_reduce or (own and not overlaps)
     gather = setup.overlap_param_gather or (own and (not overlaps or not setup.zero_stage or not setup.overlap_grad_reduce))
     options = options_of(setup) | {"overlap_grad_reduce": reduce, "overlap_param_gather": gather, "zero_shard_size": copies}
+    if not settings.architecture.experts:  # a file of overrides does not say whether its model has any
+        options |= {name: DEFAULTS[name] for name in OF_EXPERTS}
     cp_comm = options["cp_comm_type"] if setup.cp > 1 else "p2p"
     schedule = "interleaved" if setup.vpp > 1 else "deepspeed_1f1b" if setup.by_deepspeed_pipeline and setup.pp > 1 else "1f1b"
     sizes = chunks(setup, model)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from orchestrator.audit import accelerate, deepspeed, megatron_yaml, own, script, trainer
+from functools import partial
+
+from orchestrator.audit import accelerate, code, deepspeed, megatron_yaml, own, script, trainer
 from orchestrator.audit.document import content_of, is_json
 from orchestrator.audit.reading import Source
 from orchestrator.errors import InputError
 
 READ = (
-    "a ds_config.json, accelerate's configuration, arguments of Hugging Face's Trainer, Megatron-Bridge's or NeMo's YAML, or a shell "
-    "script of Megatron-LM"
+    "a ds_config.json, accelerate's configuration, arguments of Hugging Face's Trainer, Megatron-Bridge's, NeMo's, NeMo-RL's or verl's "
+    "YAML, or a shell script of Megatron-LM"
 )
 """The formats, in words for an error."""
 
@@ -18,6 +20,8 @@ def read(text: str, name: str) -> Source:
     """The file `name` with this text: what it says, and how it is edited. Raises InputError for a file that no reader takes."""
     if not text.strip():
         raise InputError("audit", name, "is empty")
+    if name.endswith(".py"):
+        return _code(text, name)
     if not is_json(text, name) and not name.endswith((".yaml", ".yml")):
         return script.read(text, name)
     content = content_of(text, name)
@@ -29,11 +33,20 @@ def read(text: str, name: str) -> Source:
         return trainer.read(text, name, content)
     if deepspeed.is_ds_config(content):
         return deepspeed.read(text, content)
-    schema = megatron_yaml.schema_of(content)
-    if schema is not None:
-        return megatron_yaml.read(text, name, content, schema)
+    tool = megatron_yaml.tool_of(content)
+    if tool is not None:
+        return megatron_yaml.read(text, name, content, tool)
     if "recipe" in content or "cluster" in content or isinstance(content.get("train"), dict):
         raise InputError("audit", name, "is a recipe of this planner: orchestrator plan recipe=FILE plans for it")
     if is_json(text, name):
         raise InputError("audit", name, f"is no ds_config: it has none of {', '.join(deepspeed.SIGNS)}, nor the Trainer's arguments")
     raise InputError("audit", name, f"has nothing by which it is known as {READ}")
+
+
+def _code(text: str, name: str) -> Source:
+    """A Python file that sets the fields of a recipe of Megatron-Bridge or NeMo 2. Raises InputError."""
+    content, notes = code.content_of(text, name)
+    tool = megatron_yaml.tool_of(content)
+    if tool is None:
+        raise InputError("audit", name, "sets no fields of Megatron-Bridge's or NeMo's configuration")
+    return megatron_yaml.read(text, name, content, tool, partial(code.changed, text, name), notes)

@@ -54,14 +54,6 @@ MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mo
 BESIDE: Final = {"shared_gate": "shared_ffn_hidden_size", "pad_to_capacity": "capacity_factor", "bias_update_rate": "expert_bias"}
 """What Megatron looks at beside another of its experts' settings alone."""
 
-ALIASES: Final = {
-    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank", "apply_layernorm_1p": "layernorm_zero_centered_gamma",
-    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers", "rope_scaling": "use_rope_scaling",
-    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers", "use_custom_fsdp": "use_megatron_fsdp",
-    "num_experts": "num_moe_experts",
-}  # fmt: skip
-"""Other names of settings, in TransformerConfig, older releases and other tools."""
-
 LEAST: Final = {
     "seq_length": 1, "encoder_seq_length": 1, "decoder_seq_length": 1, "max_position_embeddings": 1, "pipeline_model_parallel_size": 1,
     "num_layers_per_virtual_pipeline_stage": 1, "num_virtual_stages_per_pipeline_rank": 1, "num_distributed_optimizer_instances": 1,
@@ -74,7 +66,7 @@ class Fields:
     """Settings by name, with which of them have been read."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self.given = {ALIASES.get(name, name): value for name, value in given.items()}
+        self.given = {words.ALIASES.get(name, name): value for name, value in given.items()}
         for name, least in LEAST.items():
             value = self.given.get(name)
             if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
@@ -289,16 +281,18 @@ def _experts(f: Fields, layers: int, width: int) -> tuple[dict[str, Any], list[i
 # ------------------------------------------------------------------------------------------------------------------ training
 
 
-AS_PRICED: Final = {"moe_grouped_gemm": True, "moe_permute_fusion": True}
-"""Settings that every price takes for granted with this value: experts' products, and their tokens' permutations, are one kernel each. With
-another value they cost what the prediction does not know."""
+AS_PRICED: Final[Mapping[str, Any]] = dict.fromkeys((
+    "moe_grouped_gemm", "moe_permute_fusion", "masked_softmax_fusion", "bias_dropout_fusion", "apply_rope_fusion",
+    "gradient_accumulation_fusion", "attention_softmax_in_fp32"), True) | {"transformer_impl": "transformer_engine"}  # fmt: skip
+"""Settings that every price takes for granted with this value, as plans say them: experts' products, their tokens' permutations and
+the like are one kernel each. With another value they cost what the prediction does not know."""
 
 
 def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: Mapping[str, str], **lists: Sequence[str]) -> Reading:
     """All that a file of this kind says. `said`: its settings by name, in its own words, of which those that nothing has read are listed by
     what they do; `lists`: more for the lists of a Reading."""
     left = {name: text for name, text in said.items() if name not in f.used and f.given.get(name) != AS_PRICED.get(name, NOTHING)}
-    found = listed((text, terms.kind("megatron_lm", name), True) for name, text in left.items())
+    found = listed((text, terms.kind("megatron_lm", name), f.given.get(name, True)) for name, text in left.items())
     return Reading(
         format=kind,
         keys=keys,
@@ -475,14 +469,14 @@ def _cuda_graphs(f: Fields) -> dict[str, Any]:
 
 def _zero(f: Fields) -> tuple[int, bool]:
     """(ZeRO stage, whether Megatron's FSDP does it)."""
-    strategy = f.get("data_parallel_sharding_strategy")
+    strategy, distributed = f.get("data_parallel_sharding_strategy"), f.get("use_distributed_optimizer")
     stage = words.FSDP_STRATEGIES.index(strategy) if strategy in words.FSDP_STRATEGIES else 0
     if f.get("use_megatron_fsdp"):
         return stage, stage >= 2
     if f.get("use_torch_fsdp2"):
         f.assumed.append("use_torch_fsdp2 is priced as Megatron's own FSDP with the same sharding")
         return 3, True
-    return (1 if f.get("use_distributed_optimizer") else 0), False
+    return (1 if distributed else 0), False
 
 
 def _priced_modules(f: Fields, named: frozenset[str]) -> frozenset[str]:

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from orchestrator.audit import deepspeed, megatron
 from orchestrator.audit.document import Content
-from orchestrator.audit.megatron_yaml import activation_of
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.errors import InputError
+from orchestrator.words.tools import activation_of
 
 NAMES: Final = {"max_sequence_length": "max_position_embeddings"}
 

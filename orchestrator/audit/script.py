@@ -6,18 +6,22 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
+from msgspec import structs
 from msgspec.structs import replace
 
-from orchestrator.audit import megatron, shell
+from orchestrator.audit import megatron, megatron_yaml, overrides, shell
 from orchestrator.audit.document import Given, content_of
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
 from orchestrator.errors import InputError
 from orchestrator.key import MAX_DIGITS
+from orchestrator.words import megatron as words
 from orchestrator.words.terms import MOST
+from orchestrator.words.tools import Tool
 
 PROGRAM: Final = re.compile(r"[\w./${}-]*\w+\.py$")
 PROGRAM_WORD: Final = re.compile(r"pretrain_(gpt|bert|t5|mamba|vlm|ict|vision\w*|retro|llama\w*)")
@@ -63,6 +67,8 @@ def known_flags() -> dict[str, tuple[str, str]]:
 def read(text: str, name: str = "") -> Source:
     """The script with what it says and how it is edited. Raises InputError where nothing in it trains."""
     script = shell.read(text)
+    if (words := overrides.found_in(script)) is not None and (tool := megatron_yaml.tool_of(words.content)) is not None:
+        return _overridden(text, name, script, words, tool)
     line = training_line(script, text)
     reading = reading_of(line, script)
 
@@ -70,6 +76,14 @@ def read(text: str, name: str = "") -> Source:
         return _edited(text, line, before, after)
 
     return Source(text=text, reading=reading, edited=edited)
+
+
+def _overridden(text: str, name: str, script: Script, words: overrides.Overrides, tool: Tool) -> Source:
+    """A script whose command sets a program's configuration by words."""
+    content, gpus = words.content, gpus_of(Line(words.launcher, (), ""), script)
+    source = megatron_yaml.read(text, name, content, tool, partial(overrides.changed, text, words), (*script.notes, *words.notes))
+    keys = source.reading.keys
+    return structs.replace(source, reading=replace(source.reading, keys=keys if gpus is None else {"gpus": gpus, **keys}))
 
 
 def training_line(script: Script, text: str) -> Line:
@@ -175,7 +189,7 @@ def reading_of(line: Line, script: Script) -> Reading:
             unknown.append(shown)
             continue
         destination, kind = known.get(flag.name) or known[positive]
-        destination = megatron.ALIASES.get(destination, FIELD_OF.get(destination, destination))
+        destination = words.ALIASES.get(destination, FIELD_OF.get(destination, destination))
         try:
             given[destination] = _value(kind, flag)
             said[destination] = shown

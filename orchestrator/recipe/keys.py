@@ -12,7 +12,8 @@ import msgspec
 
 from orchestrator.cost.profile import Profile
 from orchestrator.engines import passthrough
-from orchestrator.job import ContainerOptions, Scheduler, SlurmOptions, check_variable, schedulers
+from orchestrator.errors import InputError
+from orchestrator.job import ContainerOptions, Scheduler, SlurmOptions, check_variable, listed
 from orchestrator.key import RATES, Key, count, declared, one_text, options_of, quantity, share, words
 from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
@@ -27,6 +28,7 @@ from orchestrator.strategy.choices import shown as shown_choice
 from orchestrator.strategy.pins import LAYOUT
 from orchestrator.strategy.spec import CHOICES
 from orchestrator.values import Value
+from orchestrator.words.tools import TOOLS
 
 Launch = Literal["auto", "none", "local", "slurm"]
 Launcher = Literal["torchrun", "deepspeed"]
@@ -46,6 +48,19 @@ def name_or_mapping(name: str, text: Any) -> str | dict[str, Any]:
 def rate(name: str, text: Any) -> float:
     """Bytes/s of a number and a unit. Raises InputError."""
     return quantity(name, text, RATES)
+
+
+def written_for(name: str, text: Any) -> tuple[str, ...]:
+    """The schedulers and programs of a list with commas, each once. Raises InputError.
+
+    >>> written_for("write", "pbs,verl,pbs")
+    ('pbs', 'verl')
+    """
+    choices = (*get_args(Scheduler), *TOOLS)
+    for part in listed(name, text):
+        if part not in choices:
+            raise InputError(name, part, "is no scheduler or program that is written for; Slurm's job.sbatch always is", choices)
+    return tuple(dict.fromkeys(listed(name, text)))
 
 
 class Inputs(Value, frozen=True, kw_only=True):
@@ -129,13 +144,14 @@ class Actions(Value, frozen=True, kw_only=True):
         bool, Key("data.made_up", "start on GPUs without data=, on Python's own sources or drawn batches: a trial, no training")
     ] = False
     write: Annotated[
-        tuple[Scheduler, ...],
+        tuple[str, ...],
         Key(
             "write",
-            f"{', '.join(get_args(Scheduler))}: files for these schedulers too, beside job.sbatch",
+            f"files for these schedulers too, beside job.sbatch ({', '.join(get_args(Scheduler))}), and for these programs in place of our "
+            f"worker ({', '.join(TOOLS)})",
             type=str,
             default="none",
-            read=schedulers,
+            read=written_for,
         ),
     ] = ()
     wait: Annotated[bool, Key("launch.wait", "follow a job submitted with launch=slurm, and return its status")] = False

@@ -159,6 +159,14 @@ ROUTING: Final[Table] = (
     Term("moe_router_bias_update_rate", "bias_update_rate", back=float, when=lambda experts: experts.expert_bias),
 )  # fmt: skip
 
+ALIASES: Final = {
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank", "apply_layernorm_1p": "layernorm_zero_centered_gamma",
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers", "rope_scaling": "use_rope_scaling",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers", "use_custom_fsdp": "use_megatron_fsdp",
+    "num_experts": "num_moe_experts",
+}  # fmt: skip
+"""Other names of settings, in TransformerConfig, older releases and other tools."""
+
 EXPERT_SETTINGS: Final = terms.names(EXPERTS, ROUTING) | {
     "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_aux_loss_coeff",
 }  # fmt: skip

@@ -20,6 +20,7 @@ OTHER_THINGS = {
     "data.py": "the package that indexes a corpus",
     "audit/script.py": "whose programs a script starts, and DeepSpeed's launcher",
     "audit/trainer.py": "the Trainer's argument deepspeed=",
+    "words/tools.py": "other programs' names of who trains, and of who shards",
     "workers/distributed.py": "names of loggers",
     "launch/deepspeed_csv.py": "a folder of logs",
     "calibrate/groups.py": "which planned engine the constants of a measured one are carried over to",

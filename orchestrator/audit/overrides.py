@@ -1,0 +1,142 @@
+"""Words `path=value` of a command in a shell script, as verl, Megatron-Bridge and NeMo-RL take them over their own configuration: found as
+settings by path, and changed where they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from orchestrator.audit import shell
+from orchestrator.audit.document import Content
+from orchestrator.audit.shell import Script, Span, Word
+from orchestrator.engines.tools import word
+from orchestrator.words import terms
+
+PATH: Final = re.compile(r"[+]{0,2}([A-Za-z_]\w*(?:[.@/]\w+)*)=")
+RUN_RECIPE: Final = {
+    "max_steps": ("-ms", "train.train_iters"), "global_batch_size": ("-gb", "train.global_batch_size"),
+    "micro_batch_size": ("-mb", "train.micro_batch_size"), "seq_length": ("-sl", "dataset.seq_length"),
+    "tensor_model_parallel_size": ("-tp", "model.tensor_model_parallel_size"),
+    "pipeline_model_parallel_size": ("-pp", "model.pipeline_model_parallel_size"),
+    "context_parallel_size": ("-cp", "model.context_parallel_size"),
+    "virtual_pipeline_model_parallel_size": ("-vp", "model.virtual_pipeline_model_parallel_size"),
+    "expert_model_parallel_size": ("-ep", "model.expert_model_parallel_size"),
+    "expert_tensor_parallel_size": ("-etp", "model.expert_tensor_parallel_size"),
+    "lr": ("--lr", "optimizer.lr"), "min_lr": ("--min_lr", "optimizer.min_lr"),
+    "warmup_iters": ("--warmup_iters", "scheduler.lr_warmup_iters"),
+}  # fmt: skip
+"""Flags of Megatron-Bridge's programs that stand for one such word (scripts/training/run_recipe.py, 067f987)."""
+FLAGS: Final = {flag: path for name, (short, path) in RUN_RECIPE.items() for flag in (short, f"--{name}")}
+ENOUGH: Final = 3
+"""A command with fewer trains nothing."""
+
+
+class Place(NamedTuple):
+    """A word with its value behind the first so many characters."""
+
+    word: Word
+    skipped: int
+
+    def span(self) -> Span | None:
+        """Where the value stands; None: in several pieces."""
+        left = self.skipped
+        pieces = [piece for piece in self.word.pieces if piece.text]
+        for index, piece in enumerate(pieces):
+            if left < len(piece.text):
+                if index < len(pieces) - 1:
+                    return None
+                if piece.at is None:
+                    return piece.use if not left else None
+                start = piece.at + len(piece.text[:left].encode())
+                return start, piece.at + len(piece.text.encode())
+            left -= len(piece.text)
+        return None
+
+
+class Overrides(NamedTuple):
+    """`content`: the settings by sections; `places`: where they stand, by path; `notes`: of values that the script does not say;
+    `launcher`: the command's other words."""
+
+    content: Content
+    places: dict[str, Place]
+    notes: tuple[str, ...]
+    launcher: tuple[str, ...]
+
+
+def found_in(script: Script) -> Overrides | None:
+    """The overrides of the command that has most of them; None: none has enough."""
+    commands = [_unpacked(command.words) for command in script.commands]
+    commands += [_unpacked([word for name, value in script.variables.items() if name != "_" for word in value])]
+    words = max(commands, key=_count, default=())
+    if _count(words) < ENOUGH:
+        return None
+    content: Content = {}
+    places: dict[str, Place] = {}
+    notes, others = [], []
+    flag = ""
+    for one in words:
+        name, equals, _ = one.text.partition("=")
+        path, place = FLAGS.get(flag), Place(one, 0)
+        flag = ""
+        if name in FLAGS:
+            flag, path, place = ("", FLAGS[name], Place(one, len(name) + 1)) if equals else (name, None, place)
+        elif (match := PATH.match(one.text)) is not None:
+            path, place = match.group(1), Place(one, match.end())
+        if path is None:
+            others.append(one.text)
+            continue
+        said = one.text[place.skipped :]
+        if "$" in said:
+            notes.append(f"{path} is {said}, which the script does not say: taken as if it were not there")
+            continue
+        terms.put(content, path, _value(said))
+        places[path] = place
+    return Overrides(content, places, tuple(notes), tuple(others))
+
+
+def _unpacked(words: Sequence[Word]) -> tuple[Word, ...]:
+    """Words in one, as `CMD="... a.b=1 c.d=2"` has them, by themselves."""
+    found: list[Word] = []
+    for one in words:
+        many = len(re.findall(r"(?:^|\s)[+]{0,2}[\w.]+=|\s--?\w", one.text)) > 1
+        found += shell.split(one.pieces) if many else [one]
+    return tuple(found)
+
+
+def _count(words: Sequence[Word]) -> int:
+    """Words that set a path of at least two names."""
+    return sum(bool((match := PATH.match(one.text)) and "." in match.group(1)) for one in words)
+
+
+def _value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text) if text else None
+    except yaml.YAMLError:
+        return text
+
+
+def changed(text: str, found: Overrides, changes: Mapping[str, Any]) -> str | None:
+    """The script with these values by path, or with more words behind the last; None: one stands in several pieces."""
+    source = text.encode()
+    edits: list[tuple[Span, bytes]] = []
+    added = ""
+    for path, value in changes.items():
+        said = word(value)
+        if path not in found.places:
+            added += " " + shlex.quote(f"{path}={said}")
+        elif (span := found.places[path].span()) is None or shlex.quote(said) != said:
+            return None
+        else:
+            edits.append((span, said.encode()))
+    if added:
+        last = next((span for place in reversed(found.places.values()) if (span := place.span()) is not None), None)
+        if last is None:
+            return None
+        edits.append(((last[1], last[1]), added.encode()))
+    for (start, end), new in sorted(edits, key=lambda edit: edit[0], reverse=True):
+        source = source[:start] + new + source[end:]
+    return source.decode()

@@ -1,0 +1,205 @@
+"""A plan as a file of a program that people start around Megatron-core (words/tools.py): what it says there, what it can't, and what it
+leaves to the program."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import yaml
+
+from orchestrator.engines import megatron_parts
+from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
+from orchestrator.engines.transformer_config import ARCHITECTURE, ENDS, PLAN, common_recompute, settings
+from orchestrator.errors import InputError
+from orchestrator.job import File
+from orchestrator.plan import Plan
+from orchestrator.strategy.spec import CHOICES
+from orchestrator.values import Value
+from orchestrator.words import megatron as words
+from orchestrator.words.terms import NOTHING, names, nested
+from orchestrator.words.tools import RECOMPUTE, TOOLS
+
+OFF: Final[Mapping[str, Any]] = {
+    **dict.fromkeys((
+        *RECOMPUTE.split(), "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout",
+        "fp8", "expert_tensor_parallel_size"), None),
+    **dict.fromkeys((
+        "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "tp_comm_overlap", "moe_shared_expert_overlap",
+        "overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "optimizer_cpu_offload", "use_precision_aware_optimizer",
+        "use_megatron_fsdp", "fp8_param"), False),
+    "expert_model_parallel_size": 1, "num_distributed_optimizer_instances": 1, "cuda_graph_impl": "none",
+}  # fmt: skip
+"""What a plan leaves out, which the program's own recipe may have: said too, so that the file means the plan over any recipe."""
+OF_MODEL: Final = {"make_vocab_size_divisible_by", *names(ARCHITECTURE, words.DROPOUT)} - {"seq_length"}
+"""The program has the model, from its own recipe or from Hugging Face's configuration."""
+OF_RESULT: Final = (names(words.SCHEDULE, words.BETAS, words.EPSILON, words.PRECISION_AWARE) | {"optimizer", "sgd_momentum"}) - {"seed"}
+"""What decides what is trained: nothing is written where one of these can't be said."""
+OURS: Final = {term.theirs: term.ours for term in PLAN if term.ours}
+DEFAULTS: Final = {
+    term.theirs: term.default
+    for table in (words.SCHEDULE, words.BETAS, words.EPSILON, words.OPTIONS, words.EXPERT_PARALLEL, words.PRECISION_AWARE)
+    for term in table
+}
+SWITCHES: Final = ("activation_checkpointing", "fp8_enabled")
+"""NeMo-RL's, of what other programs say in one setting."""
+PINS: Final = {choice.name: (choice.pin, choice.default) for choice in CHOICES} | {"stages.recompute": ("recompute", "full")}
+
+
+class Written(Value, frozen=True, kw_only=True):
+    """A plan in a tool's words: its settings by path. `unsaid`: settings of Megatron's that change time or memory and have no place there,
+    "name=value"; `left`: names of such as decide nothing of the plan; `pins`: what holds a search to plans that can be said whole."""
+
+    tool: str
+    settings: dict[str, Any]
+    unsaid: tuple[str, ...]
+    left: tuple[str, ...]
+    pins: dict[str, Any]
+
+
+def written(plan: Plan, name: str) -> Written:
+    """The plan in the words of the tool of this name. Raises InputError for a plan that it can't train, and where a setting has no place
+    that decides what is trained."""
+    tool = TOOLS[name]
+    if plan.engine != MEGATRON:
+        raise InputError("write", name, f"trains by Megatron-core, and the plan is for engine={plan.engine}", [f"engine={MEGATRON}"])
+    if plan.model.stack != "decoder":
+        raise InputError("write", name, f"trains decoders, and {plan.model.name} is an {plan.model.stack.replace('_', '-')}")
+    if plan.training.precision not in tool.precisions:
+        raise InputError("write", name, f"can't be told train.precision={plan.training.precision}", tool.precisions)
+    if common_recompute(plan) is None:
+        raise InputError("write", name, "has one recompute setting for all stages, and the plan's differ: pin.recompute=")
+    said: dict[str, Any] = {}
+    unsaid: dict[str, Any] = {}
+    left: list[str] = []
+    for field, value in _settings(plan).items():
+        there = False
+        for term in tool.terms(field):
+            if (theirs := None if value is None else term.to(value)) is not NOTHING:
+                said[term.theirs] = said.get(term.theirs, {}) | theirs if isinstance(theirs, dict) else theirs
+                there = True
+        if there or value in (None, False, "uniform") or value == tool.made.get(field, DEFAULTS.get(field, NOTHING)):
+            continue
+        if field in OF_RESULT:
+            raise InputError("write", name, f"has no place for {field}={value}, which changes what is trained")
+        if field in SWITCHES:
+            continue
+        if field not in OURS or OFF.get(field, NOTHING) == value or field in ("seq_length", "seed"):
+            left.append(field)
+        else:
+            unsaid[field] = value
+    nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
+    said |= {**tool.beside, **dict(zip(tool.nodes, (nodes, plan.world_size // nodes), strict=True))} if tool.nodes else tool.beside
+    held = {PINS[OURS[field]] for field in unsaid if OURS[field] in PINS}
+    return Written(
+        tool=name,
+        settings={path: [value[i] for i in sorted(value)] if isinstance(value, dict) else value for path, value in said.items()},
+        unsaid=tuple(f"{field}={value}" for field, value in unsaid.items()),
+        left=tuple(left),
+        pins={pin: "-".join(value) if isinstance(value, tuple) else value for pin, value in held if value is not None},
+    )
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """What Megatron is told of the plan but for its model, and what it is not told because it is off."""
+    of_model = OF_MODEL | set(megatron_parts.config_fields(plan.model))
+    found = {**OFF, **{name: value for name, value in settings(plan).items() if name not in of_model}}
+    found["num_virtual_stages_per_pipeline_rank"] = plan.vpp if plan.vpp > 1 else None  # which mpu is told beside a layout too
+    if all(span.recompute == "full" for stage in plan.stages for span in stage.layers if span.kind not in ENDS):
+        found |= {"recompute_method": "uniform", "recompute_num_layers": 1}  # every layer by itself, as "block" with all of them
+    found |= {"activation_checkpointing": found["recompute_granularity"] is not None, "fp8_enabled": found["fp8"] is not None}
+    return found
+
+
+def files(plan: Plan, found: Written, more: Sequence[str] = ()) -> list[File]:
+    """The tool's files. `more`: what a search says of the plan, lines of the header."""
+    head = "".join(f"# {line}\n" for line in (*_heading(plan, found), *more))
+    if found.tool in PYTHON:
+        # What makes an object comes before what sets its fields.
+        lines = [_assigned(path, value) for path, value in sorted(found.settings.items(), key=lambda one: not one[0].endswith("._target_"))]
+        begin = PYTHON[found.tool].format(precision="fp16_mixed" if plan.training.precision == "fp16" else "bf16_mixed")
+        code = File(path=f"{found.tool}.py", content=head + begin + "".join(f"    {line}\n" for line in lines) + "    return recipe\n")
+        return [code, File(path="bridge.sh", content=_command(head, found))] if found.tool == "bridge" else [code]
+    return [File(path=f"{found.tool}.yaml", content=head + yaml.safe_dump(nested(found.settings), sort_keys=False, width=10**6))]
+
+
+def _heading(plan: Plan, found: Written) -> Iterator[str]:
+    tool = TOOLS[found.tool]
+    yield f"{plan.model.name} on {plan.world_size} GPUs, a plan for engine={plan.engine}, for {tool.release}."
+    yield f"Start: {tool.start}."
+    yield "The model is the recipe's or the checkpoint's own. What is off is said too, in place of what a recipe has there."
+    if found.unsaid:
+        yield f"Can't be said there: {', '.join(found.unsaid)}."
+    if found.left:
+        yield f"Left to its defaults: {', '.join(found.left)}."
+
+
+PYTHON: Final = {
+    "bridge": """
+from __future__ import annotations
+
+import torch
+from megatron.bridge.training.comm_overlap import CommOverlapConfig
+from megatron.bridge.training.mixed_precision import get_mixed_precision_config
+
+
+def override(recipe):
+    recipe.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)
+    recipe.mixed_precision = get_mixed_precision_config("{precision}")
+""",
+    "nemo": """
+from __future__ import annotations
+
+import nemo_run as run
+import torch
+from nemo.collections.llm.recipes.precision.mixed_precision import {precision}
+from nemo.lightning.pytorch.optim import CosineAnnealingScheduler
+
+
+def override(recipe):
+    recipe.trainer.plugins = {precision}()
+""",
+}
+"""The beginning of a Python file, with what has to be there before its fields are set."""
+
+
+def _assigned(path: str, value: Any) -> str:
+    """A setting as a line of Python. A type of torch, and a class that a configuration is for, are names there."""
+    if path.endswith("._target_"):
+        return f"recipe.{path.removesuffix('._target_')} = run.Config({value})"
+    return f"recipe.{path} = {value if str(value).startswith('torch.') else repr(value)}"
+
+
+def _command(head: str, found: Written) -> str:
+    """Bridge's settings as words of a command line. Recipes have a precision's name in place of its fields there."""
+    fields = {path: value for path, value in found.settings.items() if path.startswith("mixed_precision.")}
+    said = {path: value for path, value in found.settings.items() if path not in fields}
+    name = "bf16_mixed" if fields["mixed_precision.bf16"] else "fp16_mixed"
+    said["mixed_precision"] = name
+    other = [f"{path}={value}" for path, value in fields.items() if value not in (None, False) and path not in NAMED[name]]
+    if not fields["mixed_precision.grad_reduce_in_fp32"]:
+        other.append("mixed_precision.grad_reduce_in_fp32=false")
+    only = f"# bridge.py alone can say: {', '.join(other)}.\n" if other else ""
+    parts = [RUN_RECIPE, *(shlex.quote(f"{path}={word(value)}") for path, value in said.items()), '"$@"']
+    return "#!/usr/bin/env bash\n" + head + only + " \\\n  ".join(parts) + "\n"
+
+
+RUN_RECIPE: Final = 'torchrun --nproc_per_node="${RANKS_PER_NODE:-8}" scripts/training/run_recipe.py --recipe "$RECIPE"'
+NAMED: Final = {name: (f"mixed_precision.{name[:4]}", "mixed_precision.grad_reduce_in_fp32") for name in ("bf16_mixed", "fp16_mixed")}
+"""What a precision's name stands for (training/mixed_precision.py)."""
+
+
+def word(value: Any) -> str:
+    """The value as Hydra reads it on a command line.
+
+    >>> word(None), word(True), word(["core_attn", "mlp"]), word("Et*2|t*2L")
+    ('null', 'true', '[core_attn,mlp]', '"Et*2|t*2L"')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(word, value))}]"
+    if isinstance(value, str) and not re.fullmatch(r"[\w./-]+", value):
+        return json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,126 @@
+"""Plans are written in the words of programs around Megatron, by fields that these have, and come back by `audit` as themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from test_drawn_plans import drawn, lost
+from tool_fields import FILE, table
+
+import orchestrator as so
+from orchestrator.audit import formats
+from orchestrator.engines import tools
+from orchestrator.engines.megatron_versions import names
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+from orchestrator.units import format_seconds
+from orchestrator.words.tools import TOOLS
+
+FOLDER = os.environ.get("PUBLISHED", "")
+FIELDS: dict[str, dict[str, str]] = json.loads(FILE.read_text())
+NO_CLASS = {
+    "bridge": {"tokenizer.vocab_size", "tokenizer.tokenizer_type"},  # read alone
+    "nemo": {"optim.lr_scheduler._target_", "trainer.max_steps"},  # a class, and Lightning's own
+    "nemo_rl": {"sft.max_num_steps", "sft.seed", "policy.megatron_cfg.moe_permute_fusion"},  # algorithms/sft.py, megatron/setup.py
+    "verl": {"trainer.total_training_steps"},  # trainer/config/ppo_trainer.yaml
+}
+"""What is no field of a declared class."""
+LOST = {
+    "num_distributed_optimizer_instances": {"zero_shard_size"},
+    "use_tp_pp_dp_mapping": {"rank_order"},
+    "use_megatron_fsdp": {"megatron_fsdp", "zero_stage"},
+    "recompute_num_layers": {"layers of stages"},
+    "num_virtual_stages_per_pipeline_rank": {"vpp", "schedule", "layers of stages", "microbatch_group_size_per_vp_stage"},
+    "reduce_scatter_with_fp32_accumulation": {"reduce_scatter_with_fp32_accumulation"},
+}
+"""What of a plan is lost with a setting that can't be said."""
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_path_is_a_field_of_the_program(tool: str) -> None:
+    missing = set()
+    for path in {term.theirs for term in TOOLS[tool].table}:
+        section = max((one for one in FIELDS[tool] if path.startswith(f"{one}.")), key=len, default=None)
+        has = [] if section is None else FIELDS[tool][section].split()
+        fields = {name for one in has for name in (names(one[1:], "0.19.2") if one.startswith("@") else [one])}
+        if section is None or path.removeprefix(f"{section}.") not in fields:
+            missing.add(path)
+    assert missing == NO_CLASS[tool]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not FOLDER, reason="PUBLISHED names no folder of checkouts")
+def test_the_listed_fields_are_those_of_the_sources() -> None:
+    assert table(Path(FOLDER)) == FIELDS
+
+
+def told(plan: Plan, tool: str) -> tools.Written | None:
+    """The plan in the tool's words; None: it refuses the plan, and says why."""
+    with suppress(InputError):
+        return tools.written(plan, tool)
+    return None
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("number", [12, pytest.param(150, marks=pytest.mark.full)])
+def test_a_drawn_plan_comes_back_but_for_what_the_file_says_it_can_t(tool: str, number: int) -> None:
+    found = 0
+    for plan in drawn(6 * number, "0.19.2", seed=number):
+        if found < number and (written := told(plan, tool)) is not None:
+            found += 1
+            file = tools.files(plan, written)[0]
+            unsaid = {one.partition("=")[0] for one in written.unsaid}
+            missing = set(lost(plan, formats.read(file.content, file.path).reading))
+            assert missing <= set().union(*(LOST.get(name, set()) for name in unsaid)), file.content
+            assert all(name in file.content for name in unsaid)
+    assert found == number
+
+
+def answer(**keys: Any) -> so.Answer:
+    return so.plan(recipe="llama3_8b", cluster="dgx_h100", gpus=16, **keys)
+
+
+def test_what_a_program_can_t_be_told_is_one_error() -> None:
+    for keys, tool, message in (
+        ({"engine": "deepspeed"}, "verl", "trains by Megatron-core"),
+        ({"engine": "megatron", "train.schedule": "wsd"}, "nemo", "has no place for lr_decay_style=WSD, which changes what is trained"),
+        ({"engine": "megatron"}, "flax", "written=flax: is no program that is written for; choose one of bridge, nemo"),
+    ):
+        with pytest.raises(InputError, match=message):
+            answer(**keys).written(tool)
+    with pytest.raises(InputError, match=r"write=flax: is no scheduler or program that is written for.* verl"):
+        answer(write="flax")
+
+
+def test_what_can_t_be_said_has_its_price_in_the_header() -> None:
+    text = answer(engine="megatron", **{"pin.rank_order": "tp-cp-ep-pp-dp", "pin.pp": 2}).written("verl")["verl.yaml"]
+    (line,) = [line for line in text.splitlines() if line.startswith("# Can't be said there")]
+    assert line == "# Can't be said there: use_tp_pp_dp_mapping=True."
+    assert "\n# pin.rank_order=tp-cp-ep-dp-pp plans without: " in text
+
+
+def test_the_run_s_folder_has_them(tmp_path: Path) -> None:
+    folder = answer(engine="megatron", write="verl,bridge").write(tmp_path / "run")
+    assert {"verl.yaml", "bridge.py", "bridge.sh"} <= {path.name for path in folder.iterdir()}
+    found = so.audit(folder / "bridge.sh", recipe="llama3_8b", cluster="dgx_h100", gpus=16)
+    assert found.plan is not None
+    head = (folder / "bridge.sh").read_text()
+    assert f"this is the fastest that can, {format_seconds(found.plan.prediction.step_time_s)}." in head
+
+
+def test_another_plan_than_the_file_s_is_a_diff_in_its_own_words(tmp_path: Path) -> None:
+    plan = answer(engine="megatron", **{"pin.recompute": "full", "pin.micro_batch_size": 1}).plan
+    for tool, line in (("bridge", "+    recipe.train.micro_batch_size = 2"), ("verl", "+    ppo_micro_batch_size_per_gpu: 2")):
+        file = tools.files(plan, tools.written(plan, tool))[0]
+        (tmp_path / file.path).write_text(file.content)
+        source = formats.read(file.content, str(tmp_path / file.path))
+        text = source.edited(source.reading.setup, replace(source.reading.setup, micro_batch_size=2), 16)
+        assert text is not None
+        assert line[1:] in text.splitlines()
+        assert sum(one != other for one, other in zip(text.splitlines(), file.content.splitlines(), strict=True)) == 1
