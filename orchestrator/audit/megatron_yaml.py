@@ -16,7 +16,7 @@ from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.words.megatron import ALIASES, EXPERT_PARALLEL
 from orchestrator.words.terms import NOTHING, Kind, Table, Term, same
-from orchestrator.words.tools import BRIDGE, MEGATRON_LM, NEMO, NEMO2, NEMO_RL, VERL, VERL_SFT, Seen, Tool
+from orchestrator.words.tools import BRIDGE, MEGATRON_LM, MS_SWIFT, NEMO, NEMO2, NEMO_RL, VERL, VERL_SFT, Seen, Tool
 
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
@@ -34,6 +34,8 @@ def tool_of(content: Mapping[str, Any]) -> Tool | None:
         return VERL_SFT
     if isinstance(sections.get("policy", {}).get("megatron_cfg"), dict):
         return NEMO_RL
+    if "micro_batch_size" in content and {"model", "max_length", "tuner_type", "tensor_model_parallel_size"} & {*content}:
+        return MS_SWIFT
     if "language_model" in sections or "model_parallel" in sections:
         return MEGATRON_LM
     model = sections.get("model", {})

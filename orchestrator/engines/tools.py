@@ -26,7 +26,7 @@ from orchestrator.words.tools import RECOMPUTE, TOOLS
 OFF: Final[Mapping[str, Any]] = {
     **dict.fromkeys((
         *RECOMPUTE.split(), "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout",
-        "fp8", "expert_tensor_parallel_size"), None),
+        "fp8", "expert_tensor_parallel_size", "cuda_graph_modules"), None),
     **dict.fromkeys((
         "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "tp_comm_overlap", "moe_shared_expert_overlap",
         "overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "optimizer_cpu_offload", "use_precision_aware_optimizer",
@@ -36,7 +36,8 @@ OFF: Final[Mapping[str, Any]] = {
 """What a plan leaves out, which the program's own recipe may have: said too, so that the file means the plan over any recipe."""
 OF_MODEL: Final = {"make_vocab_size_divisible_by", *names(ARCHITECTURE, words.DROPOUT)} - {"seq_length"}
 """The program has the model, from its own recipe or from Hugging Face's configuration."""
-OF_RESULT: Final = (names(words.SCHEDULE, words.BETAS, words.EPSILON, words.PRECISION_AWARE) | {"optimizer", "sgd_momentum"}) - {"seed"}
+OF_RESULT: Final = (names(words.SCHEDULE, words.BETAS, words.EPSILON, words.PRECISION_AWARE) | {
+    "optimizer", "sgd_momentum", "grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "fp8", "fp8_recipe"}) - {"seed"}  # fmt: skip
 """What decides what is trained: nothing is written where one of these can't be said."""
 OURS: Final = {term.theirs: term.ours for term in PLAN if term.ours}
 DEFAULTS: Final = {
@@ -78,7 +79,7 @@ def written(plan: Plan, name: str) -> Written:
     for field, value in _settings(plan).items():
         there = False
         for term in tool.terms(field):
-            if (theirs := None if value is None else term.to(value)) is not NOTHING:
+            if (theirs := tool.off.get(field) if value is None else term.to(value)) is not NOTHING:
                 said[term.theirs] = said.get(term.theirs, {}) | theirs if isinstance(theirs, dict) else theirs
                 there = True
         if there or value in (None, False, "uniform") or value == tool.made.get(field, DEFAULTS.get(field, NOTHING)):

@@ -44,6 +44,8 @@ class Tool(NamedTuple):
     """How a written file is used."""
     beside: Mapping[str, Any] = {}
     """What a written file says whatever the plan, by path."""
+    off: Mapping[str, Any] = {}
+    """Its words for settings that are off, where those are not null."""
     nodes: tuple[str, str] | None = None
     """Paths of the number of nodes and of the GPUs of each."""
 
@@ -79,7 +81,7 @@ FUSIONS: Final = (
     "apply_rope_fusion gradient_accumulation_fusion masked_softmax_fusion bias_dropout_fusion moe_permute_fusion moe_grouped_gemm"
 )
 LAYERS: Final = (
-    f"{RECOMPUTE} {FUSIONS} cp_comm_type hierarchical_context_parallel_sizes cuda_graph_impl moe_token_dispatcher_type "
+    f"{RECOMPUTE} {FUSIONS} cp_comm_type hierarchical_context_parallel_sizes cuda_graph_impl cuda_graph_modules moe_token_dispatcher_type "
     "moe_shared_expert_overlap attention_softmax_in_fp32 transformer_impl"
 )
 """What a plan chooses of TransformerConfig's fields beside sizes, stages, precision and overlaps."""
@@ -110,7 +112,7 @@ def at(index: int, path: str, ours: str) -> Term:
 
 def states(section: str, to: Callable[[str], Any] = lambda name: f"torch.{name}") -> Table:
     """The types of Adam's states; OptimizerConfig's are torch's."""
-    return [Term(f"{section}.{name}", name, to=to, back=str) for name in STATES]
+    return [Term(f"{section}.{name}" if section else name, name, to=to, back=str) for name in STATES]
 
 
 def typed_by(path: str, bf16: str, fp16: str) -> Table:
@@ -440,7 +442,8 @@ NEMO_RL: Final = Tool(
         Term("policy.megatron_cfg.activation_checkpointing", "activation_checkpointing"),
         *named("recompute_granularity recompute_modules moe_token_dispatcher_type moe_shared_expert_overlap moe_permute_fusion",
                "policy.megatron_cfg."),
-        *named("moe_grouped_gemm apply_rope_fusion gradient_accumulation_fusion cuda_graph_impl transformer_impl", "policy.megatron_cfg."),
+        *named("moe_grouped_gemm apply_rope_fusion gradient_accumulation_fusion cuda_graph_impl", "policy.megatron_cfg."),
+        *named("cuda_graph_modules transformer_impl", "policy.megatron_cfg."),
         *named("pipeline_model_parallel_layout account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
                "policy.megatron_cfg.model_overrides."),
         *named(f"cp_comm_type hierarchical_context_parallel_sizes masked_softmax_fusion bias_dropout_fusion {OVERLAPS}",
@@ -476,5 +479,44 @@ NEMO_RL: Final = Tool(
 )  # fmt: skip
 """NeMo-RL's configuration (examples/configs/sft.yaml, of which `made` are the defaults). It builds one model chunk a stage."""
 
-TOOLS: Final[Mapping[str, Tool]] = {"bridge": BRIDGE, "nemo": NEMO2, "nemo_rl": NEMO_RL, "verl": VERL}
+# ------------------------------------------------------------------------------------------------------------------ ms-swift
+
+
+def _swift(seen: Seen, content: Content) -> None:
+    if "fp16" in seen and seen["fp16"][1]:
+        seen["bf16"] = seen["fp16"][0], False
+    if seen.get("recompute_granularity", ("", ""))[1] == "none":
+        del seen["recompute_granularity"]
+    elif "recompute_granularity" not in seen:
+        seen["recompute_granularity"] = "", "selective"
+
+
+MS_SWIFT: Final = Tool(
+    kind="ms-swift's arguments for Megatron",
+    table=[
+        *named(f"{SIZES} {RECOMPUTE} cp_comm_type moe_token_dispatcher_type moe_shared_expert_overlap moe_grouped_gemm moe_permute_fusion"),
+        *named("decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers account_for_embedding_in_pipeline_split"),
+        *named("account_for_loss_in_pipeline_split pipeline_model_parallel_layout microbatch_group_size_per_vp_stage"),
+        *named("apply_rope_fusion gradient_accumulation_fusion masked_softmax_fusion bias_dropout_fusion attention_softmax_in_fp32"),
+        *named("tp_comm_overlap overlap_grad_reduce overlap_param_gather use_megatron_fsdp data_parallel_sharding_strategy"),
+        *named(f"micro_batch_size global_batch_size train_iters max_length=seq_length seed te_rng_tracker {OPTIMIZER} {SCHEDULE}"),
+        *states("", short_type),
+        *named("bf16 fp16 accumulate_allreduce_grads_in_fp32 fp8_format=fp8 fp8_recipe fp8_param_gather=fp8_param"),
+        *named("fp8_amax_history_len fp8_amax_compute_algo"),
+    ],
+    sections=("",),
+    others=("dataset", "model", "ENV", "template"),
+    known=kinds("ms_swift"),
+    adapt=_swift,
+    made={
+        "bf16": True, "use_distributed_optimizer": True, "moe_token_dispatcher_type": "alltoall", "overlap_grad_reduce": False,
+        "overlap_param_gather": False,
+    },
+    off={"recompute_granularity": "none"},
+    release="ms-swift 4.6.0.dev0, 3602360 (swift/megatron/arguments/megatron_args.py)",
+    start="megatron sft RUN/ms_swift.yaml, with NNODES, NPROC_PER_NODE and the like set, and with your --model and --dataset",
+)  # fmt: skip
+"""ms-swift's Megatron-SWIFT: flags of `megatron sft` and the like, or the same in YAML."""
+
+TOOLS: Final[Mapping[str, Tool]] = {"bridge": BRIDGE, "nemo": NEMO2, "nemo_rl": NEMO_RL, "verl": VERL, "ms_swift": MS_SWIFT}
 """Tools for which a plan of Megatron's is written, by the name that `write=` takes."""

@@ -49,6 +49,9 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "actor_rollout_ref.actor.megatron.override_transformer_config": ("@transformer_config",),
         "actor_rollout_ref.actor.megatron.override_ddp_config": ("@ddp",),
     },
+    "ms_swift": {
+        "": ("swift/megatron/arguments/megatron_args.py MegatronArguments", "swift/arguments/base_args/template_args.py TemplateArguments")
+    },
     "nemo_rl": {
         "policy": (f"{NEMO_RL} PolicyConfig",),
         "policy.megatron_cfg": (f"{NEMO_RL} MegatronConfig",),
