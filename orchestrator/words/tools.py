@@ -45,7 +45,7 @@ class Tool(NamedTuple):
     beside: Mapping[str, Any] = {}
     """What a written file says whatever the plan, by path."""
     off: Mapping[str, Any] = {}
-    """Its words for settings that are off, where those are not null."""
+    """Words for settings that are off, where a null would not say it."""
     nodes: tuple[str, str] | None = None
     """Paths of the number of nodes and of the GPUs of each."""
 
