@@ -1,4 +1,4 @@
-"""A plan as DeepSpeed's JSON: concrete numbers for our worker and for use by hand.
+"""A plan as DeepSpeed's JSON: concrete numbers for use by hand, and what ZeRO-3 divides a model by as it is built.
 
 It has no learning-rate schedule: none of DeepSpeed's classes has the step at the peak after a cosine's warm-up (runtime/lr_schedules.py),
 and a file that has one for some plans only is a trap. BY_HAND.md gives the plan's.

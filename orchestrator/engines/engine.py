@@ -82,6 +82,8 @@ class OwnLoop(Value, frozen=True, kw_only=True):
     """Whether it goes on from its checkpoints on another number of ranks."""
     is_default: bool = False
     """Whether program=auto takes it for the plans that it can run."""
+    is_instrument: bool = False
+    """Whether it is the engine's only program, also under program=instrument: there is no worker of ours."""
     why_absent: Callable[[Plan], str | None] = lambda plan: None
     """Why the software that the plan is for has it not, a checkout aside; None: it has."""
 

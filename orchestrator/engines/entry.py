@@ -27,7 +27,7 @@ def own_loop(engine: Engine, plan: Plan, asked: str, *, checkout: bool = False) 
     checkout is named that has the loop. Raises InputError where it asks for a loop that can't run the plan."""
     loop = engine.own_loop
     if asked == "instrument":
-        return None, "program=instrument"
+        return (loop if loop is not None and loop.is_instrument else None), "program=instrument"
     why = f"engine={engine.name} has no training loop but our worker's" if loop is None else loop.why_not(plan)
     if asked == "own":
         if loop is None or why is not None:

@@ -111,10 +111,14 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
         return "text" if self.text_stack is not None else None
 
     @property
+    def classifies(self) -> bool:
+        """Whether it gives a sample one label."""
+        return any(feed.name == "labels" and feed.shape == () for feed in self.feeds)
+
+    @property
     def classifies_images(self) -> bool:
         """Whether it gives a picture one label."""
-        fed = {feed.name: feed for feed in self.feeds}
-        return "pixel_values" in fed and "labels" in fed and fed["labels"].shape == ()
+        return self.classifies and any(feed.name == "pixel_values" for feed in self.feeds)
 
     @property
     def text_stack(self) -> Literal["decoder", "encoder", "encoder_decoder"] | None:

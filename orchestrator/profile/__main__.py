@@ -203,11 +203,10 @@ def measure(settings: Settings, load: Callable[[Sequence[str]], Settings], out: 
     files = [File(path="plan.json", content=to_json(first)), *job.files]
     for case, plan in (plans | ({AGAIN: again} if again else {})).items():
         translated = ENGINES[name].translate(plan)
-        engine = next(file for file in translated.files if file.path == "engine.json")
         files += [
             File(path=f"cases/{case}/plan.json", content=to_json(plan)),
             File(path=f"cases/{case}/module", content=translated.module),
-            replace(engine, path=f"cases/{case}/engine.json"),
+            *(replace(file, path=f"cases/{case}/{file.path}") for file in translated.files),
         ]
     experts = bool(settings.architecture.experts)
     files.append(File(path="groups.json", content=json.dumps(groups_of(settings.cluster, experts=experts), indent=1) + "\n"))

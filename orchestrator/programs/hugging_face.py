@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 8 -m orchestrator.programs.hugging_face
 
-To train with a callback, a metric, a loss or a data set of your own copy this file, change `train`, and start it with entry=FILE.
+To train with a callback, a metric, a loss or a data set of your own copy this file, change `trainer`, and start it with entry=FILE.
 """
 
 from __future__ import annotations
@@ -10,41 +10,47 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.programs import hugging_face_hooks as hooks
+from orchestrator.programs import hugging_face_hooks as hooks  # isort: skip  (before DeepSpeed)
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, Dataset
+from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-hooks.prepare()  # before DeepSpeed looks at the machine
-
-import torch  # noqa: E402
-from torch.utils.data import DataLoader, Dataset  # noqa: E402
-from transformers import HfArgumentParser, Trainer, TrainingArguments  # noqa: E402
-
-from orchestrator.plan import Plan  # noqa: E402
-from orchestrator.programs.hugging_face_callback import RunCallback  # noqa: E402
-from orchestrator.workers import as_planned, hugging_face  # noqa: E402
-from orchestrator.workers.deepspeed import summed_over_sequence  # noqa: E402
-from orchestrator.workers.deepspeed_trainer import parameter_groups  # noqa: E402
+from orchestrator.plan import Plan
+from orchestrator.programs.hugging_face_callback import RunCallback
+from orchestrator.workers import as_planned
+from orchestrator.workers.data import Samples
+from orchestrator.workers.deepspeed_trainer import parameter_groups
+from orchestrator.workers.hf_model import summed_over_sequence
+from orchestrator.workers.schedule import learning_rate
 
 
-class Samples(Dataset[dict[str, torch.Tensor]]):
+class PlannedSamples(Dataset[dict[str, torch.Tensor]]):
     """The plan's samples, by their number in the run."""
 
-    def __init__(self, plan: Plan, batches: Any, count: int) -> None:
-        self.plan, self.batches, self.count = plan, batches, count
+    def __init__(self, plan: Plan, samples: Samples, count: int) -> None:
+        self.plan, self.samples, self.count = plan, samples, count
 
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        found = {name: torch.from_numpy(array.copy()) for name, array in self.batches.sample(index).items()}
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        found, scale = self.samples.sample(index), self.samples.scale(index // self.plan.global_batch_size)
         if "loss_mask" in found:
-            found["labels"].masked_fill_(found["loss_mask"] == 0, -100)
-        if self.plan.training.task == "sft":
-            found["loss_scale"] = torch.tensor(self.batches.scale(index // self.plan.global_batch_size))
-        return found
+            found["labels"] = np.where(found["loss_mask"] > 0, found["labels"], -100)
+        return found | ({} if scale is None else {"loss_scale": np.float32(scale)})
+
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Samples as a micro-batch."""
+        return {name: torch.as_tensor(array) for name, array in self.samples.stack(samples).items()}
 
 
 class PlannedTrainer(Trainer):
     """The Trainer where it trains otherwise than the plan says, a method for each correction."""
+
+    optimizer: Any
+    lr_scheduler: Any
 
     def __init__(self, run: hooks.Run, **more: Any) -> None:
         self.run, self.plan = run, run.plan
@@ -54,8 +60,6 @@ class PlannedTrainer(Trainer):
         # A model that takes **kwargs is taken for one that divides its loss by all labels of the global batch (trainer.py, __init__). BERT
         # does not, and its gradients would be too large by ranks and micro-batches.
         self.model_accepts_loss_kwargs &= self.plan.model.stack != "encoder" and self.plan.cp == 1
-
-    optimizer: Any
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Weights decay by their shape. transformers goes by names (trainer.py, get_decay_parameter_names), and takes T5's
@@ -72,14 +76,22 @@ class PlannedTrainer(Trainer):
         """Whether DeepSpeed takes a step as it is built (stage 0 in 16 bits, fp16/fused_optimizer.py:125): at rate 0, and forgotten."""
         return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The plan's schedule, of which transformers has some alone (its linear one ends at 0)."""
+        if self.lr_scheduler is None:
+            peak = self.plan.training.lr
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: learning_rate(self.plan.training, step) / peak)
+        return self.lr_scheduler
+
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        """What DeepSpeed makes otherwise than the plan is mended (workers/deepspeed.py, corrected). A checkpoint is read into any layout
+        """What DeepSpeed makes otherwise than the plan is mended (workers/hf_model.py, corrected). A checkpoint is read into any layout
         and ZeRO stage, where DeepSpeed's own is of one (integrations/deepspeed.py, deepspeed_load_checkpoint)."""
-        self.states = hooks.States(self.run, self.model)
+        self.states = self.run.states(self.model)
+        if self.plan.zero_stage == 0 and not self.plan.training.clip:  # there DeepSpeed tells a norm only where it clips
+            self.accelerator.deepspeed_plugin.deepspeed_config["gradient_clipping"] = as_planned.UNCLIPPED
         with self.states.corrected():
             prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
-        self.states.engine = self.model_wrapped
-        as_planned.require_as_planned(self.model_wrapped, self.plan, clip=self.plan.training.clip)
+        self.states.take(self.model_wrapped)
         if self._steps_when_built():
             self.model_wrapped.optimizer.optimizer.state.clear()
         if self.run.saved is not None:
@@ -87,9 +99,21 @@ class PlannedTrainer(Trainer):
             self._go_on_as_planned(self.run.saved.step)
         return prepared
 
+    def _go_on_as_planned(self, step: int) -> None:
+        """Rates, decay and betas are the plan's, which train.change= may have changed: DeepSpeed's own checkpoint brings those that it was
+        written with, in the groups of the optimizer (torch/optim/optimizer.py, load_state_dict)."""
+        said, schedule = self.args, self.lr_scheduler
+        schedule.last_epoch = step
+        rates = [said.learning_rate * share(step) for share in schedule.lr_lambdas]
+        schedule._last_lr = rates
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            decay = 0.0 if group["name"] == "free" else said.weight_decay
+            own = {"betas": (said.adam_beta1, said.adam_beta2), "eps": said.adam_epsilon}
+            group |= {"lr": rate, "initial_lr": said.learning_rate, "weight_decay": decay} | {k: v for k, v in own.items() if k in group}
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Writes a checkpoint as our worker does, weights and moments by their places in the whole model, once the step's row is written: a
-        run that is killed goes on behind it."""
+        """Writes weights and moments by their places in the whole model, once the step's row is written: a run that is killed goes on
+        behind it."""
         self.run.write_row()
         self.run.saves.save(self.states, self.state.global_step)
 
@@ -112,12 +136,12 @@ class PlannedTrainer(Trainer):
         return DataLoader(dataset, batch_size=size, sampler=mine, collate_fn=self.data_collator)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        """The plan's samples have the loss that our worker takes: means are those of the global batch, whatever the layout and the answers'
-        lengths, and experts are balanced over tokens that are no padding. A data set of one's own has the model's. Under Ulysses
-        transformers' (integrations/deepspeed.py, deepspeed_sp_compute_loss) has gradients that are too large by the ranks of a sequence."""
+        """The plan's samples have the plan's loss: means are those of the global batch, whatever the layout and the answers' lengths, and
+        experts are balanced over tokens that are no padding. A data set of one's own has the model's. Under Ulysses transformers'
+        (integrations/deepspeed.py, deepspeed_sp_compute_loss) has gradients that are too large by the ranks of a sequence."""
         outputs: Any
-        if "tokens" in inputs:
-            loss = self.states._loss(inputs)
+        if self._planned(inputs):
+            loss = self.states.loss(inputs)
             outputs = {"loss": loss, "logits": self.states.logits}
         elif self.plan.cp > 1:
             outputs = model(**self.states.part(inputs))
@@ -129,24 +153,15 @@ class PlannedTrainer(Trainer):
             loss = (loss if balance is None else loss + balance) / summed_over_sequence(self.plan)
         return (loss, outputs) if return_outputs else loss
 
+    def _planned(self, inputs: Any) -> bool:
+        return "tokens" in inputs or self.plan.model.traced is not None
+
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """What is reported is the loss of what is predicted, without that by which experts are balanced, as Megatron's is."""
         with self.states.around_passes():
-            loss = super().training_step(model, inputs, None if "tokens" in inputs else num_items_in_batch)
+            loss = super().training_step(model, inputs, None if self._planned(inputs) else num_items_in_batch)
         balance = 0.0 if self.states.balance is None else self.states.balance.detach()
         return loss * summed_over_sequence(self.plan) - balance / self.args.gradient_accumulation_steps
-
-    def _go_on_as_planned(self, step: int) -> None:
-        """Rates, decay and betas are the plan's, which train.change= may have changed: DeepSpeed's own checkpoint brings those that it was
-        written with, in the groups of the optimizer (torch/optim/optimizer.py, load_state_dict)."""
-        said, schedule = self.args, self.lr_scheduler
-        schedule.last_epoch = step
-        rates = [said.learning_rate * share(step) for share in schedule.lr_lambdas]
-        schedule._last_lr = rates
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            decay = 0.0 if group["name"] == "free" else said.weight_decay
-            own = {"betas": (said.adam_beta1, said.adam_beta2), "eps": said.adam_epsilon}
-            group |= {"lr": rate, "initial_lr": said.learning_rate, "weight_decay": decay} | {k: v for k, v in own.items() if k in group}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Writes the whole model, also of AutoTP's parts, of which Trainer.save_model writes none."""
@@ -154,17 +169,19 @@ class PlannedTrainer(Trainer):
             self.states.export(Path(output_dir))
 
 
-def train(run: hooks.Run) -> None:
-    """The training from the first step, or from the checkpoint that the run goes on from, to its end."""
+def trainer(run: hooks.Run) -> Trainer:
+    """The Trainer of the plan, with the run's callback."""
     [arguments] = HfArgumentParser(TrainingArguments).parse_yaml_file("trainer.yaml")  # before the model, which ZeRO-3 divides
-    run.complete(arguments)
-    model = hugging_face.first_model(run.plan, run.engine, run.device)
-    if "expert_balance" in run.engine["model"]:
-        model.config.output_router_logits, model.config.router_aux_loss_coef = True, run.engine["model"]["expert_balance"]
-    training, valid = run.samples(Samples)
-    trainer = PlannedTrainer(run, model=model, args=arguments, train_dataset=training, eval_dataset=valid, callbacks=[RunCallback(run)])
-    run.train(trainer)
+    training, valid = run.samples(PlannedSamples)
+    run.complete(arguments, evaluates=valid is not None)
+    said = {"model": run.first_model(), "args": arguments, "data_collator": training.collate}
+    return PlannedTrainer(run, **said, train_dataset=training, eval_dataset=valid, callbacks=[RunCallback(run)], compute_metrics=run.scores)
+
+
+def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> hooks.Steps:
+    """The Trainer's steps one at a time, for who measures them (rehearse=true, orchestrator.profile)."""
+    return hooks.Steps(trainer, plan, engine, device)
 
 
 if __name__ == "__main__":
-    hooks.run(train)
+    hooks.run(trainer)

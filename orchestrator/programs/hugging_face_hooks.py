@@ -6,89 +6,71 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 
+from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import checkpoint, distributed, groups, loop, saving, unpickling
-from orchestrator.workers.deepspeed import HuggingFaceTrainer
+from orchestrator.workers import as_planned, checkpoint, distributed, groups, hugging_face, loop, saving, unpickling
+from orchestrator.workers.batch import Batch
 from orchestrator.workers.deepspeed_trainer import import_deepspeed, set_log_level
-from orchestrator.workers.watchdog import Watchdog
+from orchestrator.workers.hf_model import HuggingFaceModel
+from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainingArguments
+    from transformers import TrainingArguments
 
 OUT: Final = Path()
 """Ranks run in the run's folder."""
 
 
-def prepare() -> None:
-    """Makes DeepSpeed ready for this machine before it is imported."""
-    plan = from_json((OUT / "plan.json").read_bytes(), "plan.json")
-    import_deepspeed(torch.device("cpu" if plan.cluster.is_cpu else "cuda"))
-    set_log_level(plan)
-
-
-def run(train: Callable[[Run], None]) -> NoReturn:
-    """Runs `train` as one rank of the job; ends the process."""
+def run(trainer: Callable[[Run], Any]) -> NoReturn:
+    """Trains with this Trainer as one rank of the job; ends the process."""
 
     def program() -> None:
         plan, engine = from_json((OUT / "plan.json").read_bytes(), "plan.json"), loop.read_engine(OUT)
 
         def body(job: distributed.Job, watchdog: Watchdog) -> None:
-            import deepspeed
-
-            deepspeed.init_distributed("nccl" if job.device.type == "cuda" else "gloo", verbose=False)
             run = Run(plan, engine, job.device, watchdog)
             loop.look_at_groups(plan, run.groups, job.device)
             watchdog.phase("building the model", loop.BUILD_S if plan.run.step_timeout_s else 0.0)
-            train(run)
+            run.train(trainer(run))
 
         loop.as_rank(plan, OUT, engine.get("requires", {}), body)
 
     loop.recorded(program)
 
 
-class States(HuggingFaceTrainer):
-    """The model under DeepSpeed as our worker has it: what is corrected, the loss of the plan's samples, and states that are saved and
-    read as there: each goes on from the other's checkpoints. The Trainer makes `engine`."""
-
-    def __init__(self, run: Run, model: torch.nn.Module) -> None:
-        self.plan, self.device, self.groups, self.model, self.engine_fields = run.plan, run.device, run.groups, model, run.engine
-        self.generators: dict[str, Any] | None = None
-        """The generators' states to go on with, once the first samples are read, which draws from them."""
-
-    def _set_generator_states(self, states: dict[str, Any]) -> None:
-        self.generators = states
-
-    def set_generators(self) -> None:
-        """Lets dropout go on from the checkpoint's generators, if it has some for this layout; the second time does nothing."""
-        if self.generators is not None:
-            distributed.set_generator_states(self.generators, self.device)
-        self.generators = None
-
-
 class Run:
     """One rank of the run: what its plan says beside the Trainer's own arguments."""
 
-    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
+    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog | NoWatchdog) -> None:
         self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
+        if plan.run.trace_routing:
+            raise InputError("train.trace_routing", "true", "engine=deepspeed has no routers of megatron-core")
+        as_planned.require_ranks(plan)
+        deepspeed = import_deepspeed(device)
+        set_log_level(plan)
+        deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
         self.groups = groups.of_plan(plan)
         self.saved, self.saves = loop.saved_before(plan, OUT, "--continue" in sys.argv), saving.Saves(plan, OUT)
+        self.scores: Callable[[Any], dict[str, float]] | None = None
+        """What is said of what was held out, beside its loss."""
         self.stopped = False
         """Whether the run was asked to end before its last step."""
         self.write_row: Callable[[], None] = lambda: None
         """Writes the row of metrics.jsonl that waits for its evaluation; the callback sets it."""
 
-    def complete(self, arguments: TrainingArguments) -> None:
-        """Sets what belongs to the run's folder, whatever trainer.yaml says for use by hand: samples come in the plan's order."""
+    def complete(self, arguments: TrainingArguments, *, evaluates: bool) -> None:
+        """Sets what belongs to the run's folder, whatever trainer.yaml says for use by hand: samples come in the plan's order, and layers
+        are recomputed as `first_model` has them. `evaluates`: whether there are samples to evaluate on."""
         from transformers.integrations import is_tensorboard_available
 
         run = self.plan.run
-        arguments.output_dir = str(OUT / checkpoint.FOLDER)
+        arguments.output_dir, arguments.gradient_checkpointing = str(OUT / checkpoint.FOLDER), False
         arguments.train_sampling_strategy, arguments.remove_unused_columns = "sequential", False
         arguments.logging_nan_inf_filter, arguments.disable_tqdm = False, True
         arguments.report_to = ["tensorboard"] if is_tensorboard_available() else []
@@ -98,7 +80,10 @@ class Run:
             os.environ |= {f"WANDB_{name.upper()}": value for name, value in run.wandb.items()}
         if self.plan.cp > 1:
             arguments.parallelism_config = self._ulysses()
-        if run.eval_every and (run.valid or run.split):
+        if (traced := self.plan.model.traced) is not None:
+            names = [feed.name for feed in traced.feeds]
+            arguments.label_names = ["labels"] if "labels" in names else names[:1]  # by which the Trainer knows that there is a loss
+        if evaluates:
             arguments.eval_strategy, arguments.eval_steps = "steps", run.eval_every
             arguments.per_device_eval_batch_size = self.plan.micro_batch_size
 
@@ -111,17 +96,40 @@ class Run:
         handler = DeepSpeedSequenceParallelConfig(sp_seq_length=length, sp_seq_length_is_variable=False, sp_attn_implementation=attention)
         return ParallelismConfig(sp_size=self.plan.cp, dp_shard_size=self.plan.dp, sp_handler=handler)
 
+    def first_model(self) -> torch.nn.Module:
+        """The model with its first weights. Raises InputError."""
+        if self.plan.model.traced is not None:
+            from orchestrator.workers import traced
+
+            return traced.first_model(self.plan, self.engine, self.device)
+        model: Any = hugging_face.first_model(self.plan, self.engine, self.device)
+        if "expert_balance" in self.engine["model"]:
+            model.config.output_router_logits, model.config.router_aux_loss_coef = True, self.engine["model"]["expert_balance"]
+        return model
+
+    def states(self, model: torch.nn.Module) -> HuggingFaceModel:
+        """The model as DeepSpeed shall have it, with the plan's loss and checkpoints."""
+        kind = HuggingFaceModel
+        if self.plan.model.traced is not None:
+            from orchestrator.workers import traced
+
+            kind = traced.DescribedModel
+        return kind(self.plan, self.engine, self.device, self.groups, model)
+
     def samples(self, kind: Any) -> tuple[Any, Any]:
         """Data sets of this kind to train on, and to evaluate on or None."""
         plan = self.plan
-        train, valid = loop.planned_batches(plan, 0, OUT / "data")
+        train, valid = loop.open_samples(plan, OUT / "data")
         training = kind(plan, train, plan.training.steps * plan.global_batch_size)
         if valid is None or not plan.run.eval_every:
             return training, None
-        most = max(1, valid.num_samples // plan.global_batch_size)
-        return training, kind(plan, valid, min(plan.run.eval_steps, most) * plan.global_batch_size)
+        if (traced := plan.model.traced) is not None and traced.classifies:
+            from orchestrator.workers.traced import scores
 
-    def train(self, trainer: Trainer) -> None:
+            self.scores = scores
+        return training, kind(plan, valid, loop.eval_steps(plan, valid) * plan.global_batch_size)
+
+    def train(self, trainer: Any) -> None:
         """Trains from the first step or the checkpoint's, and exports. Raises NonFiniteLossError, CheckpointError."""
         from transformers.trainer import TRAINER_STATE_NAME
         from transformers.trainer_callback import TrainerState
@@ -139,3 +147,33 @@ class Run:
         if self.plan.run.export_to and not self.stopped:
             self.watchdog.phase("export", saving.limit_s(self.plan))
             trainer.save_model(self.plan.run.export_to)
+
+
+class Steps:
+    """The Trainer's steps one at a time, as a worker's trainer takes them, for who measures them."""
+
+    def __init__(self, trainer: Callable[[Run], Any], plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
+        run = Run(plan, engine, device, NoWatchdog())
+        run.samples = lambda kind: (kind(plan, None, plan.training.steps * plan.global_batch_size), None)  # who measures reads them
+        self.plan, self.device, self.groups, self.trainer = plan, device, run.groups, trainer(run)
+        self.trainer._prepare_for_training(plan.training.steps, self.trainer.get_train_dataloader(), None)
+        self.model, self.engine, self.states = self.trainer.model, self.trainer.model_wrapped, self.trainer.states
+        # accelerate calls it once the last micro-batch has been backward (utils/deepspeed.py, backward).
+        self._step, self.engine.step = self.engine.step, lambda *words, **more: None
+
+    def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """Computes the gradients of the micro-batches' mean loss, which it returns."""
+        self.trainer.current_gradient_accumulation_steps = len(batches)
+        losses: list[torch.Tensor] = []
+        for batch in batches:
+            self.trainer.accelerator.gradient_state._set_sync_gradients(len(losses) + 1 == len(batches))
+            losses.append(self.trainer.training_step(self.engine, batch))
+        return torch.stack(losses).sum()
+
+    def update(self, lr: float) -> float | None:
+        """Clips, steps and clears; returns the gradients' global norm before clipping, where DeepSpeed tells one."""
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        self._step()
+        norm = self.engine.get_global_grad_norm()
+        return None if norm is None else float(norm)

@@ -180,5 +180,5 @@ def sample(feeds: Sequence[Feed], rng: np.random.Generator) -> dict[str, np.ndar
 
 def stacked(feeds: Sequence[Feed], samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Samples as a batch: [samples, ...], or one after the other where the feed is `joined`."""
-    join = {feed.name: np.concatenate if feed.joined else np.stack for feed in feeds}
-    return {name: join[name]([each[name] for each in samples]) for name in samples[0]}
+    joined = {feed.name for feed in feeds if feed.joined}
+    return {name: (np.concatenate if name in joined else np.stack)([each[name] for each in samples]) for name in samples[0]}

@@ -35,12 +35,10 @@ def require_no_auto(ds_config: Any, path: str = "ds_config") -> None:
         require_no_auto(value, f"{path}.{name}")
 
 
-def require_as_planned(engine: Any, plan: Plan, clip: float | None = None) -> None:
-    """Raises InputError that names what a DeepSpeed engine does otherwise than the plan. `clip`: what it clips by where that is not the
-    plan's."""
+def require_as_planned(engine: Any, plan: Plan) -> None:
+    """Raises InputError that names what a DeepSpeed engine does otherwise than the plan."""
     training = plan.training
-    if clip is None:
-        clip = training.clip or (UNCLIPPED if plan.zero_stage == 0 else 0.0)
+    clip = training.clip or (UNCLIPPED if plan.zero_stage == 0 else 0.0)
     pairs = {
         # Who shares ZeRO's states: the ranks of a sequence as well, which hold the same weights.
         "dp x cp": (engine.seq_dp_world_size, plan.dp * plan.cp),

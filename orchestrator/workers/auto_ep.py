@@ -5,7 +5,8 @@ deepspeed/module_inject/auto_ep_layer.py and deepspeed/moe/ep_repack.py, version
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,31 @@ class Source(NamedTuple):
     layer: Any = None
 
 
-def prepare(model: torch.nn.Module) -> None:
+@contextlib.contextmanager
+def prepared(plan: Plan) -> Iterator[None]:
+    """Around DeepSpeed's initialisation with an optimizer that it has not made. It takes experts out of the groups of its own optimizers
+    alone (runtime/engine.py:2330), and asserts that this was done (runtime/zero/stage_1_and_2.py:872)."""
+    from deepspeed.moe.utils import configure_moe_param_groups
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    record_by_class()
+    configure, register = DeepSpeedEngine._configure_optimizer, UlyssesSPAttentionHF.register_with_transformers
+
+    def configured(engine: Any, optimizer: Any, parameters: Any) -> Any:
+        optimizer.param_groups[:] = configure_moe_param_groups(optimizer.param_groups)
+        return configure(engine, optimizer, parameters)
+
+    DeepSpeedEngine._configure_optimizer = configured
+    if plan.cp > 1:
+        UlyssesSPAttentionHF.register_with_transformers = lambda **words: BesideUlysses(register(**words))
+    try:
+        yield
+    finally:
+        DeepSpeedEngine._configure_optimizer, UlyssesSPAttentionHF.register_with_transformers = configure, register
+
+
+def record_by_class() -> None:
     """What transformers 5.23 lacks for AutoEP: since then its registry of what can be recorded is asked by model
     (utils/output_capturing.py:36), and AutoEP asks by the model's class as a string, with a default (auto_ep_presets/base.py:325)."""
     from transformers.utils import output_capturing

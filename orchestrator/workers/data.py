@@ -13,6 +13,7 @@ import json
 import math
 import sysconfig
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -469,22 +470,45 @@ SAMPLERS: dict[str, Callable[[Plan, Specials], Sampler]] = {
 }
 
 
-class AnyBatches(Protocol):
-    """The micro-batches of one data-parallel rank, by step."""
+class Samples(ABC):
+    """A run's samples by their number, counted over all steps and data-parallel ranks: what a step sees depends neither on the layout nor
+    on a resume."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
 
     @property
+    @abstractmethod
     def num_samples(self) -> int:
         """Samples of an epoch."""
-        ...
 
-    def microbatches(self, step: int) -> list[dict[str, np.ndarray]]: ...
+    @abstractmethod
+    def sample(self, ordinal: int) -> dict[str, np.ndarray]:
+        """Arrays of the run's sample number `ordinal`, by name."""
+
+    def scale(self, step: int) -> float | None:
+        """Where a step's loss is a mean over tokens of which samples have different numbers: what makes sums over a micro-batch's such that
+        their mean over micro-batches and ranks is the mean over the global batch's. None: each sample has as many."""
+        return None
+
+    def stack(self, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Samples as a micro-batch."""
+        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+    def microbatches(self, step: int, dp_rank: int = 0) -> list[dict[str, np.ndarray]]:
+        """The micro-batches [micro_batch_size, ...] of step `step`, counted from 0, on this data-parallel rank; "loss_scale" [1] is
+        `scale`'s."""
+        plan, scale = self.plan, self.scale(step)
+        size, more = plan.micro_batch_size, {} if scale is None else {"loss_scale": np.asarray([scale], dtype=np.float32)}
+        starts = [step * plan.global_batch_size + (m * plan.dp + dp_rank) * size for m in range(plan.num_microbatches)]
+        return [self.stack([self.sample(start + i) for i in range(size)]) | more for start in starts]
 
 
-class Batches:
-    """The micro-batches of one data-parallel rank, by step, out of one row or a blend of several."""
+class TextSamples(Samples):
+    """Samples out of one row of tokens or a blend of several."""
 
-    def __init__(self, plan: Plan, parts: Sequence[Part], specials: Specials, dp_rank: int) -> None:
-        self.plan, self.dp_rank = plan, dp_rank
+    def __init__(self, plan: Plan, parts: Sequence[Part], specials: Specials) -> None:
+        super().__init__(plan)
         traced = plan.model.traced
         self.sampler = SAMPLERS[(traced and traced.text_stack) or plan.model.stack](plan, specials)
         self.parts = tuple(parts)
@@ -504,27 +528,8 @@ class Batches:
     def num_samples(self) -> int:
         return sum(self.sizes)
 
-    def microbatches(self, step: int) -> list[dict[str, np.ndarray]]:
-        """`num_microbatches` dictionaries of arrays [micro_batch_size, ...] for step `step`, counted from 0."""
-        plan = self.plan
-        first = step * plan.global_batch_size
-        wide = plan.micro_batch_size * plan.dp
-        return [
-            self._stack(
-                range(
-                    first + m * wide + self.dp_rank * plan.micro_batch_size, first + m * wide + (self.dp_rank + 1) * plan.micro_batch_size
-                )
-            )
-            for m in range(plan.num_microbatches)
-        ]
-
-    def _stack(self, ordinals: range) -> dict[str, np.ndarray]:
-        samples = [self.sample(ordinal) for ordinal in ordinals]
-        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
-
     def sample(self, ordinal: int) -> dict[str, np.ndarray]:
-        """Arrays [seq_length] of the run's sample number `ordinal`, counted over all steps and data-parallel ranks. Raises InputError where
-        the vocabulary is too small for it."""
+        """Arrays [seq_length] by name. Raises InputError where the vocabulary is too small for them."""
         seed = self.plan.training.seed
         source, turn = self.blending.place(ordinal) if self.blending else (0, ordinal)
         part, size = self.parts[source], self.sizes[source]

@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,24 @@ def set_log_level(plan: Plan) -> None:
     set_log_level_from_string("info" if plan.extra.get("ds") else "error")
 
 
+def forget_engine() -> None:
+    """Lets the next engine of this process be of another plan: what DeepSpeed, AutoTP and accelerate keep for a process' life goes."""
+    import deepspeed.comm.comm as deepspeed_comm
+    from deepspeed.module_inject.layers import set_autotp_mode
+    from deepspeed.runtime.tensor_parallel import init_utils
+    from deepspeed.utils import groups as deepspeed_groups
+
+    deepspeed_comm.cdb = None
+    deepspeed_groups._release_process_group_references()
+    set_autotp_mode(training=False)
+    init_utils._TP_MODEL_INIT_ARGS = None
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     """The optimizer's groups of what is trained, as megatron-core groups it (optimizer/__init__.py:69): biases and norms don't decay. A
     partitioned parameter's own shape is flat. By the names DeepSpeed finds them when it takes experts out (moe/utils.py:103)."""
@@ -73,125 +92,32 @@ def complete_groups(model: torch.nn.Module) -> None:
         model.register_parameter("group_filler", torch.nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device)))
 
 
-class DeepSpeedTrainer:
-    """One rank of a DeepSpeed engine. A subclass builds `model`, `places` and `engine`, and says how a micro-batch becomes a loss."""
+class DeepSpeedStates:
+    """The model of one rank under a DeepSpeed engine, and its checkpoints."""
 
+    plan: Plan
+    device: torch.device
+    groups: Groups
     model: torch.nn.Module
     places: list[parts.Place]
     engine: Any
+    engine_fields: dict[str, Any]
+    """The content of engine.json."""
     names: Names = "megatron_core"
     """The program whose names the weights have in checkpoints."""
 
-    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
-        self.plan, self.device, self.engine_fields = plan, device, engine
-        as_planned.require_ranks(plan)
-        self.deepspeed = import_deepspeed(device)
-        set_log_level(plan)
-        self.deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
-        self.groups = self._make_groups()
+    def take(self, engine: Any) -> None:
+        """This model's engine, as DeepSpeed has made it. In fp32 at stage 0 norm and clipping are ours: DeepSpeed tells no norm
+        (engine.py:3503), and clips by one that leaves out the later stages of its pipeline (clip_grad_norm_ in runtime/utils.py counts what
+        is not cut on the first rank of TP x PP alone). Raises InputError where the engine is otherwise than the plan."""
+        self.engine = engine
+        as_planned.require_as_planned(engine, self.plan)
+        if self.plan.zero_stage == 0 and self.plan.training.precision == "fp32":
 
-    def _make_groups(self) -> Groups:
-        """The plan's groups, and the generators' seed."""
-        torch.manual_seed(self.plan.training.seed)
-        return groups.of_plan(self.plan)
+            def clip() -> None:
+                engine._global_grad_norm = self._clip(self.plan.training.clip)
 
-    def _generator_states(self) -> dict[str, Any]:
-        return distributed.generator_states(self.device)
-
-    def _set_generator_states(self, states: dict[str, Any]) -> None:
-        distributed.set_generator_states(states, self.device)
-
-    def _initialise_engine(self, model: torch.nn.Module, mpu: Any) -> None:
-        """Makes `engine` with this model."""
-        if self.plan.pp > 1:
-            complete_groups(model)
-        # BF16_Optimizer, hpZ and the pipeline print their sizes.
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.engine, *_ = self.deepspeed.initialize(
-                model=model,
-                model_parameters=parameter_groups(model),
-                mpu=mpu,
-                config=self._ds_config(self.engine_fields["ds_config"]),
-            )
-        as_planned.require_as_planned(self.engine, self.plan, clip=as_planned.UNCLIPPED if self._clips() else None)
-        if self._steps_when_built():
-            self.engine.optimizer.optimizer.state.clear()
-
-    def _clips(self) -> bool:
-        """Whether norm and clipping are ours. In fp32 at stage 0 DeepSpeed tells no norm, and clips by one that leaves out the later stages
-        of its pipeline (clip_grad_norm_ in runtime/utils.py counts what is not cut on the first rank of TP x PP alone)."""
-        return self.plan.zero_stage == 0 and self.plan.training.precision == "fp32"
-
-    def _steps_when_built(self) -> bool:
-        """Whether DeepSpeed steps when it is built. At stage 0 in bf16 or fp16 it allocates Adam's state by a step with gradients of zero
-        (initialize_optimizer_states in fp16/unfused_optimizer.py and fused_optimizer.py:125): it decays the weights once, and Adam's bias
-        correction is one step ahead for ever. We give that step no learning rate, and forget its count."""
-        return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
-
-    def _ds_config(self, ds_config: dict[str, Any]) -> dict[str, Any]:
-        """The file's content, with what depends on this machine."""
-        if "gradient_clipping" not in ds_config:
-            raise InputError("ds_config.json", None, "has no gradient_clipping, and DeepSpeed would clip at 1.0")
-        as_planned.require_no_auto(ds_config)
-        if self._clips() or (not ds_config["gradient_clipping"] and self.plan.zero_stage == 0):
-            ds_config = ds_config | {"gradient_clipping": as_planned.UNCLIPPED}
-        if self._steps_when_built():
-            optimizer = ds_config["optimizer"]
-            ds_config = ds_config | {"optimizer": optimizer | {"params": optimizer["params"] | {"lr": 0.0}}}
-        if self.device.type == "cpu":
-            optimizer = ds_config["optimizer"]
-            if optimizer["type"].lower().startswith("adam"):
-                # DeepSpeed's own Adam is compiled for the GPU, or for the CPU at first use; torch's is the same rule.
-                params = {key: value for key, value in optimizer["params"].items() if key != "fused"} | {"torch_adam": True}
-                ds_config = ds_config | {"optimizer": optimizer | {"params": params}}
-        return ds_config
-
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        """The loss of one micro-batch, without a pipeline."""
-        raise NotImplementedError
-
-    def _backward(self, loss: torch.Tensor) -> None:
-        self.engine.backward(loss)
-
-    def around_passes(self) -> contextlib.AbstractContextManager[Any]:
-        """What a micro-batch's forward and backward pass run in."""
-        return contextlib.nullcontext()
-
-    def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        logs = []
-        for index, batch in enumerate(batches):
-            with self.around_passes():
-                loss = self._loss(batch)
-                self._backward(loss)
-            logs.append(loss.detach())
-            if index + 1 < len(batches):
-                # Not a boundary: counts the micro-batch.
-                self.engine.step()
-        return torch.stack(logs).mean()
-
-    def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        self.engine.eval()
-        with torch.no_grad():
-            logs = self._evaluated(batches)
-        self.engine.train()
-        return torch.stack(logs).mean() if logs else None
-
-    def _evaluated(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        """The micro-batches' losses, on the last stage; empty elsewhere."""
-        return [self._loss(batch) for batch in batches]
-
-    def update(self, lr: float) -> float | None:
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr
-        grad_norm = self._clip(self.plan.training.clip) if self._clips() else None
-        self._apply()
-        if grad_norm is None:
-            grad_norm = self.engine.get_global_grad_norm()
-        return None if grad_norm is None else float(grad_norm)
-
-    def _apply(self) -> None:
-        """Does the optimizer's step, and clears the gradients."""
-        self.engine.step()
+            engine.clip_fp32_gradients = clip
 
     def _clip(self, most: float) -> float:
         """Scales the gradients down to this norm (0: leaves them as they are); returns their norm before."""
@@ -213,6 +139,12 @@ class DeepSpeedTrainer:
         square = sum((gradient.double().square().sum() for gradient in counted), torch.zeros((), dtype=torch.float64, device=self.device))
         self.groups.sum(MODEL, square)
         return math.sqrt(float(square))
+
+    def _generator_states(self) -> dict[str, Any]:
+        return distributed.generator_states(self.device)
+
+    def _set_generator_states(self, states: dict[str, Any]) -> None:
+        distributed.set_generator_states(states, self.device)
 
     def save(self, folder: Path, step: int) -> None:
         """Writes a checkpoint: by places in the whole model where that covers this plan; else as DeepSpeed does, for this layout only."""
@@ -270,6 +202,108 @@ class DeepSpeedTrainer:
             path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG, load_module_strict=self.plan.training.lora is None)
         if path is None:
             raise InputError("train.resume", saved.folder, "holds nothing that DeepSpeed can load")
+
+
+class DeepSpeedTrainer(DeepSpeedStates):
+    """One rank of a DeepSpeed engine. A subclass builds `model`, `places` and `engine`, and says how a micro-batch becomes a loss."""
+
+    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
+        self.plan, self.device, self.engine_fields = plan, device, engine
+        as_planned.require_ranks(plan)
+        self.deepspeed = import_deepspeed(device)
+        set_log_level(plan)
+        self.deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
+        self.groups = self._make_groups()
+
+    def _make_groups(self) -> Groups:
+        """The plan's groups, and the generators' seed."""
+        torch.manual_seed(self.plan.training.seed)
+        return groups.of_plan(self.plan)
+
+    def _initialise_engine(self, model: torch.nn.Module, mpu: Any) -> None:
+        """Makes `engine` with this model."""
+        if self.plan.pp > 1:
+            complete_groups(model)
+        # BF16_Optimizer, hpZ and the pipeline print their sizes.
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.engine, *_ = self.deepspeed.initialize(
+                model=model,
+                model_parameters=parameter_groups(model),
+                mpu=mpu,
+                config=self._ds_config(self.engine_fields["ds_config"]),
+            )
+        self.take(self.engine)
+        if self._steps_when_built():
+            self.engine.optimizer.optimizer.state.clear()
+
+    def _steps_when_built(self) -> bool:
+        """Whether DeepSpeed steps when it is built. At stage 0 in bf16 or fp16 it allocates Adam's state by a step with gradients of zero
+        (initialize_optimizer_states in fp16/unfused_optimizer.py and fused_optimizer.py:125): it decays the weights once, and Adam's bias
+        correction is one step ahead for ever. We give that step no learning rate, and forget its count."""
+        return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
+
+    def _ds_config(self, ds_config: dict[str, Any]) -> dict[str, Any]:
+        """The file's content, with what depends on this machine."""
+        if "gradient_clipping" not in ds_config:
+            raise InputError("ds_config.json", None, "has no gradient_clipping, and DeepSpeed would clip at 1.0")
+        as_planned.require_no_auto(ds_config)
+        if not ds_config["gradient_clipping"] and self.plan.zero_stage == 0:
+            ds_config = ds_config | {"gradient_clipping": as_planned.UNCLIPPED}
+        if self._steps_when_built():
+            optimizer = ds_config["optimizer"]
+            ds_config = ds_config | {"optimizer": optimizer | {"params": optimizer["params"] | {"lr": 0.0}}}
+        if self.device.type == "cpu":
+            optimizer = ds_config["optimizer"]
+            if optimizer["type"].lower().startswith("adam"):
+                # DeepSpeed's own Adam is compiled for the GPU, or for the CPU at first use; torch's is the same rule.
+                params = {key: value for key, value in optimizer["params"].items() if key != "fused"} | {"torch_adam": True}
+                ds_config = ds_config | {"optimizer": optimizer | {"params": params}}
+        return ds_config
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """The loss of one micro-batch, without a pipeline."""
+        raise NotImplementedError
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self.engine.backward(loss)
+
+    def around_passes(self) -> contextlib.AbstractContextManager[Any]:
+        """What a micro-batch's forward and backward pass run in."""
+        return contextlib.nullcontext()
+
+    def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        logs = []
+        for index, batch in enumerate(batches):
+            with self.around_passes():
+                loss = self._loss(batch)
+                self._backward(loss)
+            logs.append(loss.detach())
+            if index + 1 < len(batches):
+                # Not a boundary: counts the micro-batch.
+                self.engine.step()
+        return torch.stack(logs).mean()
+
+    def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        self.engine.eval()
+        with torch.no_grad():
+            logs = self._evaluated(batches)
+        self.engine.train()
+        return torch.stack(logs).mean() if logs else None
+
+    def _evaluated(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """The micro-batches' losses, on the last stage; empty elsewhere."""
+        return [self._loss(batch) for batch in batches]
+
+    def update(self, lr: float) -> float | None:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        self._apply()
+        grad_norm = self.engine.get_global_grad_norm()
+        return None if grad_norm is None else float(grad_norm)
+
+    def _apply(self) -> None:
+        """Does the optimizer's step, and clears the gradients."""
+        self.engine.step()
 
 
 def plain_records() -> list[Any]:

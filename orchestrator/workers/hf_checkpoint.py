@@ -1,51 +1,19 @@
-"""Models of transformers under DeepSpeed: where each weight stands in the whole model, which AutoTP, AutoEP and ZeRO-3 cut, and the whole
-model as a checkpoint of transformers'."""
+"""Models of transformers under DeepSpeed, which AutoTP, AutoEP and ZeRO-3 cut: the whole model as a checkpoint of transformers'."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from orchestrator.plan import Plan, RunSettings
-from orchestrator.workers import auto_ep, hugging_face, lora
-from orchestrator.workers.checkpoint import Saved
-from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
-from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.hf_files import copy_tokenizer, special_tokens
+from orchestrator.workers import auto_ep
+from orchestrator.workers.groups import Groups
+from orchestrator.workers.hf_files import copy_tokenizer
 from orchestrator.workers.parts import Place, let_others_read
-from orchestrator.workers.saving import Snapshot
-
-BIAS: Final = "e_score_correction_bias"
-"""The end of the name of the buffer by which a router balances its experts' load (DeepSeek-V3, GLM-4.5)."""
-BIASES: Final = "biases.pt"
-"""The file in a checkpoint of a run that has the routers' biases, which are no parameters."""
-
-
-def places(model: torch.nn.Module, groups: Groups, fields: dict[str, Any]) -> list[Place]:
-    """The place in the whole model of every parameter, after AutoTP has cut it."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in uncut(fields).named_parameters()}
-    tp_rank, replica = groups.rank("tp"), groups.rank(REPLICAS)
-    found, experts = [], auto_ep.parameters(model)
-    for name, parameter in model.named_parameters():
-        if name in experts:
-            found.append(auto_ep.place(experts[name], parameter, shapes, replica))
-            continue
-        shape, whole = tuple(getattr(parameter, "ds_shape", parameter.shape)), shapes[name]
-        offset = tuple(0 if here == there else tp_rank * here for here, there in zip(shape, whole, strict=True))
-        first = shape != whole or tp_rank == 0
-        about = {"key": name, "index": (), "offset": offset, "shape": shape, "global_shape": whole}
-        found.append(Place(parameter=parameter, start=0, first=first, main=first and replica == 0, **about))
-    return found
-
-
-def uncut(fields: dict[str, Any]) -> Any:
-    """The model of engine.json's "model" that nothing has cut, on the meta device."""
-    with torch.device("meta"):
-        return hugging_face.build_model(fields | {"gradient_checkpointing": False})
 
 
 def whole_state(model: torch.nn.Module, places: Sequence[Place], plan: Plan, groups: Groups) -> dict[str, torch.Tensor]:
@@ -85,41 +53,3 @@ def write(whole: Any, state: dict[str, torch.Tensor], model: torch.nn.Module, fo
         let_others_read(path)
     for source in filter(None, (run.tokenizer, run.init_from)):
         copy_tokenizer(Path(source), folder)
-
-
-class HuggingFaceStates(DeepSpeedTrainer):
-    """The checkpoints of one rank of a Hugging Face model: what each engine's have, and the routers' biases, which don't move: a run that
-    goes on may not begin with the checkpoint that they are from."""
-
-    names = "transformers"
-
-    def save(self, folder: Path, step: int) -> None:
-        super().save(folder, step)
-        self._save_biases(folder)
-
-    def snapshot(self, folder: Path, step: int) -> Snapshot:
-        found = super().snapshot(folder, step)
-        self._save_biases(folder)
-        return found
-
-    def _save_biases(self, folder: Path) -> None:
-        biases = {name: value.cpu() for name, value in hugging_face.float_buffers(self.model).items() if name.endswith(BIAS)}
-        if biases and dist.get_rank() == 0:
-            torch.save(biases, folder / BIASES)
-
-    def load(self, saved: Saved) -> None:
-        super().load(saved)
-        if (path := saved.folder / BIASES).is_file():
-            hugging_face.restore(self.model, torch.load(path, weights_only=True))
-
-    def export(self, folder: Path) -> None:
-        """Writes a Hugging Face checkpoint; of a model with LoRA peft's adapter, or on request the sum of both. Rank 0 has the whole model
-        in host memory."""
-        fields, run, model = self.engine_fields["model"], self.plan.run, self.model
-        state, adapted = whole_state(model, self.places, self.plan, self.groups), fields.get("lora")
-        if dist.get_rank() == 0 and adapted and not adapted["merge"]:
-            lora.write(state, adapted, run.init_from, folder)
-        elif dist.get_rank() == 0:
-            plain = {name: value for name, value in fields.items() if name != "lora"} | {"config": fields["config"] | special_tokens(run)}
-            write(uncut(plain), lora.merged(model, state) if adapted else state, model, folder, run)
-        dist.barrier()

@@ -75,19 +75,6 @@ class Trainer(Protocol):
     def load(self, saved: checkpoint.Saved) -> None: ...
 
 
-@runtime_checkable
-class OwnBatches(Protocol):
-    """A trainer whose model is not trained on text, or not only."""
-
-    def open_batches(self, cache: Path) -> tuple[Any, Any]:
-        """The batches that are trained on, and those that are evaluated on, or None. `cache`: a folder for what is made of data."""
-        ...
-
-    def scores(self) -> dict[str, float]:
-        """Scores of what was evaluated since the last call, beside the loss: they go into metrics.jsonl as "valid_" and their name."""
-        ...
-
-
 class Trace(Protocol):
     """What looks on while steps are computed."""
 
@@ -194,26 +181,35 @@ class Metrics:
             self.file.close()
 
 
-def evaluate(trainer: Trainer, batches: data.AnyBatches) -> float:
+def evaluate(trainer: Trainer, samples: data.Samples) -> float:
     """The mean loss over the first global batches of the held-out samples: as many as there are, at most plan.run.eval_steps. The same ones
     every time, under every plan."""
     plan = trainer.plan
-    steps = min(plan.run.eval_steps, max(1, batches.num_samples // plan.global_batch_size))
-    total = 0.0
+    total, steps = 0.0, eval_steps(plan, samples)
     for step in range(steps):
-        microbatches = [to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
+        microbatches = read(trainer, samples, step)
         loss, _, _ = agree(trainer.evaluate(microbatches), trainer.groups, trainer.device, stop=False)
         total += loss
     return total / steps
 
 
+def eval_steps(plan: Plan, samples: data.Samples) -> int:
+    """How many global batches are evaluated on: as many as there are, at most plan.run.eval_steps."""
+    return min(plan.run.eval_steps, max(1, samples.num_samples // plan.global_batch_size))
+
+
+def read(trainer: Trainer, samples: data.Samples, step: int) -> list[Batch]:
+    """The micro-batches of a step on this rank."""
+    return [to_device(arrays, trainer.device) for arrays in samples.microbatches(step, trainer.groups.rank("dp"))]
+
+
 def train(
     trainer: Trainer,
-    batches: data.AnyBatches,
+    samples: data.Samples,
     out: Path,
     first_step: int = 0,
     watchdog: Watchdog | NoWatchdog | None = None,
-    valid: data.AnyBatches | None = None,
+    valid: data.Samples | None = None,
 ) -> list[float]:
     """Train from `first_step` (steps done) to plan.training.steps; the losses. Raises NonFiniteLossError. `valid`: what is evaluated on,
     every plan.run.eval_every steps and at the end; the step's row then has a "valid_loss".
@@ -241,7 +237,7 @@ def train(
         timers.begin(step)
         begin = time.perf_counter()
         now(f"step {step + 1}: data")
-        microbatches = [to_device(arrays, device) for arrays in batches.microbatches(step)]
+        microbatches = read(trainer, samples, step)
         now(f"step {step + 1}: forward and backward")
         timers.phase("passes")
         local_loss = trainer.forward_backward(microbatches)
@@ -263,8 +259,6 @@ def train(
         if valid is not None and eval_every and (done % eval_every == 0 or done == training.steps):
             now(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
             numbers["valid_loss"] = finite(evaluate(trainer, valid))
-            if isinstance(trainer, OwnBatches):
-                numbers |= {f"valid_{name}": value for name, value in trainer.scores().items()}
         metrics.write(**numbers)
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
             now(f"step {done}: checkpoint", limit_s(plan))
@@ -301,12 +295,12 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRet
         watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
         look_at_groups(plan, trainer.groups, job.device)
         watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
-        batches, valid = open_batches(trainer, out / "data")
+        samples, valid = open_samples(plan, out / "data")
         saved = saved_before(plan, out, arguments.continued)
         if saved is not None:
             with unpickling.refused(saved.folder):
                 trainer.load(saved)
-        train(trainer, batches, out, saved.step if saved is not None else 0, watchdog, valid)
+        train(trainer, samples, out, saved.step if saved is not None else 0, watchdog, valid)
 
     as_rank(plan, out, engine.get("requires", {}), body)
 
@@ -362,26 +356,25 @@ def as_rank(plan: Plan, out: Path, requires: dict[str, str], body: Callable[[dis
         sys.exit(preflight.MISMATCH_STATUS)
 
 
-def open_batches(trainer: Trainer, cache: Path) -> tuple[Any, Any]:
-    """What is trained on, and what is evaluated on or None: text or supervised samples, unless the trainer has batches of its own."""
-    if isinstance(trainer, OwnBatches):
-        return trainer.open_batches(cache)
-    return planned_batches(trainer.plan, trainer.groups.rank("dp"), cache)
-
-
-def planned_batches(plan: Plan, dp_rank: int, cache: Path) -> tuple[Any, Any]:
-    """The text or supervised samples of a plan, to train on and to evaluate on or None."""
-    build = distributed.local_rank_is_first()
+def open_samples(plan: Plan, cache: Path) -> tuple[data.Samples, data.Samples | None]:
+    """The samples of a plan, to train on and to evaluate on or None. All ranks call this; `cache`: a folder for what is made of data."""
+    here: dict[str, Any] = {"build": distributed.local_rank_is_first(), "wait": dist.barrier}
     if plan.training.task == "sft":
         from orchestrator.workers import sft
 
-        train, held_out = sft.open_batches(plan, cache, dp_rank, build=build, wait=dist.barrier)
+        train, held_out = sft.opened(plan, cache, **here)
         if dist.get_rank() == 0:
             print(train.said(), flush=True)
         return train, held_out
-    corpus = data.open_corpus(plan, cache, build=build, wait=dist.barrier)
-    valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
-    return data.Batches(plan, corpus.train, corpus.specials, dp_rank), valid
+    kind = data.TextSamples
+    if plan.model.traced is not None:
+        from orchestrator.workers import traced_data
+
+        if not traced_data.reads_text(plan):
+            return traced_data.opened(plan)
+        kind = traced_data.LanguageSamples
+    corpus = data.open_corpus(plan, cache, **here)
+    return kind(plan, corpus.train, corpus.specials), kind(plan, corpus.valid, corpus.specials) if corpus.valid else None
 
 
 def read_engine(folder: Path) -> dict[str, Any]:

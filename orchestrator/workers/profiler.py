@@ -139,11 +139,7 @@ def leave_groups() -> None:
 
         parallel_state.destroy_model_parallel()
     if "deepspeed" in sys.modules:
-        import deepspeed.comm.comm as deepspeed_comm
-        from deepspeed.utils import groups
-
-        deepspeed_comm.cdb = None
-        groups._release_process_group_references()
+        importlib.import_module("orchestrator.workers.deepspeed_trainer").forget_engine()
     dist.destroy_process_group()
     gc.collect()
 
@@ -164,7 +160,7 @@ def case(folder: Path, rank: int, together: Callable[[], None], yardstick: Yards
     if not alone or rank == 0:
         rehearsal.join_alone(plan, rank)
         try:
-            given = plan, loop.read_engine(folder), (folder / "module").read_text(), folder.parent, STEPS
+            given = plan, loop.read_engine(folder), folder, (folder / "module").read_text(), folder.parent, STEPS
             found = rehearsal.rehearse(*given, (lambda: None) if alone else mark)
         finally:
             leave_groups()

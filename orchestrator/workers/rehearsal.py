@@ -11,6 +11,7 @@ and head it has, and how many parameters.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib
 import json
@@ -103,14 +104,16 @@ def modules_of(trainer: Any) -> list[torch.nn.Module]:
 
 
 def rehearse(
-    plan: Plan, engine: dict[str, Any], module: str, out: Path, steps: int, together: Callable[[], None] = lambda: None
+    plan: Plan, engine: dict[str, Any], folder: Path, module: str, out: Path, steps: int, together: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """What the rank measures of itself; the first step is not timed. `together` is called before each step."""
+    """What the rank measures of itself; the first step is not timed. `folder` has the job's files, `out` what is made of data;
+    `together` is called before each step."""
     device = distributed.prepare_device(plan)
     worker = importlib.import_module(module)
     gc.freeze()  # what was imported stays: collections pass over it
-    trainer = worker.build(plan, engine, device)
-    batches, _ = loop.open_batches(trainer, out / "data")
+    with contextlib.chdir(folder):
+        trainer = worker.build(plan, engine, device)
+    samples, _ = loop.open_samples(plan, out / "data")
     answer_for_other_ranks(trainer, plan)
     count = microbatches(plan, engine)
     passes: list[float] = []
@@ -119,7 +122,7 @@ def rehearse(
     for step in range(steps):
         if step == 1:
             layers = LayerTimes(trainer, device)
-        mine = [loop.to_device(arrays, device) for arrays in batches.microbatches(step)[:count]]
+        mine = loop.read(trainer, samples, step)[:count]
         loop.synchronise(device)
         together()
         begin = time.perf_counter()
@@ -201,7 +204,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
                 parallel_state.destroy_model_parallel()
         else:
-            result = rehearse(plan, engine, given.module or f"orchestrator.workers.{plan.engine}", given.plan.parent, given.steps)
+            folder = given.plan.parent
+            result = rehearse(plan, engine, folder, given.module or f"orchestrator.workers.{plan.engine}", folder, given.steps)
         found.append({"rank": rank, "seconds": time.perf_counter() - begin, **result})
         dist.destroy_process_group()
     given.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -20,6 +20,7 @@ import numpy as np
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
+from orchestrator.workers import data
 from orchestrator.workers.data import Specials, load_tokenizer, permuted
 
 KINDS = ('{"messages": [{"role": "user", "content": "..."}, ...]}', '{"prompt": "...", "completion": "..."}')
@@ -160,12 +161,12 @@ def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
     return bins
 
 
-class SupervisedBatches:
-    """The micro-batches of one data-parallel rank, by step. Sequences are the same in every epoch, their order is not; neither depends on
-    the layout."""
+class SupervisedSamples(data.Samples):
+    """A run's sequences. They are the same in every epoch, their order is not; neither depends on the layout."""
 
-    def __init__(self, plan: Plan, samples: Samples, specials: Specials, dp_rank: int) -> None:
-        self.plan, self.samples, self.dp_rank = plan, samples, dp_rank
+    def __init__(self, plan: Plan, samples: Samples, specials: Specials) -> None:
+        super().__init__(plan)
+        self.samples = samples
         self.length = plan.training.seq_length
         self._scaled = (-1, 0.0)
         """The last step that was asked for, and its scale."""
@@ -202,29 +203,13 @@ class SupervisedBatches:
             line += f"; {self.cut} samples are cut at train.seq_length={self.length}, {self.dropped} of them before any answer"
         return line
 
-    def microbatches(self, step: int) -> list[dict[str, np.ndarray]]:
-        """`num_microbatches` dictionaries of arrays [micro_batch_size, seq_length] for step `step`, counted from 0; "loss_scale" [1] is
-        `scale`'s."""
-        plan = self.plan
-        wide, first = plan.micro_batch_size * plan.dp, step * plan.global_batch_size
-        scale = np.asarray([self.scale(step)], dtype=np.float32)
-        found = []
-        for m in range(plan.num_microbatches):
-            mine = first + m * wide + self.dp_rank * plan.micro_batch_size
-            rows = [self.sample(mine + i) for i in range(plan.micro_batch_size)]
-            found.append({name: np.stack([row[name] for row in rows]) for name in rows[0]} | {"loss_scale": scale})
-        return found
-
     def scale(self, step: int) -> float:
-        """What makes sums over a micro-batch's answer tokens such that their mean over micro-batches and ranks is the mean over those of
-        the global batch of this step."""
         if step != self._scaled[0]:
             total = sum(self.answers[self._place(step * self.plan.global_batch_size + i)] for i in range(self.plan.global_batch_size))
             self._scaled = (step, self.plan.dp * self.plan.num_microbatches / total)
         return self._scaled[1]
 
     def sample(self, ordinal: int) -> dict[str, np.ndarray]:
-        """Arrays [seq_length] of the run's sequence number `ordinal`, counted over all steps and data-parallel ranks."""
         return self.sequence(self._place(ordinal))
 
     def _place(self, ordinal: int) -> int:
@@ -252,15 +237,13 @@ class SupervisedBatches:
         return {"tokens": tokens, "labels": labels, "positions": positions, "loss_mask": loss_mask, "real": real}
 
 
-def open_batches(
-    plan: Plan, cache: Path, dp_rank: int, *, build: bool, wait: Callable[[], None]
-) -> tuple[SupervisedBatches, SupervisedBatches | None]:
-    """What a rank trains on, and what it evaluates on if it does. Every rank calls this; `wait` is a barrier, `build` whether this rank
+def opened(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None]) -> tuple[SupervisedSamples, SupervisedSamples | None]:
+    """What a run trains on, and what it evaluates on if it does. Every rank calls this; `wait` is a barrier, `build` whether this rank
     encodes text for its node."""
 
-    def opened(path: str | None) -> SupervisedBatches:
+    def of(path: str | None) -> SupervisedSamples:
         if path is None:
             raise InputError("data", None, "is missing: task=sft needs a jsonl of samples", KINDS)
-        return SupervisedBatches(plan, *open_samples(path, plan.run.tokenizer, cache, build=build, wait=wait), dp_rank)
+        return SupervisedSamples(plan, *open_samples(path, plan.run.tokenizer, cache, build=build, wait=wait))
 
-    return opened(plan.run.data), opened(plan.run.valid) if plan.run.eval_every else None
+    return of(plan.run.data), of(plan.run.valid) if plan.run.eval_every else None

@@ -233,7 +233,9 @@ def test_activation_checkpoints_must_fit_host_memory() -> None:
 def test_what_ds_config_has_no_field_for_is_said() -> None:
     plan = make_plan(DS, LLAMA, zero_stage=2, recompute=full(LLAMA))
     own = [note for note in job_of(replace(plan, offload_activations=True)).notes if "no field" in note]
-    assert own == ["ds_config.json has no field for offload_activations: our worker calls DeepSpeed's functions for it."]
+    assert own == [
+        "ds_config.json has no field for offload_activations: orchestrator.programs.hugging_face calls DeepSpeed's functions for it."
+    ]
     assert not [note for note in job_of(plan).notes if "no field" in note]
 
 

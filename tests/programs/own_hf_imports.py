@@ -1,4 +1,4 @@
-"""Imported once, in the fork server of own_ranks.py: all that a rank of transformers' Trainer, or of our worker, imports."""
+"""Imported once, in the fork server of own_ranks.py: all that a rank of transformers' Trainer imports."""
 
 import torch
 
@@ -10,5 +10,4 @@ import transformers.integrations.deepspeed  # noqa: E402, F401
 from transformers import HfArgumentParser, Trainer, TrainingArguments  # noqa: E402, F401
 
 import orchestrator.programs.hugging_face_callback  # noqa: E402
-import orchestrator.programs.hugging_face_hooks  # noqa: E402
-import orchestrator.workers.deepspeed  # noqa: E402, F401
+import orchestrator.programs.hugging_face_hooks  # noqa: E402, F401

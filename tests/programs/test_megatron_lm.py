@@ -183,7 +183,7 @@ def masked(request: pytest.FixtureRequest, workshop: Workshop) -> Masked:
     rows = orchestrator(out, *words, *MASKED_LAYOUTS[family][0], f"data={workshop.train[1]}", OURS)
     plan = from_json((out / "plan.json").read_bytes(), "plan.json")
     corpus = data.open_corpus(plan, out / "data", build=True, wait=lambda: None)
-    batches = data.Batches(plan, corpus.train, corpus.specials, dp_rank=0)
+    batches = data.TextSamples(plan, corpus.train, corpus.specials)
     samples = [as_megatrons(family, batches.sample(ordinal)) for ordinal in range(STEPS * BATCH)]
     file = workshop.folder / f"samples-{family}.npz"
     np.savez(file, **{name: np.stack([sample[name] for sample in samples]) for name in samples[0]})

@@ -47,7 +47,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
     def __init__(self, plan: Plan) -> None:
         corpus = data.open_corpus(plan, Path("data"), build=dist.get_rank() == 0, wait=dist.barrier)
-        self.batches = data.Batches(plan, corpus.train, corpus.specials, 0)
+        self.batches = data.TextSamples(plan, corpus.train, corpus.specials)
         self.count = plan.training.steps * plan.global_batch_size
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What the pool's ranks run of the deepspeed worker: whole tensors by their names in transformers, and the bytes that a rank holds."""
+"""What the pool's ranks run of the Trainer, step by step: whole tensors by their names in transformers, and the bytes that a rank holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from worker_cases import make_batches, make_trainer
+from worker_cases import make_trainer, open_samples
 
 from orchestrator.plan import from_json
 from orchestrator.workers import loop
@@ -21,20 +21,19 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
     if plan.offload_activations:
-        copying(trainer.host_activations)
-    batches = make_batches(trainer, cache)
+        copying(trainer.states.host_activations)
+    samples = open_samples(plan, cache)
     found: dict[str, Any] = {"losses": [], "norms": []}
     found["weights"] = _whole(trainer, _weights(trainer))
     for step in range(plan.training.steps):
-        microbatches = [loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
-        local = trainer.forward_backward(microbatches)
+        local = trainer.forward_backward(loop.read(trainer, samples, step))
         if step == 0:
             found["gradients"] = _whole(trainer, _gradients(trainer))
         found["norms"].append(trainer.update(learning_rate(plan.training, step)))
         loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
         found["losses"].append(loss)
     if plan.offload_activations:
-        assert trainer.host_activations._cpu_buffer_pool_count > 0, "nothing went to host memory"
+        assert trainer.states.host_activations._cpu_buffer_pool_count > 0, "nothing went to host memory"
     found["buffers"] = {name: buffer.numpy() for name, buffer in trainer.model.named_buffers() if buffer.dtype == torch.float32}
     return found if dist.get_rank() == 0 else {}
 
@@ -82,7 +81,7 @@ def _whole(trainer: Any, local: dict[str, torch.Tensor]) -> Named:
 def _whole_by_places(trainer: Any, local: dict[str, torch.Tensor]) -> Named:
     """The ranks' parts of experts put together where the worker says that they stand."""
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-    mine = [(p.key, p.global_shape, p.offset, p.of(local[names[id(p.parameter)]]).numpy()) for p in trainer.places]
+    mine = [(p.key, p.global_shape, p.offset, p.of(local[names[id(p.parameter)]]).numpy()) for p in trainer.states.places]
     answers: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(answers, mine)
     whole: Named = {}
@@ -109,9 +108,9 @@ def state_bytes(plan_json: str, cache: str) -> dict[str, int]:
     are a kind of their own, where there are any."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
-    batches = make_batches(trainer, cache)
+    samples = open_samples(plan, cache)
     for step in range(2):
-        trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
+        trainer.forward_backward(loop.read(trainer, samples, step))
         gradients = _gradient_bytes(trainer)
         trainer.update(1e-3)
     found = {"weights": _weight_bytes(trainer, True), "gradients": gradients, "optimizer": _optimizer_bytes(trainer)}

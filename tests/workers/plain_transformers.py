@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from worker_plans import batches_of
+from worker_plans import samples_of
 
 from orchestrator.engines.hf_config import config_keywords, model_classes
 from orchestrator.plan import Plan
@@ -44,7 +44,7 @@ def train(plan: Plan, weights: dict[str, np.ndarray], corpus: str) -> dict[str, 
     free = [p for p in parameters.values() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": free, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=training.lr, betas=training.betas, eps=training.eps)
-    batches = batches_of(plan, corpus)
+    batches = samples_of(plan, corpus)
     found: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(training.steps):
         optimizer.zero_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -16,36 +17,40 @@ from orchestrator.plan import from_json
 
 
 def build(plan_json: str, edits: dict[str, Any] | None = None) -> str:
-    """What the worker says to this plan, with `edits` (path in engine.json's ds_config: value, or None to leave it out); "": nothing."""
-    plan = from_json(plan_json)
-    engine = json.loads(next(file.content for file in ENGINES[plan.engine].translate(plan).files if file.path == "engine.json"))
-    for path, value in (edits or {}).items():
-        *above, last = path.split(".")
-        section = engine["ds_config"]
-        for name in above:
-            section = section.setdefault(name, {})
-        if value is None:
-            del section[last]
-        else:
-            section[last] = value
-    return _build(plan, engine)
+    """What a rank says to this plan, with `edits` (path in the ds_config that it reads: value, or None to leave it out); "": nothing."""
+    return _build(from_json(plan_json), edits or {})
 
 
-def _build(plan: Any, engine: dict[str, Any]) -> str:
-    try:
-        worker_cases.build(plan, engine)
-    except InputError as error:
-        return str(error)
+def _build(plan: Any, edits: dict[str, Any]) -> str:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in ENGINES[plan.engine].translate(plan).files:
+            (folder / file.path).write_text(file.content)
+        read = folder / ("ds_config.auto.json" if plan.engine == "deepspeed" else "engine.json")
+        content = json.loads(read.read_text())
+        for path, value in edits.items():
+            *above, last = path.split(".")
+            section = content.get("ds_config", content)
+            for part in above:
+                section = section.setdefault(part, {})
+            if value is None:
+                del section[last]
+            else:
+                section[last] = value
+        read.write_text(json.dumps(content))
+        try:
+            worker_cases.build(plan, folder)
+        except (InputError, ValueError) as error:  # transformers' own
+            return str(error)
     return ""
 
 
 def build_alone(plan_json: str) -> str:
     """`build` on a rank that never joined a process group."""
     plan = from_json(plan_json)
-    engine = json.loads(next(file.content for file in ENGINES[plan.engine].translate(plan).files if file.path == "engine.json"))
     dist.destroy_process_group()
     try:
-        return _build(plan, engine)
+        return _build(plan, {})
     finally:
         # The pool leaves the group that it made.
         if not dist.is_initialized():

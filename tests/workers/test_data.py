@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from worker_plans import BERT, GPT, LLAMA, T5, batches_of, make_plan
+from worker_plans import BERT, GPT, LLAMA, T5, make_plan, samples_of
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, RunSettings, Source
@@ -23,7 +23,7 @@ def global_batch(plan: Plan, cache: Path, step: int) -> list[dict[str, np.ndarra
     """Samples of a step, sorted by their tokens."""
     samples = []
     for dp_rank in range(plan.dp):
-        for batch in batches_of(plan, cache, dp_rank).microbatches(step):
+        for batch in samples_of(plan, cache).microbatches(step, dp_rank):
             samples += [{name: array[i] for name, array in batch.items()} for i in range(plan.micro_batch_size)]
     return sorted(samples, key=lambda sample: sample["tokens"].tobytes())
 
@@ -39,7 +39,7 @@ def test_every_plan_sees_the_same_global_batches(model: Any, tmp_path: Path) -> 
 
 
 def test_another_seed_gives_other_batches(tmp_path: Path) -> None:
-    first, second = (batches_of(make_plan(seed=seed), tmp_path).microbatches(0)[0]["tokens"] for seed in (7, 8))
+    first, second = (samples_of(make_plan(seed=seed), tmp_path).microbatches(0)[0]["tokens"] for seed in (7, 8))
     assert (first != second).any()
 
 
@@ -59,13 +59,13 @@ def test_labels_are_the_next_tokens(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(range(256)) * 4)
     plan = make_plan(run=RunSettings(data=str(text)))
-    batch = batches_of(plan, tmp_path).microbatches(0)[0]
+    batch = samples_of(plan, tmp_path).microbatches(0)[0]
     np.testing.assert_array_equal(batch["tokens"][:, 1:], batch["labels"][:, :-1])
     assert ((batch["labels"] - batch["tokens"]) % 256 == 1).mean() > 0.9
 
 
 def test_the_default_corpus_is_the_standard_library(tmp_path: Path) -> None:
-    tokens = batches_of(make_plan(), tmp_path).parts[0].tokens
+    tokens = samples_of(make_plan(), tmp_path).parts[0].tokens
     assert len(tokens) > 1_000_000
     start = data.standard_library()[0].read_bytes()[:40]
     assert bytes(tokens.window(0, 40).astype(np.uint8)) == start
@@ -97,7 +97,7 @@ def test_megatron_indexed_data_is_one_row_of_tokens(tmp_path: Path) -> None:
         np.testing.assert_array_equal(tokens.window(start, length), row[start : start + length])
     for name in ("corpus", "corpus.bin", "corpus.idx"):
         plan = make_plan(run=RunSettings(data=str(tmp_path / name)), micro_batch_size=1)
-        assert batches_of(plan, tmp_path).microbatches(0)[0]["tokens"].shape == (1, 32)
+        assert samples_of(plan, tmp_path).microbatches(0)[0]["tokens"].shape == (1, 32)
 
 
 def test_a_local_tokenizer_is_used(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_token_above_the_vocabulary_is_refused_with_both_numbers(tmp_path: Pat
     text.write_text("z" * 100)
     plan = make_plan(replace(GPT, vocab_size=122), run=RunSettings(data=str(text)))
     with pytest.raises(InputError, match=r"model.vocab_size=122.*token id 122"):
-        batches_of(plan, tmp_path).microbatches(0)
+        samples_of(plan, tmp_path).microbatches(0)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_bad_data_is_named(content: str | None, why: str, tmp_path: Path) -> Non
     if content is not None:
         path.write_text(content)
     with pytest.raises(InputError, match=why):
-        batches_of(make_plan(run=RunSettings(data=str(path))), tmp_path)
+        samples_of(make_plan(run=RunSettings(data=str(path))), tmp_path)
 
 
 def test_bert_masks_15_percent_and_predicts_the_text(tmp_path: Path) -> None:
     plan = make_plan(BERT, seq_length=32, micro_batch_size=8)
-    batch = batches_of(plan, tmp_path).microbatches(0)[0]
+    batch = samples_of(plan, tmp_path).microbatches(0)[0]
     assert set(batch["loss_mask"].sum(axis=1)) == {round(0.15 * 30)}
     changed = batch["tokens"] != batch["labels"]
     assert not changed[batch["loss_mask"] == 0].any()
@@ -195,7 +195,7 @@ def test_a_blend_takes_its_shares_evenly_under_every_plan(tmp_path: Path) -> Non
         letters = []
         for step in range(5):
             for rank in range(plan.dp):
-                for batch in data.Batches(plan, corpus.train, corpus.specials, rank).microbatches(step):
+                for batch in data.TextSamples(plan, corpus.train, corpus.specials).microbatches(step, rank):
                     letters += [(step, chr(row[0])) for row in batch["tokens"]]
         seen.append(sorted(letters))
     assert seen[0] == seen[1]
@@ -240,7 +240,7 @@ def test_a_share_too_small_for_a_sample_is_named(tmp_path: Path) -> None:
     plan = make_plan(run=RunSettings(data=str(tmp_path / "t.txt"), split=(99.0, 1.0), eval_every=1))
     corpus = corpus_of(plan, tmp_path)
     with pytest.raises(InputError, match=r"has 11 tokens in the share of data.split=99,1, less than the 33 of one sample"):
-        data.Batches(plan, corpus.valid, corpus.specials, 0)
+        data.TextSamples(plan, corpus.valid, corpus.specials)
 
 
 def test_the_index_of_text_is_kept(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from worker_plans import (
     PREDICTING_TWICE,
     QWEN3_MOE,
     WINDOWED,
-    batches_of,
     make_plan,
+    samples_of,
 )
 from worker_pool import Pool
 
@@ -166,7 +166,7 @@ def test_one_process_computes_what_plain_torch_computes(model: Any, pool: Pool, 
 
     plan = trainable(plan_of(model, micro_batch_size=8))
     found = measure(pool, corpus, plan, with_weights=True)
-    expected = plain_torch.train(plan, found["weights"], batches_of(plan, corpus))
+    expected = plain_torch.train(plan, found["weights"], samples_of(plan, corpus))
     assert_equal(found, expected, model.vocab_size)
 
 

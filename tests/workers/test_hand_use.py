@@ -1,4 +1,4 @@
-"""The files by hand train the plan: the programs of BY_HAND.md, as they stand there, have the losses of our worker's run."""
+"""The files by hand train the plan: the programs of BY_HAND.md, as they stand there, have the losses of the plan's run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def first_weights(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def run(first_weights: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A plan's folder after our worker's run in it, and the losses of that, by the plan's name."""
+    """A plan's folder after its run in it, and the losses of that, by the plan's name."""
     ran: dict[str, tuple[Path, list[float]]] = {}
 
     def of(name: str) -> tuple[Path, list[float]]:
@@ -102,11 +102,9 @@ def run(first_weights: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
             (folder / "plan.json").write_text(to_json(plan))
             for file in ENGINES["deepspeed"].translate(plan).files:
                 (folder / file.path).write_text(file.content)
-            words = ("-m", "orchestrator.workers.deepspeed", "--plan", "plan.json", "--out", "out")
-            (folder / "out").mkdir()
-            done = start(torchrun(plan, *words), folder)
+            done = start(torchrun(plan, "-m", "orchestrator.programs.hugging_face"), folder)
             assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-            rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+            rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
             with (folder / "trainer.yaml").open("a") as file:  # the data set has the plan's order, and labels that are shifted already
                 file.write("train_sampling_strategy: sequential\nremove_unused_columns: false\n")
             ran[name] = folder, [row["loss"] for row in rows]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worker_plans import batches_of, make_plan
+from worker_plans import make_plan, samples_of
 
 from orchestrator import data as front
 from orchestrator.errors import InputError
@@ -85,7 +85,7 @@ def test_the_index_gives_the_text_back_and_trains(jsonl: Path, tmp_path: Path) -
     np.testing.assert_array_equal(np.where(found == data.BYTES, 0, found), np.frombuffer(expected, dtype=np.uint8))
     assert sorted(path.name for path in out.parent.iterdir()) == ["corpus.bin", "corpus.idx"]
     plan = make_plan(run=RunSettings(data=f"{out}.idx"), micro_batch_size=1)
-    assert batches_of(plan, tmp_path / "cache").microbatches(0)[0]["tokens"].shape == (1, 32)
+    assert samples_of(plan, tmp_path / "cache").microbatches(0)[0]["tokens"].shape == (1, 32)
 
 
 def test_what_ends_early_leaves_nothing(jsonl: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from test_hf_parity import hf_plan, measure
-from worker_plans import BERT, GPT, LLAMA, QWEN3, batches_of, make_plan
+from worker_plans import BERT, GPT, LLAMA, QWEN3, make_plan, samples_of
 from worker_pool import Pool
 
 from orchestrator.cost.calibration import datasheet
@@ -81,7 +81,7 @@ def peft_alone(plan: Plan, weights: dict[str, np.ndarray], corpus: str) -> dict[
     trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     kwargs = {"lr": training.lr, "betas": training.betas, "eps": training.eps, "weight_decay": training.weight_decay}
     optimizer = torch.optim.AdamW(trained.values(), **kwargs)
-    batches = batches_of(replace(plan, dp=1, micro_batch_size=8, num_microbatches=1), corpus)
+    batches = samples_of(replace(plan, dp=1, micro_batch_size=8, num_microbatches=1), corpus)
     found: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(training.steps):
         optimizer.zero_grad()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker_plans import BERT, GPT, LLAMA, MODELS, QWEN3, T5, batches_of, make_plan
+from worker_plans import BERT, GPT, LLAMA, MODELS, QWEN3, T5, make_plan, samples_of
 from worker_pool import Pool
 
 from orchestrator.plan import Plan, to_json
@@ -251,7 +251,7 @@ def test_one_process_computes_what_plain_torch_computes(family: str, corpus: str
     import plain_torch
 
     plan = make_plan(MODELS[family], clip=2.0, lr=3e-3, micro_batch_size=8)
-    expected = plain_torch.train(plan, references[family]["weights"], batches_of(plan, corpus))
+    expected = plain_torch.train(plan, references[family]["weights"], samples_of(plan, corpus))
     found = references[family]
     gradients = {name: gradient for name, gradient in found["gradients"].items() if family != "t5" or name not in T5_SECOND_NAMES}
     assert_equal(found | {"gradients": gradients}, expected, plan.model.vocab_size)

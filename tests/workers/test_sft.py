@@ -100,16 +100,14 @@ def plan_of(data: str, tokenizer: str, *, packing: bool, batch: int, model: Arch
     return hf_plan(model, run=run, **(usual | fields))
 
 
-def batches_of(plan: Plan, cache: Path, dp_rank: int = 0) -> sft.SupervisedBatches:
-    assert plan.run.data is not None
-    opened = sft.open_samples(plan.run.data, plan.run.tokenizer, cache, build=True, wait=lambda: None)
-    return sft.SupervisedBatches(plan, *opened, dp_rank)
+def samples_of(plan: Plan, cache: Path) -> sft.SupervisedSamples:
+    return sft.opened(plan, cache, build=True, wait=lambda: None)[0]
 
 
 def test_each_packed_sample_counts_from_zero_and_learns_what_it_learns_alone(tokenizer: str, tmp_path: Path) -> None:
     """By sample: the same ids under the same positions, the same labels and mask, and padding learns nothing."""
     data = write_chats(tmp_path / "chats.jsonl", 50)
-    alone, packed = (batches_of(plan_of(data, tokenizer, packing=p, batch=4), tmp_path) for p in (False, True))
+    alone, packed = (samples_of(plan_of(data, tokenizer, packing=p, batch=4), tmp_path) for p in (False, True))
     assert alone.num_samples == 50
     assert packed.num_samples <= 35
     by_sample = {inside[0]: alone.sequence(i) for i, inside in enumerate(alone.sequences)}
@@ -130,11 +128,11 @@ def test_each_packed_sample_counts_from_zero_and_learns_what_it_learns_alone(tok
 def test_ranks_share_a_global_batch_and_its_token_count(tokenizer: str, tmp_path: Path) -> None:
     data = write_chats(tmp_path / "chats.jsonl", 40)
     whole = plan_of(data, tokenizer, packing=True, batch=8, micro_batch_size=8)
-    one = batches_of(whole, tmp_path)
-    halves = [batches_of(plan_of(data, tokenizer, packing=True, batch=8, dp=2, micro_batch_size=2), tmp_path, rank) for rank in (0, 1)]
+    one = samples_of(whole, tmp_path)
+    halved = samples_of(plan_of(data, tokenizer, packing=True, batch=8, dp=2, micro_batch_size=2), tmp_path)
     for step in range(6):
         (batch,) = one.microbatches(step)
-        parts = [half.microbatches(step) for half in halves]
+        parts = [halved.microbatches(step, rank) for rank in (0, 1)]
         together = [parts[rank][m]["tokens"] for m in range(2) for rank in (0, 1)]
         np.testing.assert_array_equal(np.concatenate(together), batch["tokens"])
         assert batch["loss_scale"][0] == pytest.approx(1 / batch["loss_mask"].sum())
@@ -145,7 +143,7 @@ def test_a_cut_that_leaves_no_answer_drops_the_sample_and_says_so(tokenizer: str
     path = tmp_path / "pairs.jsonl"
     rows = [{"prompt": "p" * 40, "completion": "c"}, {"prompt": "p", "completion": "c" * 60}, {"prompt": "p", "completion": "c"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = batches_of(plan_of(str(path), tokenizer, packing=True, batch=2, seq_length=32), tmp_path)
+    found = samples_of(plan_of(str(path), tokenizer, packing=True, batch=2, seq_length=32), tmp_path)
     assert (found.cut, found.dropped, sorted(i for inside in found.sequences for i in inside)) == (2, 1, [1, 2])
     assert "2 samples are cut at train.seq_length=32, 1 of them before any answer" in found.said()
 
@@ -182,7 +180,7 @@ def test_packed_on_ranks_equals_padded_on_one_process(layout: str, pool: Pool, t
     expected = measured(pool, alone, tmp_path)
     packing = "cp" not in LAYOUTS[layout]
     packed = plan_of(data, tokenizer, packing=True, batch=2, **more)
-    rows = batches_of(packed, tmp_path).num_samples if packing else 16
+    rows = samples_of(packed, tmp_path).num_samples if packing else 16
     if packing and rows % 2:
         pytest.skip("an odd number of sequences")
     found = measured(pool, plan_of(data, tokenizer, packing=packing, batch=rows, **LAYOUTS[layout], **more), tmp_path)
@@ -231,7 +229,7 @@ def test_experts_are_balanced_over_tokens_that_are_no_padding(pool: Pool, tokeni
     data = write_chats(tmp_path / "chats.jsonl", 8)
     plan = plan_of(data, tokenizer, packing=False, batch=8, micro_batch_size=8, model=model, steps=1)
     found = measured(pool, plan, tmp_path)
-    (batch,) = batches_of(plan, tmp_path).microbatches(0)
+    (batch,) = samples_of(plan, tmp_path).microbatches(0)
     assert 0 < batch["real"].mean() < 1
     reference = transformers.MixtralForCausalLM(transformers.MixtralConfig(**config_keywords(model)))
     reference.load_state_dict({name: torch.from_numpy(weight) for name, weight in found["weights"].items()}, strict=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from worker_cases import make_batches, make_trainer
+from worker_cases import make_trainer, open_samples, program
 
 from orchestrator.plan import from_json
 from orchestrator.workers import loop
@@ -46,13 +46,21 @@ def slow_between(ranks: tuple[int, ...], seconds: float) -> Iterator[None]:
 def train(plan_json: str, cache: str, out: str, slow_rank: int | None, slow_link: tuple[int, ...], seconds: float) -> list[float]:
     """The loop's own steps; OUT/timers.jsonl is the worker's."""
     plan = from_json(plan_json)
-    trainer = make_trainer(plan)
-    if dist.get_rank() == slow_rank:
+
+    def slow_down(trainer: Any) -> None:
         chunks = getattr(trainer, "chunks", None) or [trainer.model]
         layers = [layer for chunk in chunks for layer in chunk.modules() if type(layer).__name__ in LAYERS]
         assert layers
-        for layer in layers:
+        for layer in layers if dist.get_rank() == slow_rank else ():
             layer.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+
     Path(out).mkdir(exist_ok=True)
+    if plan.engine == "deepspeed":
+        with program(plan, cache, Path(out)) as run, slow_between(slow_link, seconds):
+            slow_down(run.trainer)
+            run.train(run.trainer)
+        return []
+    trainer = make_trainer(plan)
+    slow_down(trainer)
     with slow_between(slow_link, seconds):
-        return loop.train(trainer, make_batches(trainer, cache), Path(out))
+        return loop.train(trainer, open_samples(plan, cache), Path(out))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from worker_cases import make_trainer
+from worker_cases import make_trainer, open_samples, train_by_program
 
 from orchestrator.plan import from_json
 from orchestrator.workers import loop
@@ -16,19 +17,13 @@ from orchestrator.workers.schedule import learning_rate
 
 def trained(plan_json: str, cache: str) -> dict[str, Any]:
     """Losses and gradient norms of all steps; what was scored at the end, where the plan evaluates."""
-    plan = from_json(plan_json)
-    trainer = make_trainer(plan)
-    batches, valid = trainer.open_batches(Path(cache))
-    found: dict[str, Any] = {"losses": [], "norms": []}
-    for step in range(plan.training.steps):
-        microbatches = [loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
-        local = trainer.forward_backward(microbatches)
-        found["norms"].append(trainer.update(learning_rate(plan.training, step)))
-        loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
-        found["losses"].append(loss)
-    if valid is not None:
-        found["valid"] = loop.evaluate(trainer, valid)
-        found |= trainer.scores()
+    with tempfile.TemporaryDirectory() as folder:
+        out: list[Any] = [folder]
+        dist.broadcast_object_list(out)
+        rows = train_by_program(from_json(plan_json), cache, Path(out[0]))
+        dist.barrier()
+    scored = {name.removeprefix("valid_"): value for name, value in rows[-1].items() if name.startswith("valid_")}
+    found = {"losses": [row["loss"] for row in rows], "norms": [row["grad_norm"] for row in rows], **scored}
     return found if dist.get_rank() == 0 else {}
 
 
@@ -37,12 +32,12 @@ def exchanged(plan_json: str, cache: str, ids: list[list[int]]) -> dict[str, Any
     plan = from_json(plan_json)
     trainer: Any = make_trainer(plan)
     found = {"before": _logits(trainer, ids)}
-    batches, _ = trainer.open_batches(Path(cache))
+    samples = open_samples(plan, cache)
     for step in range(plan.training.steps):
-        trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
+        trainer.forward_backward(loop.read(trainer, samples, step))
         trainer.update(learning_rate(plan.training, step))
     found["after"] = _logits(trainer, ids)
-    trainer.export(Path(plan.run.export_to or ""))
+    trainer.states.export(Path(plan.run.export_to or ""))
     return found if dist.get_rank() == 0 else {}
 
 

@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -25,6 +26,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 from orchestrator.cpu import shims
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
+from orchestrator.programs import hugging_face, hugging_face_hooks
 from orchestrator.workers import (
     checkpoint,
     data,
@@ -36,13 +38,14 @@ from orchestrator.workers import (
     models,
     saving,
     step_timers,
+    watchdog,
     weights,
 )
-from orchestrator.workers import deepspeed as hugging_face_worker
 from orchestrator.workers import groups as groups_room
+from orchestrator.workers.deepspeed_trainer import forget_engine
 from orchestrator.workers.schedule import learning_rate
 
-BUILD = {"megatron": megatron.build, "megatron_deepspeed": megatron_deepspeed.build, "deepspeed": hugging_face_worker.build}
+BUILD = {"megatron": megatron.build, "megatron_deepspeed": megatron_deepspeed.build, "deepspeed": hugging_face.build}
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]
 """Key, global shape, global offset, local values."""
 
@@ -85,6 +88,9 @@ TRAINERS: list[Any] = []
 def _forget_trainers() -> None:
     """Hooks on gradients keep a model alive for ever (a cycle through torch's graph), and with it its groups, each of which has three
     threads of gloo's: models, engines and optimizers of the case are emptied."""
+    while PROGRAMS:
+        trainer = PROGRAMS.pop().trainer
+        TRAINERS.extend([trainer.states] if hasattr(trainer, "states") else [])
     while TRAINERS:
         trainer = TRAINERS.pop()
         if trainer.plan.engine == "deepspeed":
@@ -96,15 +102,17 @@ def _forget_trainers() -> None:
         vars(trainer).clear()
 
 
+PROGRAMS: list[Any] = []
+"""Runs of transformers' Trainer of the case that runs."""
+
+
 def _forget_hugging_face(trainer: Any) -> None:
-    """What DeepSpeed set in its own modules, in transformers' and in torch's for this model."""
-    from deepspeed.module_inject.layers import set_autotp_mode
+    """What DeepSpeed set in transformers' modules and in torch's for this model."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     trainer.engine.destroy()
     for name in ("sdpa", "flash_attention_2"):
         ALL_ATTENTION_FUNCTIONS._local_mapping.pop(name, None)
-    set_autotp_mode(training=False)
 
 
 def _forget_megatron() -> None:
@@ -121,14 +129,11 @@ def _forget_megatron() -> None:
 
 
 def _forget_deepspeed() -> None:
-    import deepspeed.comm.comm as deepspeed_comm
     from deepspeed.runtime.zero import parameter_offload
     from deepspeed.runtime.zero.partition_parameters import Init
-    from deepspeed.utils import groups
 
-    deepspeed_comm.cdb = None
     # Groups are kept for the life of a process: ranks that had a case before would not make them anew while the others wait for them.
-    groups._release_process_group_references()
+    forget_engine()
     # ZeRO-3 numbers parameters and modules on, engine after engine, and compares the numbers between ranks.
     Init.param_id = 0
     # It leaves its own linear in place of torch's (partition_parameters.py:412), which gives weight and bias their gradients in the other
@@ -140,18 +145,57 @@ def _forget_deepspeed() -> None:
 
 def make_trainer(plan: Plan) -> Any:
     """A trainer from the files of the plan's job."""
-    job = ENGINES[plan.engine].translate(plan)
-    return build(plan, json.loads(next(file.content for file in job.files if file.path == "engine.json")))
+    with tempfile.TemporaryDirectory() as folder:
+        return build(plan, files_of(plan, Path(folder)))
 
 
-def build(plan: Plan, engine: dict[str, Any]) -> Any:
-    """A trainer from the content of engine.json."""
-    TRAINERS.append(BUILD[plan.engine](plan, engine, distributed.prepare_device(plan)))
+def files_of(plan: Plan, folder: Path) -> Path:
+    """The folder with the files of the plan's job, as this rank finds them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ENGINES[plan.engine].translate(plan).files:
+        part = folder / f"{file.path}.{dist.get_rank()}"
+        part.write_text(file.content)
+        part.replace(folder / file.path)
+    return folder
+
+
+def build(plan: Plan, folder: Path) -> Any:
+    """A trainer from the files in this folder."""
+    with contextlib.chdir(folder):
+        TRAINERS.append(BUILD[plan.engine](plan, loop.read_engine(folder), distributed.prepare_device(plan)))
     return TRAINERS[-1]
 
 
-def make_batches(trainer: Any, cache: str) -> data.AnyBatches:
-    return loop.open_batches(trainer, Path(cache))[0]
+def open_samples(plan: Plan, cache: str) -> data.Samples:
+    """What the run trains on."""
+    return loop.open_samples(plan, Path(cache))[0]
+
+
+def states_of(trainer: Any) -> Any:
+    """What saves and exports: the Trainer's program has it beside its steps."""
+    return getattr(trainer, "states", trainer)
+
+
+@contextmanager
+def program(plan: Plan, cache: str, out: Path) -> Iterator[Any]:
+    """The run of transformers' Trainer in this folder, with `trainer`, before its first step."""
+    with contextlib.chdir(files_of(plan, out)):
+        Path(cache).mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another rank's
+            Path("data").symlink_to(cache)
+        run = hugging_face_hooks.Run(plan, loop.read_engine(Path()), distributed.prepare_device(plan), watchdog.NoWatchdog())
+        run.trainer = hugging_face.trainer(run)
+        PROGRAMS.append(run)
+        yield run
+
+
+def train_by_program(plan: Plan, cache: str, out: Path) -> list[dict[str, Any]]:
+    """The rows of a run of transformers' Trainer, on every rank."""
+    with program(plan, cache, out) as run:
+        run.train(run.trainer)
+        dist.barrier()
+        rows = [json.loads(line) for line in Path("metrics.jsonl").read_text().splitlines()]
+        return [row for row in rows if run.saved is None or row["step"] > run.saved.step]
 
 
 def parity(plan_json: str, cache: str, with_weights: bool = False, masked: bool = False) -> dict[str, Any]:
@@ -159,12 +203,12 @@ def parity(plan_json: str, cache: str, with_weights: bool = False, masked: bool 
     losses on some tokens only, of which every part of a sequence has another number."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
-    batches = make_batches(trainer, cache)
+    samples = open_samples(plan, cache)
     found: dict[str, Any] = {"losses": [], "norms": []}
     if with_weights:
         found["weights"] = pieces(trainer, lambda parameter: parameter.detach())
     for step in range(plan.training.steps):
-        microbatches = [loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
+        microbatches = loop.read(trainer, samples, step)
         for batch in microbatches if masked else ():
             batch["loss_mask"] = (batch["tokens"] % 3 == 0).float()
         local = trainer.forward_backward(microbatches)
@@ -203,7 +247,7 @@ def live_behind_layers(plan_json: str, cache: str) -> list[int]:
 
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
-    batches = [loop.to_device(arrays, trainer.device) for arrays in make_batches(trainer, cache).microbatches(0)]
+    batches = loop.read(trainer, open_samples(plan, cache), 0)
     found, run = [], LayerPlan.run
 
     def counted(forward: Any, backward: Any, **given: Any) -> Any:
@@ -252,10 +296,10 @@ def exchange(plan_json: str, batch: dict[str, np.ndarray], folder: str) -> list[
         head = getattr(models.bare(chunk), "output_layer", None)
         if head is not None:
             head.register_forward_hook(lambda module, args, output: seen.append(output[0].detach().float().transpose(0, 1).numpy().copy()))
-    trainer.export(Path(folder) / "before")
+    states_of(trainer).export(Path(folder) / "before")
     trainer.forward_backward([microbatch] * plan.num_microbatches)
     trainer.update(1e-2)
-    trainer.export(Path(folder) / "after")
+    states_of(trainer).export(Path(folder) / "after")
     before = len(seen)
     trainer.forward_backward([microbatch] * plan.num_microbatches)
     return [seen[0], seen[before]] if seen else []
@@ -308,15 +352,17 @@ def pieces(trainer: Any, value: Any) -> list[Piece]:
 def train_and_save(plan_json: str, cache: str, out: str) -> list[float]:
     """The real loop with its evaluations and checkpoints, continued where the plan says so; losses."""
     plan = from_json(plan_json)
+    if plan.engine == "deepspeed":
+        return [row["loss"] for row in train_by_program(plan, cache, Path(out))]
     trainer = make_trainer(plan)
-    batches, valid = loop.open_batches(trainer, Path(cache))
+    samples, valid = loop.open_samples(plan, Path(cache))
     first_step = 0
     if plan.run.resume:
         saved = checkpoint.find(plan.run.resume)
         trainer.load(saved)
         first_step = saved.step
     Path(out).mkdir(parents=True, exist_ok=True)
-    return loop.train(trainer, batches, Path(out), first_step, valid=valid)
+    return loop.train(trainer, samples, Path(out), first_step, valid=valid)
 
 
 def whole(answers: list[dict[str, Any]], name: str) -> dict[str, np.ndarray]:
@@ -345,7 +391,7 @@ def started_by_a_save(plan_json: str, cache: str, out: str) -> list[str]:
     trainer = make_trainer(plan)
     multiprocessing.process.BaseProcess.start = counted  # type: ignore[method-assign]
     try:
-        loop.train(trainer, make_batches(trainer, cache), Path(out))
+        loop.train(trainer, open_samples(plan, cache), Path(out))
     finally:
         multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign]
     return started
@@ -358,9 +404,8 @@ def save_with_little_disk(plan_json: str, cache: str, out: str, at_most: int) ->
 
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
-    batches = make_batches(trainer, cache)
     Path(out).mkdir(parents=True, exist_ok=True)
-    loop.train(trainer, batches, Path(out))
+    loop.train(trainer, open_samples(plan, cache), Path(out))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (at_most, hard))
     try:

@@ -235,9 +235,9 @@ def make_plan(
     )
 
 
-def batches_of(plan: Plan, cache: str | Path, dp_rank: int = 0) -> data.Batches:
-    """What a rank trains on, opened by a process that is alone."""
+def samples_of(plan: Plan, cache: str | Path) -> data.Samples:
+    """What a run trains on, opened by a process that is alone."""
     from orchestrator.workers import data
 
     corpus = data.open_corpus(plan, Path(cache), build=True, wait=lambda: None)
-    return data.Batches(plan, corpus.train, corpus.specials, dp_rank)
+    return data.TextSamples(plan, corpus.train, corpus.specials)

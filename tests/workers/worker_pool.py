@@ -21,7 +21,7 @@ RANKS = 8
 OURS = [
     "orchestrator.workers.megatron",
     "orchestrator.workers.megatron_deepspeed",
-    "orchestrator.workers.deepspeed",
+    "orchestrator.programs.hugging_face",
     "worker_cases",
     "hf_cases",
     "traced_cases",
@@ -41,6 +41,8 @@ THEIRS = [
     "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.module_inject.tp_plan_converter",
     "peft",
+    "torch.utils.tensorboard",
+    "transformers.integrations.deepspeed",
     *(f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "llama", "qwen3", "bert", "t5", "mixtral", "qwen3_moe")),
 ]
 PRELOAD = ["unhindered_imports", *OURS, *THEIRS]
@@ -50,7 +52,13 @@ MOST_THREADS = 80
 """Of a rank. Each group has three threads of gloo's, one of which wakes all the time, and some cases leave a group or two behind (the
 others go with their trainer, worker_cases.py). A hundred in each of eight ranks take a quarter of a core; new ranks, forked with everything
 imported, cost two CPU seconds."""
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "DS_ACCELERATOR": "cpu",
+    "DS_SKIP_CUDA_CHECK": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "MASTER_ADDR": "127.0.0.1",
+}
 
 
 def _serve(rank: int, connection: Connection, stacks: str) -> None:
@@ -68,7 +76,7 @@ def _serve(rank: int, connection: Connection, stacks: str) -> None:
             import torch.distributed as dist
 
             cases = importlib.import_module("worker_cases")
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
             with cases.group(rank, world_size, store):
                 module, _, function = name.rpartition(".")
                 answer = getattr(importlib.import_module(module) if module else cases, function)(*arguments)

@@ -6,10 +6,9 @@ from typing import Final
 
 from orchestrator.engines.deepspeed.capabilities import NAME, REQUIREMENTS, capabilities, traits
 from orchestrator.engines.deepspeed.entry import start
-from orchestrator.engines.deepspeed.own import LOOP
 from orchestrator.engines.deepspeed.translate import PASSES, translate, why_no_exchange
 from orchestrator.engines.ds_states import reshardable, why_no_resume
-from orchestrator.engines.engine import Engine
+from orchestrator.engines.engine import Engine, OwnLoop
 
 ENGINE: Final = Engine(
     name=NAME,
@@ -18,7 +17,17 @@ ENGINE: Final = Engine(
     translate=translate,
     requirements=REQUIREMENTS,
     passes=PASSES,
-    own_loop=LOOP,
+    own_loop=OwnLoop(
+        name="transformers' Trainer",
+        why_not=lambda plan: None,
+        job=lambda plan, job, exit_minutes, trial_steps: job,
+        modules=("accelerate",),
+        install="pip install -e '.[engines]'",
+        why_no_resume=why_no_resume,
+        reshardable=True,
+        is_default=True,
+        is_instrument=True,
+    ),
     entry=start,
     why_no_exchange=why_no_exchange,
     reshardable=reshardable,

@@ -1,4 +1,4 @@
-"""A user's DeepSpeed script in place of our worker: it takes the planned ds_config.json, and DeepSpeed's monitor writes its steps. Pure."""
+"""A user's DeepSpeed script in the program's place: it takes the planned ds_config.json, and DeepSpeed's monitor writes its steps. Pure."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PRESETS: Final = {
 
 
 def balance(a: Architecture) -> dict[str, float]:
-    """What engine.json says of the model's own loss of balance (transformers, load_balancing_loss_func), which the worker adds so many
+    """What engine.json says of the model's own loss of balance (transformers, load_balancing_loss_func), which is added so many
     times; {}: it has none."""
     found = next((part.aux_loss_coeff for part in a.experts if part.score == "softmax"), 0.0)
     return {"expert_balance": found} if found else {}

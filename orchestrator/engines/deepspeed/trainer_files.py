@@ -61,8 +61,8 @@ def schedule(plan: Plan) -> tuple[str, dict[str, float | str]] | None:
     return ("inverse_sqrt" if training.schedule == "inverse_square_root" else "linear"), {}
 
 
-def why_not(plan: Plan) -> str | None:
-    """Why the Trainer and accelerate can't be told to train this plan; None: they can."""
+def why_not_alone(plan: Plan) -> str | None:
+    """Why the files alone don't make the Trainer and accelerate train this plan; None: they do."""
     if plan.cp > 1:
         return "under Ulysses they divide the batch by all ranks, and DeepSpeed's gradients are too large by their number in a sequence"
     if plan.ep > 1:
@@ -70,11 +70,6 @@ def why_not(plan: Plan) -> str | None:
     added = [name for name in DEEPSPEED_OPTIONS if getattr(plan, name) != DEFAULTS[name]]
     if added:
         return f"they don't call DeepSpeed's functions for {', '.join(added)}"
-    return why_no_schedule(plan)
-
-
-def why_no_schedule(plan: Plan) -> str | None:
-    """Why transformers has no such schedule; None: it has."""
     if schedule(plan) is None:
         asked = f"train.decay={plan.training.decay}" if not plan.training.min_lr else "that ends at train.min_lr"
         return f"transformers has no {plan.training.schedule} schedule {asked}"
@@ -82,17 +77,15 @@ def why_no_schedule(plan: Plan) -> str | None:
 
 
 def trainer_arguments(plan: Plan, *, checkpointing: bool) -> dict[str, Any]:
-    """TrainingArguments by name. The plan must have a `schedule` there."""
+    """TrainingArguments by name, without a schedule where transformers has none."""
     training, run, named = plan.training, plan.run, schedule(plan)
-    assert named is not None
     arguments: dict[str, Any] = {
         "output_dir": "trainer",
         "deepspeed": DS_CONFIG,
         **say(words.SIZES, plan),
         "optim": "sgd" if training.optimizer == "sgd" else "adamw_torch" if plan.cluster.is_cpu else "adamw_torch_fused",
         **say(words.RATE, plan),
-        "lr_scheduler_type": named[0],
-        "lr_scheduler_kwargs": named[1],
+        **({} if named is None else {"lr_scheduler_type": named[0], "lr_scheduler_kwargs": named[1]}),
         **say(words.OPTIMIZER, plan),
         "gradient_checkpointing": checkpointing,
         "logging_steps": 1,
@@ -126,20 +119,8 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
     }
 
 
-def trainer_files(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -> tuple[list[File], list[str]]:
-    """The files, and what a user should know of them. `checkpointing`: whether layers are recomputed; `more`: as `ds_config`."""
-    reason = why_not(plan)
-    if reason is not None:
-        return [], [f"{NONE}, as Trainer and accelerate can't be told this plan: {reason}."]
-    return files_of(plan, more, checkpointing=checkpointing), notes(plan)
-
-
-NONE: Final = f"{TRAINER}, {ACCELERATE} and {DS_CONFIG}: none"
-"""How the note begins that gives the reason."""
-
-
-def files_of(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -> list[File]:
-    """The files of a plan, whether they alone train it or not."""
+def trainer_files(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -> list[File]:
+    """The files of a plan, whether they alone train it or not. `checkpointing`: whether layers are recomputed; `more`: as `ds_config`."""
     accelerate = accelerate_config(plan)
     nodes = ", on every node with --machine_rank and --main_process_ip" if accelerate["num_machines"] > 1 else ""
     heads = {
@@ -153,6 +134,8 @@ def files_of(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -> lis
 
 def notes(plan: Plan) -> list[str]:
     """What a script has to add to the files."""
+    if (reason := why_not_alone(plan)) is not None:
+        return [f"{TRAINER} and {ACCELERATE} alone do not train this plan: {reason}. orchestrator/programs/hugging_face.py adds that."]
     notes = []
     if plan.zero_stage == 0 and plan.training.precision != "fp32":
         notes.append(f"{TRAINER}: {STEPS_WHEN_BUILT}.")

@@ -1,13 +1,13 @@
-"""A plan as the job of `orchestrator.workers.deepspeed`."""
+"""A plan as the job of `orchestrator.programs.hugging_face`."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from orchestrator.engines import passthrough
+from orchestrator.engines.deepspeed import trainer_files
 from orchestrator.engines.deepspeed.capabilities import REQUIREMENTS
 from orchestrator.engines.deepspeed.experts import PRESETS, balance
-from orchestrator.engines.deepspeed.trainer_files import trainer_files
 from orchestrator.engines.ds_config import auto_tp, deepspeed_environment, deepspeed_file, ds_config
 from orchestrator.engines.hf_config import class_of, hf_fields
 from orchestrator.engines.traced import partition_note, traced_fields
@@ -19,7 +19,7 @@ from orchestrator.strategy.spec import CHOICES, DEEPSPEED_OPTIONS
 from orchestrator.words import deepspeed as words
 from orchestrator.words.terms import say
 
-WORKER: Final = "orchestrator.workers.deepspeed"
+PROGRAM: Final = "orchestrator.programs.hugging_face"
 DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
 PASSES: Final[dict[str, tuple[str, ...]]] = {passthrough.DS: ()}
 """A ds_config has no sections of its own."""
@@ -32,19 +32,19 @@ def translate(plan: Plan) -> Job:
     model = hf_fields(plan) | balance(plan.model) if plan.model.traced is None else traced_fields(plan)
     engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
     file, notes = deepspeed_file(plan, more)
-    files, of_trainer = trainer_files(plan, more, checkpointing=model["gradient_checkpointing"])
-    notes += of_trainer
+    files = trainer_files.trainer_files(plan, more, checkpointing=model["gradient_checkpointing"])
+    notes += trainer_files.notes(plan)
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
     worked = [name for name in DEEPSPEED_OPTIONS if getattr(plan, name) != DEFAULTS[name]]
     if worked:
-        notes.append(f"ds_config.json has no field for {', '.join(worked)}: our worker calls DeepSpeed's functions for it.")
+        notes.append(f"ds_config.json has no field for {', '.join(worked)}: {PROGRAM} calls DeepSpeed's functions for it.")
     if plan.model.traced is not None and plan.tp > 1:
         notes.append(partition_note(plan.model.traced, plan.tp))
     if any(part.expert_bias for part in plan.model.experts):
         notes.append("transformers' routers don't move the biases that balance experts: they stay as they are in the first step.")
     if plan.model.stack == "encoder":
         notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
-    return assemble(plan, WORKER, [engine, file, *files], notes, deepspeed_environment(plan), passes=PASSES)
+    return assemble(plan, PROGRAM, [engine, file, *files], notes, deepspeed_environment(plan), passes=PASSES)
 
 
 def own_settings(plan: Plan) -> dict[str, Any]:
