@@ -115,7 +115,7 @@ class DescribedModel(HuggingFaceModel):
         if "loss_scale" in batch and self.logits is not None:
             logits, labels = self.logits.float().flatten(0, 1), batch["labels"].flatten()
             return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") * batch["loss_scale"][0]
-        loss = output.get("loss") if isinstance(output, dict) else output.loss
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if loss is None:
             raise InputError("model", type(self.model).__name__, "its forward gives no loss for these arguments")
         return loss.float().reshape(())

@@ -51,7 +51,7 @@ CASES: dict[str, Plan] = {
     "llama tp2 dp2": plan_of(tp=2, dp=2, zero_stage=2),
     "llama recomputed": plan_of(zero_stage=1, recompute=["full"]),
     "qwen3 zero3": plan_of(QWEN3, zero_stage=3),
-    "gpt zero1": plan_of(GPT, zero_stage=1, schedule="linear"),
+    "gpt zero1": plan_of(GPT, zero_stage=1, schedule="linear", min_lr=3e-4),
     "bert zero2": plan_of(BERT, zero_stage=2),
     "bert tp2": plan_of(BERT, tp=2, dp=1),
     "t5 zero1": plan_of(HF_T5, zero_stage=1),
