@@ -59,6 +59,8 @@ class Run:
         self.saved, self.saves = loop.saved_before(plan, OUT, "--continue" in sys.argv), saving.Saves(plan, OUT)
         self.scores: Callable[[Any], dict[str, float]] | None = None
         """What is said of what was held out, beside its loss."""
+        self.reads = True
+        """Whether this process reads the samples; else who measures it gives them to it."""
         self.stopped = False
         """Whether the run was asked to end before its last step."""
         self.write_row: Callable[[], None] = lambda: None
@@ -119,7 +121,7 @@ class Run:
     def samples(self, kind: Any) -> tuple[Any, Any]:
         """Data sets of this kind to train on, and to evaluate on or None."""
         plan = self.plan
-        train, valid = loop.open_samples(plan, OUT / "data")
+        train, valid = loop.open_samples(plan, OUT / "data") if self.reads else (None, None)
         training = kind(plan, train, plan.training.steps * plan.global_batch_size)
         if valid is None or not plan.run.eval_every:
             return training, None
@@ -154,7 +156,7 @@ class Steps:
 
     def __init__(self, trainer: Callable[[Run], Any], plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         run = Run(plan, engine, device, NoWatchdog())
-        run.samples = lambda kind: (kind(plan, None, plan.training.steps * plan.global_batch_size), None)  # who measures reads them
+        run.reads = False
         self.plan, self.device, self.groups, self.trainer = plan, device, run.groups, trainer(run)
         self.trainer._prepare_for_training(plan.training.steps, self.trainer.get_train_dataloader(), None)
         self.model, self.engine, self.states = self.trainer.model, self.trainer.model_wrapped, self.trainer.states

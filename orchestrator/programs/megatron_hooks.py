@@ -21,7 +21,6 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json
 from orchestrator.workers import checkpoint, data, distributed, loop, preflight, saving, unpickling
 from orchestrator.workers.groups import Groups
-from orchestrator.workers.sft import SupervisedBatches
 from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import Watchdog
 
@@ -101,16 +100,16 @@ def run(train: Callable[[], None]) -> NoReturn:
 
 
 class Supervised(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """`count` sequences of supervised samples as `forward_step` takes them, the first `again` of `batches` over and over."""
+    """`count` sequences of supervised samples as `forward_step` takes them, the first `again` of `samples` over and over."""
 
-    def __init__(self, batches: SupervisedBatches, count: int, again: int) -> None:
-        self.batches, self.count, self.again = batches, count, again
+    def __init__(self, samples: data.Samples, count: int, again: int) -> None:
+        self.samples, self.count, self.again = samples, count, again
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        found = self.batches.sample(index % self.again)
+        found = self.samples.sample(index % self.again)
         names = {"tokens": "tokens", "labels": "labels", "loss_mask": "loss_mask", "position_ids": "positions"}
         return {name: torch.from_numpy(found[ours].copy()) for name, ours in names.items()}
 
@@ -118,11 +117,11 @@ class Supervised(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def supervised(train: int, valid: int, test: int) -> tuple[Supervised, Supervised | None, None]:
     """The supervised samples of data= and data.valid=, for so many sequences. Raises InputError."""
     plan = read_plan()
-    training, held_out = loop.planned_batches(plan, 0, OUT / "data")
+    training, held_out = loop.open_samples(plan, OUT / "data")
     if held_out is None:
         return Supervised(training, train, train), None, None
-    batches = min(plan.run.eval_steps, max(1, held_out.num_samples // plan.global_batch_size))  # as in loop.evaluate
-    return Supervised(training, train, train), Supervised(held_out, valid, batches * plan.global_batch_size), None
+    again = loop.eval_steps(plan, held_out) * plan.global_batch_size
+    return Supervised(training, train, train), Supervised(held_out, valid, again), None
 
 
 def own_checkpoint() -> Path | None:
