@@ -29,8 +29,6 @@ class RlAnswer(Printed, frozen=True, kw_only=True):
 
     settings: Settings
     chosen: Chosen
-    stale: Step | None = None
-    """The fastest step with samples one step old, where on-policy was asked; None: there is none."""
 
     @property
     def step(self) -> Step:
@@ -51,12 +49,17 @@ class RlAnswer(Printed, frozen=True, kw_only=True):
         return self.step.interval
 
     @property
+    def cost(self) -> float | None:
+        """Price of a step, in the currency of cluster.price_per_gpu_hour; None without that key."""
+        return text.cost(self.step, self.settings.price_per_gpu_hour)
+
+    @property
     def tokens_per_s(self) -> float:
         """Tokens of prompts and responses a second, of all GPUs together."""
         return self.step.tokens_per_s
 
     def __str__(self) -> str:
-        return "\n".join(text.lines(self.chosen, self.stale))
+        return "\n".join(text.lines(self.chosen, self.settings.price_per_gpu_hour))
 
     def summary(self) -> dict[str, Any]:
         """The figures as JSON has them, without the training half's plan."""
@@ -66,7 +69,8 @@ class RlAnswer(Printed, frozen=True, kw_only=True):
             "gpus": self.settings.cluster.num_gpus,
             **text.summary(self.step),
             "others": [text.summary(one) for one in self.chosen.others],
-            "one_step_off": None if self.stale is None else text.summary(self.stale),
+            "one_step_off": None if self.chosen.stale is None else text.summary(self.chosen.stale),
+            "node_more": [msgspec.structs.asdict(one) for one in self.chosen.grown],
             "why_not": list(self.chosen.why_not),
         }
 
@@ -122,17 +126,7 @@ def answered(settings: Settings) -> RlAnswer:
     assert job is not None
     check_alone(settings)
     asker = Asker(settings, job)
-    question = asker.question
-    chosen = fastest(question, asker)
-    stale = None
-    if not job.keys.staleness and job.keys.placement != "colocated":
-        keys = msgspec.structs.replace(job.keys, staleness=1, placement="split")
-        try:
-            later = msgspec.structs.replace(question, job=msgspec.structs.replace(job, keys=keys))
-            stale = fastest(later, asker).best
-        except NoPlanError:
-            stale = None
-    return RlAnswer(settings=settings, chosen=chosen, stale=stale)
+    return RlAnswer(settings=settings, chosen=fastest(asker.question, asker))
 
 
 def check_alone(settings: Settings) -> None:
@@ -140,7 +134,8 @@ def check_alone(settings: Settings) -> None:
     cluster = settings.cluster
     beside = {
         **{f"target.{name}": value for name, value in settings.targets.given().items()},
-        "largest": settings.largest, "take": settings.take, "tune": settings.tune, "entry": settings.entry,
+        "largest": settings.largest, "take": settings.take, "tune": settings.tune, "entry": settings.entry, "data": settings.run.data,
+        "cluster.mtbf": settings.mtbf_hours, "write": ",".join(settings.write) or None, "verbose": settings.verbose or None,
         **{f"explain.{name}": value for name, value in settings.explain.given().items()}, "explain.gpus": settings.explain_gpus,
     }  # fmt: skip
     for name, value in beside.items():

@@ -7,15 +7,17 @@ Generation is priced for every layout that is legal on every division; plans are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import inf
-from typing import Final
+from math import ceil, inf
+from typing import Final, Literal
+
+from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
-from orchestrator.rl.decode import Decoder, Layout, MeasuredDecoder, layout_refused
+from orchestrator.rl.decode import VLLM, Decoder, Layout, MeasuredDecoder, layout_refused
 from orchestrator.rl.generation import Generation, Room, generation, room
 from orchestrator.rl.job import RlJob
 from orchestrator.rl.step import Step, states_bytes, step
@@ -36,6 +38,10 @@ MOST_DIVISIONS: Final = 16
 """Divisions of the GPUs into two pools that are tried: by nodes, of large clusters by several."""
 
 
+DRAWS: Final = 8
+"""Draws of the lengths that the interval of the fastest step holds."""
+
+
 class Question(Value, frozen=True, kw_only=True):
     """What a choice is made for."""
 
@@ -46,12 +52,30 @@ class Question(Value, frozen=True, kw_only=True):
     traits: Traits
 
 
+def aged(question: Question, staleness: int) -> Question:
+    """The question with samples of this age: what shares its GPUs with training has samples of its own step."""
+    return replace(question, job=replace(question.job, keys=replace(question.job.keys, staleness=staleness)))
+
+
+class Grown(Value, frozen=True, kw_only=True):
+    """What `gpus` GPUs more would make of the step, given to one half, or to both where they share all GPUs. No plan is asked for: training
+    is taken to need as many GPU-seconds as before."""
+
+    half: Literal["both", "generation", "training"]
+    gpus: int
+    seconds: float
+
+
 class Chosen(Value, frozen=True, kw_only=True):
     """The fastest step, the best of each other placement, and why there is none of one."""
 
     best: Step
     others: tuple[Step, ...]
     why_not: tuple[str, ...] = ()
+    stale: Step | None = None
+    """The fastest step with samples one step old, where on-policy was asked; None: there is none."""
+    grown: tuple[Grown, ...] = ()
+    """What a node more would do, the best first."""
 
 
 def layouts(question: Question, gpus: int) -> Iterator[Decoder]:
@@ -114,7 +138,8 @@ def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
 
 def split(question: Question, ask: Ask, sizes: list[int], whole: Step | None) -> tuple[Step | None, str]:
     """(the fastest step with generation on GPUs of its own, why there is none). `whole`: a step with all phases on all GPUs, by which the
-    size is guessed that is tried first; from there on the next, towards the half that takes longer, while that is faster."""
+    size is guessed that is tried first; from there on the next ones, while they are faster. On-policy, where one half waits for the other,
+    there is no gain over such a step: then the guess alone is tried."""
     made: list[tuple[int, Generation]] = []
     why = "no division of the GPUs is left"
     for size in sizes:
@@ -151,7 +176,7 @@ def split(question: Question, ask: Ask, sizes: list[int], whole: Step | None) ->
     while seconds(here) == inf and here > 0:  # too few are left for the training
         here -= 1
     best = here
-    for way in (-1, 1):
+    for way in () if whole is not None and not question.job.keys.staleness else (-1, 1):
         while 0 <= best + way < len(made) and seconds(best + way) < seconds(best):
             best += way
     return tried.get(best), why
@@ -166,22 +191,66 @@ def _step(question: Question, made: Generation, plan: Plan, *, is_colocated: boo
     return step(question.job, question.cluster, question.calibration, made, plan, colocated=is_colocated, offloads=offloads)
 
 
+def over_draws(question: Question, found: Step) -> Step:
+    """The step with an interval that holds what other draws of the lengths make of it too."""
+    made = found.generation
+    decoder = next(one for one in layouts(question, found.generation_gpus) if one.layout == made.layout)
+    fitting = room(decoder, question.job, made.cache_bytes + decoder.weight_bytes + decoder.engine.workspace)
+    seconds = [generation(decoder, question.job, found.generation_gpus, fitting, seed).seconds for seed in range(DRAWS)]
+    draws = (min(seconds) / made.seconds, max(seconds) / made.seconds)
+    return step(
+        question.job, question.cluster, question.calibration, made, found.training, colocated=found.colocated, offloads=found.offloads,
+        draws=draws,
+    )  # fmt: skip
+
+
+def grown(question: Question, found: Step) -> tuple[Grown, ...]:
+    """What a node more, or as many as an engine has, would make of this step, the best first."""
+    made, training = found.generation, trains(found)
+    node = ceil(made.layout.gpus / question.cluster.gpus_per_node) * question.cluster.gpus_per_node
+    memory = made.cache_bytes + made.weight_bytes + VLLM.workspace
+    more, _ = fastest_generation(question, found.generation_gpus + node, memory)
+    generated = made.seconds if more is None else min(made.seconds, more.seconds)
+    trained = training * found.training_gpus / (found.training_gpus + node)
+    if found.colocated:
+        seconds = found.seconds - (made.seconds - generated) - (training - trained)
+        return (Grown(half="both", gpus=node, seconds=seconds),)
+
+    def with_halves(generation_s: float, training_s: float) -> float:
+        """Seconds of the step with these of its halves."""
+        if found.staleness:
+            return found.of("transfer") + max(generation_s, training_s)
+        return found.seconds - (made.seconds - generation_s) - (training - training_s)
+
+    each = (
+        Grown(half="generation", gpus=node, seconds=with_halves(generated, training)),
+        Grown(half="training", gpus=node, seconds=with_halves(made.seconds, trained)),
+    )
+    return tuple(sorted(each, key=lambda one: one.seconds))
+
+
 def fastest(question: Question, ask: Ask) -> Chosen:
     """The fastest placement. Raises NoPlanError where neither fits."""
     keys, cluster = question.job.keys, question.cluster
     steps: list[Step] = []
     why: list[str] = []
+    stale: Step | None = None
     if keys.placement != "split":
-        both, lacking = colocated(question, ask)
+        both, lacking = colocated(aged(question, 0), ask)
         steps += both
         why += [f"colocated: {lacking}"] if lacking and not both else []
     if keys.placement != "colocated" and cluster.num_gpus > 1:
         sizes = divisions(cluster) if keys.generation_gpus is None else [keys.generation_gpus]
-        apart, lacking = split(question, ask, sizes, steps[0] if steps else None)
+        whole = steps[0] if steps else None
+        apart, lacking = split(question, ask, sizes, whole)
         steps += [apart] if apart is not None else []
         why += [f"split: {lacking}"] if apart is None else []
+        if not keys.staleness:
+            stale, _ = split(aged(question, 1), ask, sizes, whole)
     if not steps:
         lacking = "; ".join(why) or "one GPU can't be divided"
         raise NoPlanError(f"no placement fits {question.architecture.name} on {cluster.types}: {lacking}")
     steps.sort(key=lambda one: one.seconds)
-    return Chosen(best=steps[0], others=tuple(steps[1:]), why_not=tuple(why))
+    of_best = aged(question, steps[0].staleness)
+    best = over_draws(of_best, steps[0])
+    return Chosen(best=best, others=tuple(steps[1:]), why_not=tuple(why), stale=stale, grown=grown(of_best, best))

@@ -49,6 +49,10 @@ class EngineConstants(Value, frozen=True, kw_only=True):
     sequence_s: float = 90 * US
     """Seconds of the host, of sampling and of the log-probability for each running sequence of a step. Fitted: to the steps of NeMo RL 0.3
     and 0.4 on H100 (rl/README.md)."""
+    across_s: float = 70 * US
+    """Seconds that an all-reduce or exchange over several nodes takes more than its bytes and hops: there an engine has no kernel of its
+    own. Fitted: to Qwen3-235B's steps at tp=16 on 128 and 256 H100 (NeMo RL 0.6); DeepSeek-R1 on two nodes of H100 takes 15 ms a token
+    more than on one (github:tenstorrent/tt-inference-server issue 356), 124 us for each of its 122."""
     prefill_efficiency: float = 0.7
     """Share of what training's products reach that prefill reaches: prompts come in chunks beside decoding."""
     workspace: float = 4 * GIB
@@ -185,17 +189,21 @@ class Decoder:
     def _traffic(self, running: int) -> float:
         """Seconds of a step's collectives, which its CUDA graphs launch."""
         layout, nbytes = self.layout, float(ITEMSIZE * running * self.architecture.hidden_size)
+        inside = self.cluster.levels[0].size
+        reduced = 0.0
+        if layout.tp > 1:
+            reduced = all_reduce(nbytes, layout.tp, self._network.link(layout.tp, 1)) + (
+                self.engine.across_s if layout.tp > inside else 0.0
+            )
         seconds = 0.0
         for layer, count in self._layers:
-            if layout.tp > 1:
-                link = self._network.link(layout.tp, 1)
-                seconds += count * sum(isinstance(op, Exit) for op in layer.ops) * all_reduce(nbytes, layout.tp, link)
             routed = next((op for op in layer.ops if isinstance(op, Gemm) and op.experts), None)
+            over_tp = sum(isinstance(op, Exit) for op in layer.ops) + (routed is not None and layout.dp == 1)
+            seconds += count * over_tp * reduced
             if routed is not None and layout.dp > 1:
-                exchange = self._network.exchange(layout.gpus, 1)
-                seconds += count * 2 * all_to_all(nbytes * min(routed.tokens, layout.gpus) / layout.tp, layout.gpus, exchange)
-            elif routed is not None and layout.tp > 1:
-                seconds += count * all_reduce(nbytes, layout.tp, self._network.link(layout.tp, 1))
+                sent = nbytes * min(routed.tokens, layout.gpus) / layout.tp
+                exchanged = all_to_all(sent, layout.gpus, self._network.exchange(layout.gpus, 1))
+                seconds += count * 2 * (exchanged + (self.engine.across_s if layout.gpus > inside else 0.0))
         return seconds
 
     def prefill_seconds(self, tokens: float) -> float:

@@ -74,7 +74,7 @@ def room(decoder: Decoder, job: RlJob, memory: float) -> Room:
 
 
 def shared_by(job: RlJob) -> int:
-    """Sequences that share a prompt's keys and values: all samples of a prompt go to one engine, whose prefix cache has it once."""
+    """Sequences that share a prompt's keys and values: samples of a prompt go to one engine, whose prefix cache has it once."""
     return job.samples
 
 
@@ -85,13 +85,13 @@ def generation(decoder: Decoder, job: RlJob, gpus: int, found: Room, seed: int =
     ranks = engines * decoder.layout.dp
     steps = min(1 + job.keys.staleness, MOST_STEPS)
     lengths = drawn(job.responses, steps * job.sequences, seed)
-    shares = [lengths[index::ranks] for index in range(ranks)] if job.prompts < ranks else dealt(lengths, job.samples, ranks)
+    shares = dealt(lengths, ranks)
     most = max(map(len, shares))
     running = min(found.running, job.keys.concurrency, most)
     limited = "samples" if running == most else "cache" if running == found.running else "concurrency"
     fullest = {max(range(ranks), key=lambda rank: sum(shares[rank])), max(range(ranks), key=lambda rank: max(shares[rank], default=0))}
     slowest = max((played(decoder, shares[rank], job.prompt_length, running) for rank in sorted(fullest)), key=sum)
-    prompts = ceil(job.prompts / engines) if job.prompts >= engines else 1
+    prompts = max(1, ceil(job.prompts / engines))
     prefill = decoder.prefill_seconds(float(prompts * job.prompt_length))
     return Generation(
         layout=decoder.layout,
@@ -107,16 +107,13 @@ def generation(decoder: Decoder, job: RlJob, gpus: int, found: Room, seed: int =
     )
 
 
-def dealt(lengths: Sequence[int], samples: int, ranks: int) -> list[list[int]]:
-    """The lengths by rank: all samples of a prompt go to one, prompts in turn.
+def dealt(lengths: Sequence[int], ranks: int) -> list[Sequence[int]]:
+    """The lengths by rank: as many each, neighbours together, as a prompt's samples are.
 
-    >>> dealt([1, 2, 3, 4, 5, 6], 2, 2)
-    [[1, 2, 5, 6], [3, 4]]
+    >>> dealt([1, 2, 3, 4, 5], 2)
+    [[1, 2], [3, 4, 5]]
     """
-    found: list[list[int]] = [[] for _ in range(ranks)]
-    for prompt, first in enumerate(range(0, len(lengths), samples)):
-        found[prompt % ranks] += lengths[first : first + samples]
-    return found
+    return [lengths[rank * len(lengths) // ranks : (rank + 1) * len(lengths) // ranks] for rank in range(ranks)]
 
 
 def played(decoder: Decoder, lengths: Sequence[int], prompt: int, running: int) -> tuple[float, float]:

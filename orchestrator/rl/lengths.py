@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import exp, log, sqrt
 from statistics import NormalDist
 
@@ -12,21 +13,22 @@ NEAR = 1e-3
 """Share by which the mean of the cut lengths may miss the one that was said."""
 
 
-def drawn(responses: Responses, count: int, seed: int) -> list[int]:
+@lru_cache(maxsize=256)
+def drawn(responses: Responses, count: int, seed: int) -> tuple[int, ...]:
     """`count` lengths in tokens, at least 1; the same for the same seed. The mean of very many, cut off at the longest, is the one said.
 
     >>> drawn(Responses(mean=100, spread=0, longest=200), 3, 0)
-    [100, 100, 100]
+    (100, 100, 100)
     >>> sorted(set(drawn(Responses(mean=2, spread=1, longest=3, values=(1, 3)), 50, 0)))
     [1, 3]
     """
     if responses.values:
         uniform = map(NormalDist().cdf, NormalDist().samples(count, seed=seed))
-        return [responses.values[min(int(share * len(responses.values)), len(responses.values) - 1)] for share in uniform]
+        return tuple(responses.values[min(int(share * len(responses.values)), len(responses.values) - 1)] for share in uniform)
     if not responses.spread:
-        return [max(1, round(responses.mean))] * count
+        return (max(1, round(responses.mean)),) * count
     middle, width = shape(responses)
-    return [_cut(exp(middle + width * one), responses.longest) for one in NormalDist().samples(count, seed=seed)]
+    return tuple(_cut(exp(middle + width * one), responses.longest) for one in NormalDist().samples(count, seed=seed))
 
 
 def shape(responses: Responses) -> tuple[float, float]:

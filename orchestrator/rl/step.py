@@ -184,11 +184,19 @@ def transfer_seconds(generation: Generation, cluster: Cluster, calibration: Cali
 
 
 def step(
-    job: RlJob, cluster: Cluster, calibration: Calibration, generation: Generation, plan: Plan, *, colocated: bool, offloads: bool
+    job: RlJob,
+    cluster: Cluster,
+    calibration: Calibration,
+    generation: Generation,
+    plan: Plan,
+    *,
+    colocated: bool,
+    offloads: bool,
+    draws: tuple[float, float] = (1.0, 1.0),
 ) -> Step:
-    """The step's timeline. `cluster` has all GPUs."""
+    """The step's timeline. `cluster` has all GPUs; `draws`: the ends of generation's seconds by other draws of the lengths, over these."""
     keys = job.keys
-    staleness = 0 if colocated else keys.staleness
+    staleness = keys.staleness
     responses = generation.tokens
     tokens = responses + job.sequences * job.prompt_length
     train_off = _off(plan)
@@ -218,7 +226,7 @@ def step(
     if colocated and offloads:
         add("offload", "policy", "all", states / host, "transfer", of=0.0)
     add("generate", "policy", generated_on, generation.seconds, "offload" if colocated and offloads else "transfer", of=responses,
-        off=GENERATION_OFF)  # fmt: skip
+        off=(GENERATION_OFF[0] * draws[0], GENERATION_OFF[1] * draws[1]))  # fmt: skip
     before = "generate"
     if colocated and offloads:
         add("onload", "policy", "all", states / host, "generate", of=0.0)

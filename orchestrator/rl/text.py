@@ -6,17 +6,20 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.rl.choose import Chosen, trains
+from orchestrator.rl.choose import Chosen
 from orchestrator.rl.step import Step
 from orchestrator.units import format_amount, format_bytes, format_seconds
 
 BAR = 40
 """Characters of the timeline."""
+TAIL = 0.2
+"""Share of a step from which its last few sequences are worth a word."""
+HOUR_S = 3600
 
 
-def lines(chosen: Chosen, stale: Step | None) -> list[str]:
+def lines(chosen: Chosen, price_per_gpu_hour: float | None = None) -> list[str]:
     """What the screen says, line by line."""
-    best = chosen.best
+    best, stale, price = chosen.best, chosen.stale, cost(chosen.best, price_per_gpu_hour)
     found = [
         f"placement: {placed(best)}",
         f"why: {why(chosen)}",
@@ -24,8 +27,10 @@ def lines(chosen: Chosen, stale: Step | None) -> list[str]:
         f"training: {trained(best)}",
         f"step: {format_seconds(best.seconds)} (90%: {_ends(best)}), {rate(best)}",
         *timeline(best),
-        f"the next node: {next_node(best)}",
+        f"the next node: {next_node(chosen)}",
     ]
+    if price is not None:
+        found.append(f"cost: {format_amount(price)} a step (at {price_per_gpu_hour:g} a GPU-hour)")
     if stale is not None:
         gain = best.seconds / stale.seconds
         verdict = f"{format_amount(gain)} times as fast" if gain > 1 else f"no faster ({format_seconds(stale.seconds)})"
@@ -102,19 +107,22 @@ def timeline(one: Step) -> list[str]:
     return found
 
 
-def next_node(one: Step) -> str:
-    """The half that a node more would shorten the step most in."""
-    training = trains(one)
-    made = one.generation
-    if one.colocated:
-        if made.tail_s > made.seconds / 2 and made.seconds > training:
-            return f"little: {format_seconds(made.tail_s)} of generation are its last few sequences, which more GPUs don't shorten"
-        longest = "generation" if made.seconds > training else "training"
-        return f"both halves have it; {longest} is the longer one ({format_seconds(max(made.seconds, training))})"
-    if made.seconds > training:
-        tail = f"of which {format_seconds(made.tail_s)} are its last few sequences"
-        return f"generation: {format_seconds(made.seconds)}, {tail}; training takes {format_seconds(training)}"
-    return f"training: it takes {format_seconds(training)}, generation {format_seconds(made.seconds)}"
+def next_node(chosen: Chosen) -> str:
+    """What a node more would make of the step, where it does most first."""
+    best = chosen.best
+    said = []
+    for one in chosen.grown:
+        gain = 100 * (1 - one.seconds / best.seconds)
+        said.append(f"{one.gpus} GPUs for {one.half}: about {format_seconds(one.seconds)} a step (-{max(gain, 0):.0f}%)")
+    tail = best.generation.tail_s
+    if tail > TAIL * best.seconds:
+        said.append(f"{format_seconds(tail)} of a step are its last few sequences, which no node shortens")
+    return "; ".join(said)
+
+
+def cost(one: Step, price_per_gpu_hour: float | None) -> float | None:
+    """Price of a step; None without a price."""
+    return None if price_per_gpu_hour is None else price_per_gpu_hour * one.gpus * one.seconds / HOUR_S
 
 
 def summary(one: Step) -> dict[str, Any]:

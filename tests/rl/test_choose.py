@@ -74,3 +74,32 @@ def test_what_does_not_fit_is_said_with_numbers() -> None:
     ask = asker("recipe=llama3_70b", "gpus=2", "cluster=dgx_h100", of=(*SMALL[:4], "rl.max_response_length=4000"))
     with pytest.raises(NoPlanError, match="no placement fits"):
         fastest(ask.question, ask)
+
+
+def test_a_node_more_goes_where_it_shortens_the_step_most() -> None:
+    ask = asker("recipe=qwen3_8b", "gpus=32", "cluster=dgx_h100")
+    for staleness in (0, 1):
+        found = fastest(asked(ask.question, placement="split", staleness=staleness), ask)
+        best, second = found.grown
+        assert best.seconds <= second.seconds <= found.best.seconds * (1 + 1e-9)
+    training = sum(phase.seconds for phase in found.best.phases if phase.pool == "training")
+    assert best.half == ("generation" if found.best.of("generate") > training else "training")
+
+
+def test_the_interval_holds_every_draw_of_the_lengths() -> None:
+    """A few long responses: the slowest engine is another one in each draw."""
+    ask = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", of=(*SMALL[:3], "rl.response_length=500+1500", SMALL[4]))
+    wide = fastest(ask.question, ask).best
+    alone = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", of=(*SMALL[:3], "rl.response_length=500+0", SMALL[4]))
+    narrow = fastest(alone.question, alone).best
+    ratios = [next(phase.off for phase in one.phases if phase.name == "generate") for one in (wide, narrow)]
+    assert ratios[0][0] < ratios[1][0]
+    assert ratios[0][1] > ratios[1][1]
+
+
+def test_what_shares_its_gpus_has_samples_of_its_own_step() -> None:
+    """rl.staleness=1 changes nothing of a colocated step."""
+    ask = asker("recipe=qwen3_8b", "gpus=16", "cluster=dgx_h100")
+    plain, stale = (fastest(asked(ask.question, staleness=staleness), ask) for staleness in (0, 1))
+    together = [[one.seconds for one in (found.best, *found.others) if one.colocated] for found in (plain, stale)]
+    assert sorted(together[0]) == sorted(together[1])

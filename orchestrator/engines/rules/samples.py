@@ -18,8 +18,9 @@ def decoder_only(_: Candidate, workload: Workload) -> str | None:
 
 @rule("packed_thd", "core/packed_seq_params.py: sequences of several samples go through Transformer Engine's attention alone", "model")
 def packed(_: Candidate, workload: Workload) -> str | None:
-    """Refuses packed samples: neither our worker nor the program that we start tells Megatron where they begin."""
-    if not workload.training.packing:
+    """Refuses packed supervised samples: neither our worker nor the program that we start tells Megatron where they begin. (Programs of
+    reinforcement learning do.)"""
+    if workload.training.task != "sft" or not workload.training.packing:
         return None
     return "data.packing: under megatron each sample has a sequence of its own; data.packing=false"
 
