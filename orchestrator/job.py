@@ -193,7 +193,7 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
         return self.nodes[0] if isinstance(self.nodes, tuple) else None
 
 
-Scheduler = Literal["kubernetes", "skypilot", "dstack", "lsf", "pbs"]
+Scheduler = Literal["kubernetes", "pytorchjob", "trainjob", "volcano", "skypilot", "dstack", "lsf", "pbs"]
 """Schedulers beside Slurm for which a run's folder gets a file (launch/schedulers.py)."""
 
 

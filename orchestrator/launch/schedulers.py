@@ -7,6 +7,7 @@ status.json; a job that was asked to stop before its end exits with its status 7
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -50,12 +51,17 @@ ON_A_NODE: Final = """\
 export NNODES={nodes} RANKS_PER_NODE={ranks} NODE_RANK="${rank}" MASTER_ADDR={address} MASTER_PORT={port} CONTINUE=1
 TZ=UTC printf -v started "%(%FT%T+00:00)T" -1
 status=0
-bash launch.sh || status=$?
+{start}
 """
-"""Lines that run in the folder on each node, without $( ), which Kubernetes would read."""
-STOP: Final = "trap '' USR1; kill -USR1 -1; while kill -0 1; do sleep 1; done"
-"""What a pod does before Kubernetes ends it: asks the ranks to save and end (workers/loop.py), and waits for them, at most for
-terminationGracePeriodSeconds. -1: all processes of the pod but the first, which ends with its ranks."""
+"""Lines that run in the folder on each node."""
+ON_A_HOST: Final = "bash launch.sh || status=$?"
+IN_A_POD: Final = """\
+bash launch.sh & ranks=$!
+trap 'kill -USR1 -1' TERM
+wait "$ranks" || status=$?
+while kill -0 "$ranks" 2>/dev/null; do status=0; wait "$ranks" || status=$?; done"""
+"""A pod's first process, which gets TERM where Kubernetes ends the pod: it asks the ranks to save and end (workers/loop.py), and waits for
+them, at most for terminationGracePeriodSeconds. -1: all processes of the pod but this."""
 ON_EACH: Final = """\
 if (( ${{#hosts[@]}} != {nodes} )); then
   echo "the plan needs {nodes} nodes, and the job has ${{#hosts[@]}}" >&2
@@ -91,63 +97,170 @@ def _minutes(options: SlurmOptions) -> int | None:
     return None if seconds is None else -(-seconds // 60)
 
 
-def kubernetes(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
-    """An indexed Job with a headless Service, which needs no operator: pod 0's name is the rendezvous (kubernetes.io, "Indexed Job",
-    "Job with Pod-to-Pod Communication"). `slurm.partition` is Kueue's local queue. Raises InputError without an image."""
-    image = _image(container, "kubernetes")
-    name = label(job.name)
+def _for_kubernetes(text: str) -> str:
+    """The text as a value in which Kubernetes reads variables, $(NAME), and takes $$ as $ (kubernetes.io, "Define Dependent Environment
+    Variables").
+
+    >>> _for_kubernetes("$(touch here) $$HOME")
+    '$$(touch here) $$$$HOME'
+    """
+    return text.replace("$", "$$")
+
+
+def _command(job: Job, folder: str, rank: str, address: str) -> list[str]:
+    """What a pod runs in the run's folder. `rank`, `address`: as of `_on_a_node`."""
+    start = f"cd -- {shlex.quote(folder)} || exit 2\n" + _on_a_node(job, rank, address, start=IN_A_POD)
+    return ["bash", "-c", _for_kubernetes(start)]
+
+
+def _storage(folder: str, container: ContainerOptions | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(a pod's volumes, where its container has them): the run's folder, container.mounts, and shared memory."""
     mounts = _mounts(folder, container)
     volumes = [{"name": f"host-{i}", "hostPath": {"path": host, "type": "Directory"}} for i, (host, _, _) in enumerate(mounts)]
     places: list[dict[str, Any]] = [
         {"name": f"host-{i}", "mountPath": inside} | ({"readOnly": True} if readonly else {})
         for i, (_, inside, readonly) in enumerate(mounts)
     ]
-    start = _on_a_node(job, "JOB_COMPLETION_INDEX", f"{name}-0.{name}")
-    pod: dict[str, Any] = {
-        "subdomain": name,
+    shared = {"name": "shared-memory"}
+    return [*volumes, shared | {"emptyDir": {"medium": "Memory"}}], [*places, shared | {"mountPath": SHARED_MEMORY}]
+
+
+def _resources(job: Job) -> dict[str, Any]:
+    return {"limits": {"nvidia.com/gpu": job.ranks_per_node}} if job.backend == "nccl" else {}
+
+
+def _pod(
+    job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, scheduler: str, name: str, command: list[str]
+) -> dict[str, Any]:
+    """A node's pod, which is not started again by itself. `name`: its container's. Raises InputError without an image."""
+    volumes, places = _storage(folder, container)
+    return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": options.warning_s or WARNING_S,
         "containers": [
             {
-                "name": "ranks",
-                "image": image,
-                "command": ["bash", "-c", start],
-                "lifecycle": {"preStop": {"exec": {"command": ["bash", "-c", STOP]}}},
-                "workingDir": folder,
-                "resources": {"limits": {"nvidia.com/gpu": job.ranks_per_node}} if job.backend == "nccl" else {},
-                "volumeMounts": [*places, {"name": "shared-memory", "mountPath": SHARED_MEMORY}],
+                "name": name,
+                "image": _image(container, scheduler),
+                "command": command,
+                "resources": _resources(job),
+                "volumeMounts": places,
             }
         ],
-        "volumes": [*volumes, {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
+        "volumes": volumes,
     }
-    limit = limit_s(options.time)
-    queue = {"labels": {"kueue.x-k8s.io/queue-name": options.partition}} if options.partition else {}
-    described: list[dict[str, Any]] = [
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": name},
-            "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"batch.kubernetes.io/job-name": name}},
-        },
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": name, **queue},
-            "spec": {
-                "completions": job.num_nodes,
-                "parallelism": job.num_nodes,
-                "completionMode": "Indexed",
-                "backoffLimit": job.num_nodes * options.requeue,  # where a rank fails the pods of all nodes do
-                **({"activeDeadlineSeconds": limit} if limit is not None else {}),
-                "template": {"spec": pod},
-            },
-        },
-    ]
+
+
+def _described(job: Job, file: str, documents: list[dict[str, Any]], more: str = "") -> str:
+    """The documents as YAML without anchors, under what a user should know of them."""
     head = (
-        f"# {checked('recipe', job.name)}: {job.num_nodes} pod(s) of {job.ranks_per_node} ranks. kubectl apply -f kubernetes.yaml\n"
+        f"# {checked('recipe', job.name)}: {job.num_nodes} pod(s) of {job.ranks_per_node} ranks. kubectl apply -f {file}\n"
         "# The run's folder is the nodes' own path, on storage that they share: another volume goes in place of hostPath.\n"
     )
-    return head + yaml.safe_dump_all(described, sort_keys=False, width=10**6)
+    return head + more + yaml.safe_dump_all(json.loads(json.dumps(documents)), sort_keys=False, width=10**6)
+
+
+def _kueue(options: SlurmOptions) -> dict[str, Any]:
+    """Labels by which Kueue takes a job into `slurm.partition`, its local queue."""
+    return {"labels": {"kueue.x-k8s.io/queue-name": options.partition}} if options.partition else {}
+
+
+def _deadline(options: SlurmOptions) -> dict[str, int]:
+    limit = limit_s(options.time)
+    return {} if limit is None else {"activeDeadlineSeconds": limit}
+
+
+def kubernetes(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
+    """An indexed Job with a headless Service, which needs no operator: pod 0's name is the rendezvous (kubernetes.io, "Indexed Job",
+    "Job with Pod-to-Pod Communication"). `slurm.partition` is Kueue's local queue. Raises InputError without an image."""
+    name = label(job.name)
+    pod = _pod(job, folder, options, container, "kubernetes", "ranks", _command(job, folder, "JOB_COMPLETION_INDEX", f"{name}-0.{name}"))
+    service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"batch.kubernetes.io/job-name": name}}
+    spec = {
+        "completions": job.num_nodes,
+        "parallelism": job.num_nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": job.num_nodes * options.requeue,  # where a rank fails the pods of all nodes do
+        **_deadline(options),
+        "template": {"spec": {"subdomain": name, **pod}},
+    }
+    described = [
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": service},
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, **_kueue(options)}, "spec": spec},
+    ]
+    return _described(job, "kubernetes.yaml", described)
+
+
+def pytorchjob(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
+    """A PyTorchJob of Kubeflow's training operator 1.x: its first pod is the master, RANK a pod's place (training-operator 1.9,
+    pkg/controller.v1/pytorch/envvar.go). Raises InputError without an image."""
+    command = _command(job, folder, "RANK", '"$MASTER_ADDR"')
+    pod = _pod(job, folder, options, container, "pytorchjob", "pytorch", command)
+    del pod["restartPolicy"]  # the replicas'
+    replicas = {"Master": 1, "Worker": job.num_nodes - 1}
+    again = "OnFailure" if options.requeue else "Never"
+    policy = {"cleanPodPolicy": "None", "backoffLimit": job.num_nodes * options.requeue, **_deadline(options)}
+    spec = {
+        "runPolicy": policy,
+        "pytorchReplicaSpecs": {
+            kind: {"replicas": count, "restartPolicy": again, "template": {"spec": pod}} for kind, count in replicas.items() if count
+        },
+    }
+    metadata = {"name": label(job.name), **_kueue(options)}
+    described = [{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": metadata, "spec": spec}]
+    return _described(job, "pytorchjob.yaml", described)
+
+
+def trainjob(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
+    """A TrainJob of Kubeflow Trainer 2.2 or later, on its runtime torch-distributed, whose one replicated job is named node
+    (kubeflow/trainer at 8c0f505: manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml; pkg/constants/constants.go has PET_NODE_RANK and
+    PET_MASTER_ADDR). Raises InputError without an image."""
+    volumes, places = _storage(folder, container)
+    of_node = {
+        "terminationGracePeriodSeconds": options.warning_s or WARNING_S,
+        "volumes": volumes,
+        "containers": [{"name": "node", "volumeMounts": places}],
+    }
+    node = {"name": "node", "template": {"spec": {"template": {"spec": of_node}}}}
+    spec = {
+        "runtimeRef": {"name": "torch-distributed"},
+        **_deadline(options),
+        "trainer": {
+            "image": _image(container, "trainjob"),
+            "command": _command(job, folder, "PET_NODE_RANK", '"$PET_MASTER_ADDR"'),
+            "numNodes": job.num_nodes,
+            "numProcPerNode": job.ranks_per_node,
+            "resourcesPerNode": _resources(job),
+        },
+        "runtimePatches": [
+            {"manager": "orchestrator", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [node]}}}},
+        ],
+    }
+    metadata = {"name": label(job.name), **_kueue(options)}
+    described = [{"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": spec}]
+    more = f"# slurm.requeue={options.requeue} has no place here: how often it starts again is the runtime's failurePolicy.\n"
+    return _described(job, "trainjob.yaml", described, more if options.requeue else "")
+
+
+def volcano(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
+    """A Job of Volcano, whose pods start together or not at all: its plugins env and svc say a pod's place and give it a name
+    (volcano at ed72c7c: pkg/controllers/job/plugins/env/const.go, svc/svc.go). `slurm.partition` is its queue. Raises InputError without an
+    image."""
+    name = label(job.name)
+    pod = _pod(job, folder, options, container, "volcano", "ranks", _command(job, folder, "VC_TASK_INDEX", f"{name}-node-0.{name}"))
+    spec = {
+        "schedulerName": "volcano",
+        "minAvailable": job.num_nodes,
+        **({"queue": options.partition} if options.partition else {}),
+        "maxRetry": options.requeue,
+        "plugins": {"env": [], "svc": []},
+        "policies": [
+            {"events": ["PodFailed", "PodEvicted"], "action": "RestartJob" if options.requeue else "AbortJob"},
+            {"event": "TaskCompleted", "action": "CompleteJob"},
+        ],
+        "tasks": [{"name": "node", "replicas": job.num_nodes, "template": {"spec": {**_deadline(options), **pod}}}],
+    }
+    described = [{"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": name}, "spec": spec}]
+    return _described(job, "volcano.yaml", described)
 
 
 def skypilot(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
@@ -206,9 +319,11 @@ def _mounts(folder: str, container: ContainerOptions | None) -> list[tuple[str, 
     return found
 
 
-def _on_a_node(job: Job, rank: str, address: str) -> str:
-    """What each node runs. `rank`: the variable with its number; `address`: of the first one, as bash reads it."""
-    return ON_A_NODE.format(nodes=job.num_nodes, ranks=job.ranks_per_node, rank=rank, address=address, port=MASTER_PORT) + FINISH
+def _on_a_node(job: Job, rank: str, address: str, start: str = ON_A_HOST) -> str:
+    """What each node runs. `rank`: the variable with its number; `address`: of the first one, as bash reads it; `start`: lines that start
+    the ranks and leave their status."""
+    places = {"nodes": job.num_nodes, "ranks": job.ranks_per_node, "rank": rank, "address": address, "port": MASTER_PORT}
+    return ON_A_NODE.format(**places, start=start) + FINISH
 
 
 def lsf(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
@@ -291,6 +406,9 @@ def _image(container: ContainerOptions | None, scheduler: str) -> str:
 Writer = Callable[[Job, str, SlurmOptions, ContainerOptions | None, str], str]
 WRITERS: Final[Mapping[str, tuple[str, Writer]]] = {
     "kubernetes": ("kubernetes.yaml", kubernetes),
+    "pytorchjob": ("pytorchjob.yaml", pytorchjob),
+    "trainjob": ("trainjob.yaml", trainjob),
+    "volcano": ("volcano.yaml", volcano),
     "skypilot": ("skypilot.yaml", skypilot),
     "dstack": ("job.dstack.yml", dstack),
     "lsf": ("job.lsf", lsf),

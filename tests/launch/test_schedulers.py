@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +25,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, Job, Scheduler, SlurmOptions
 from orchestrator.launch.render import TRY_AGAIN
-from orchestrator.launch.schedulers import STOP, WRITERS, files, label
+from orchestrator.launch.schedulers import WRITERS, files, label
 
 JOB = Job(
     name="llama3_8b-megatron", module="orchestrator.workers.megatron", arguments=("--plan", "plan.json"), environment={}, files=(),
@@ -49,44 +51,107 @@ def test_write_takes_each_scheduler_that_is_written_for() -> None:
     settings = recipe.load(load, machine(), list(ENGINES))
     assert settings.write == ("pbs", "lsf")
     assert yaml.safe_load(recipe.resolved_yaml(settings))["write"] == "pbs,lsf"
-    with pytest.raises(InputError, match=r"write=slurm: is no scheduler .* choose one of kubernetes, skypilot, dstack, lsf, pbs"):
+    with pytest.raises(
+        InputError,
+        match=r"write=slurm: is no scheduler .* choose one of kubernetes, pytorchjob, trainjob, volcano, skypilot, dstack, lsf, pbs",
+    ):
         recipe.load([*load[:3], "write=slurm"], machine(), list(ENGINES))
 
 
+PODS: dict[Scheduler, tuple[str, str]] = {
+    "kubernetes": ("$JOB_COMPLETION_INDEX", "llama3-8b-megatron-0.llama3-8b-megatron"),
+    "pytorchjob": ("$RANK", '"$MASTER_ADDR"'),
+    "trainjob": ("$PET_NODE_RANK", '"$PET_MASTER_ADDR"'),
+    "volcano": ("$VC_TASK_INDEX", "llama3-8b-megatron-node-0.llama3-8b-megatron"),
+}
+"""What names a pod's place and the first pod, as bash reads it."""
+
+
+def pods_of(name: Scheduler, described: dict[str, Any]) -> list[tuple[int, dict[str, Any], dict[str, Any]]]:
+    """(how many, the pod's fields, its container's fields) of each kind of pod of a job."""
+    spec = described["spec"]
+    if name == "trainjob":
+        (patch,) = spec["runtimePatches"]
+        (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        pod = node["template"]["spec"]["template"]["spec"]
+        trainer = spec["trainer"]
+        more = {"command": trainer["command"], "image": trainer["image"], "resources": trainer["resourcesPerNode"]}
+        return [(trainer["numNodes"], pod, pod["containers"][0] | more)]
+    if name == "pytorchjob":
+        found = [(each["replicas"], each["template"]["spec"]) for each in spec["pytorchReplicaSpecs"].values()]
+    elif name == "volcano":
+        found = [(task["replicas"], task["template"]["spec"]) for task in spec["tasks"]]
+    else:
+        found = [(spec["completions"], spec["template"]["spec"])]
+    return [(count, pod, pod["containers"][0]) for count, pod in found]
+
+
 @pytest.mark.parametrize("nodes", NODES)
-def test_kubernetes_gets_an_indexed_job_whose_pods_meet_at_the_first_one(nodes: int) -> None:
-    service, job = yaml.safe_load_all(written("kubernetes", replace(JOB, num_nodes=nodes)))
+@pytest.mark.parametrize("name", PODS)
+def test_each_node_is_a_pod_that_meets_the_others_at_the_first_one(name: Scheduler, nodes: int) -> None:
+    *_, job = yaml.safe_load_all(written(name, replace(JOB, num_nodes=nodes)))
+    found = pods_of(name, job)
+    assert sum(count for count, _, _ in found) == nodes
+    for _, pod, container in found:
+        assert container["image"] == "nvcr.io/nvidia/pytorch:26.06-py3"
+        assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+        command = container["command"][2].replace("$$", "$")  # as Kubernetes reads it
+        assert command.startswith(f"cd -- {shlex.quote(FOLDER)} || exit 2\n")
+        rank, address = PODS[name]
+        assert f'NNODES={nodes} RANKS_PER_NODE=8 NODE_RANK="{rank}" MASTER_ADDR={address} ' in command
+        assert pod["terminationGracePeriodSeconds"] == 250
+        places = {volume["mountPath"]: volume.get("readOnly", False) for volume in container["volumeMounts"]}
+        assert places == {FOLDER: False, "/data": False, "/in": True, "/dev/shm": False}
+        assert {volume["name"] for volume in pod["volumes"]} == {volume["name"] for volume in container["volumeMounts"]}
+
+
+def test_limit_queue_and_starting_again_are_said_in_each_ones_words() -> None:
+    jobs = {name: [*yaml.safe_load_all(written(name))] for name in PODS}
+    (service, job), (torch_job,), (train_job,), (volcano,) = jobs.values()
     name = job["metadata"]["name"]
     assert service["metadata"]["name"] == name == service["spec"]["selector"]["batch.kubernetes.io/job-name"]
-    spec, pod = job["spec"], job["spec"]["template"]["spec"]
-    assert (spec["completions"], spec["parallelism"], spec["completionMode"], spec["backoffLimit"]) == (nodes, nodes, "Indexed", 3 * nodes)
-    assert spec["activeDeadlineSeconds"] == 26.5 * 3600
-    assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "train"}
-    (container,) = pod["containers"]
-    assert container["image"] == "nvcr.io/nvidia/pytorch:26.06-py3"
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
-    assert container["workingDir"] == FOLDER
-    assert FOLDER not in container["command"][2], "Kubernetes would read $(...) and $$ in it"
-    assert f"NNODES={nodes} RANKS_PER_NODE=8 " in container["command"][2]
-    assert f"MASTER_ADDR={name}-0.{pod['subdomain']} " in container["command"][2]
-    assert pod["terminationGracePeriodSeconds"] == 250
-    places = {volume["mountPath"]: volume.get("readOnly", False) for volume in container["volumeMounts"]}
-    assert places == {FOLDER: False, "/data": False, "/in": True, "/dev/shm": False}
-    assert {volume["name"] for volume in pod["volumes"]} == {volume["name"] for volume in container["volumeMounts"]}
+    assert job["spec"]["template"]["spec"]["subdomain"] == name
+    limit = 26.5 * 3600
+    spec = job["spec"]
+    assert (spec["parallelism"], spec["completionMode"], spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (32, "Indexed", 96, limit)
+    assert torch_job["spec"]["runPolicy"] == {"cleanPodPolicy": "None", "backoffLimit": 96, "activeDeadlineSeconds": limit}
+    assert {kind: each["restartPolicy"] for kind, each in torch_job["spec"]["pytorchReplicaSpecs"].items()} == dict.fromkeys(
+        ("Master", "Worker"), "OnFailure"
+    )
+    assert train_job["spec"]["activeDeadlineSeconds"] == limit
+    assert "slurm.requeue=3 has no place here" in written("trainjob")
+    assert (volcano["spec"]["queue"], volcano["spec"]["maxRetry"], volcano["spec"]["minAvailable"]) == ("train", 3, 32)
+    assert volcano["spec"]["policies"][0]["action"] == "RestartJob"
+    for one in (job, torch_job, train_job):
+        assert one["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "train"}
+
+
+@pytest.fixture(scope="module")
+def validator(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the package kubernetes-validate."""
+    folder = str(tmp_path_factory.mktemp("validator"))
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", folder, "kubernetes-validate"], check=True)
+    return folder
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("nodes", NODES)
-def test_kubernetes_schema_takes_it(nodes: int, tmp_path: Path) -> None:
-    """Its own OpenAPI schema, strictly: no field that it does not know."""
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path / "of", "kubernetes-validate"], check=True)
-    (tmp_path / "job.yaml").write_text(written("kubernetes", replace(JOB, num_nodes=nodes)))
+@pytest.mark.parametrize("name", PODS)
+def test_kubernetes_schema_takes_it(name: Scheduler, nodes: int, validator: str, tmp_path: Path) -> None:
+    """Its own OpenAPI schema, strictly: no field that it does not know. Of jobs that an operator takes their pods, as plain ones."""
+    *more, job = yaml.safe_load_all(written(name, replace(JOB, num_nodes=nodes)))
+    if name == "kubernetes":
+        more.append(job)
+    for _, pod, container in pods_of(name, job) if name != "kubernetes" else ():
+        spec = pod | {"containers": [container]}
+        more.append({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": spec})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(more))
     check = (
         "import sys, yaml, kubernetes_validate as k; [k.validate(d, '1.31', strict=True) for d in yaml.safe_load_all(open(sys.argv[1]))]"
     )
-    path = {**os.environ, "PYTHONPATH": str(tmp_path / "of")}
+    path = {**os.environ, "PYTHONPATH": validator}
     subprocess.run([sys.executable, "-c", check, tmp_path / "job.yaml"], check=True, env=path)
-    broken = (tmp_path / "job.yaml").read_text().replace("completionMode", "completionmode")
+    broken = (tmp_path / "job.yaml").read_text().replace("terminationGracePeriodSeconds", "terminationgraceperiodseconds")
     (tmp_path / "job.yaml").write_text(broken)
     assert subprocess.run([sys.executable, "-c", check, tmp_path / "job.yaml"], check=False, env=path, capture_output=True).returncode != 0
 
@@ -240,7 +305,7 @@ def test_two_nodes_train_and_another_scheduler_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_pod_that_is_to_end_asks_its_ranks_to_save_and_waits(tmp_path: Path) -> None:
-    """The pod's own command and what runs before its end, as the first processes of a PID namespace."""
+    """The pod's own command as the first process of a PID namespace, to which Kubernetes sends TERM."""
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no PID namespaces here")
@@ -253,15 +318,15 @@ def test_a_pod_that_is_to_end_asks_its_ranks_to_save_and_waits(tmp_path: Path) -
     folder = folder_with(f"trap '' USR1\nexec {sys.executable} ../trains.py", tmp_path)
     _, job = yaml.safe_load_all(written("kubernetes", replace(JOB, num_nodes=1), folder=str(folder)))
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["bash", "-c", STOP]
+    start = [word.replace("$$", "$") for word in container["command"]]  # as Kubernetes reads it
     path = {**os.environ, "ORCHESTRATOR_PYTHON": sys.executable, "JOB_COMPLETION_INDEX": "0"}
-    command = [*unshare, *container["command"]]
+    command = [*unshare, *start]
     with subprocess.Popen(command, env=path, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as pod:
         until = time.monotonic() + 30
         while not (folder / "logs" / "started").exists() and time.monotonic() < until:
             time.sleep(0.1)
         (first,) = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
-        subprocess.run(["nsenter", "--pid", "--mount", "--target", first, "bash", "-c", STOP], check=False, timeout=40)
+        os.kill(int(first), signal.SIGTERM)
         _, errors = pod.communicate(timeout=40)
     assert (folder / "logs" / "saved").exists(), errors
     assert pod.returncode == 0, errors
