@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import importlib.util
 import os
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
+from itertools import takewhile
 from typing import Final
 
 from orchestrator.engines import ENGINES
@@ -53,7 +55,7 @@ def machine(environment: Mapping[str, str] = os.environ) -> Machine:
         gpu_name=name,
         gpu_types=tuple(dict.fromkeys(names)),
         catalog_name=gpu.name if gpu else None,
-        nvlink=len(names) > 1 and _has_nvlink(),
+        nvlink=len(names) > 1 and (_has_nvlink() if gpu is None or gpu.vendor == "nvidia" else gpu.nvlink > 0),
         host_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         slurm_job=job,
         slurm_nodes=int(nodes) if job and nodes.isdecimal() else 0,
@@ -67,11 +69,32 @@ def machine(environment: Mapping[str, str] = os.environ) -> Machine:
 
 
 def gpu_names(environment: Mapping[str, str]) -> list[str]:
-    """Names of the GPUs that CUDA_VISIBLE_DEVICES leaves, one each; empty without a driver. MIG slices are not whole GPUs: left out."""
+    """Names of the GPUs that CUDA_VISIBLE_DEVICES (of AMD's HIP_VISIBLE_DEVICES) leaves, one each; empty without a driver. MIG slices are
+    not whole GPUs: left out."""
+    return _nvidia_names(environment.get("CUDA_VISIBLE_DEVICES")) or _amd_names(
+        environment.get("HIP_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES"))
+    )
+
+
+AMD_NAME_COLUMNS: Final = ("Device Name", "Card Series", "Card series")
+"""What rocm-smi heads a GPU's name with, by release."""
+
+
+def _amd_names(visible: str | None) -> list[str]:
+    """What rocm-smi calls the GPUs whose numbers `visible` leaves (None: all)."""
+    rows = csv.DictReader(_lines("rocm-smi", "--showid", "--showproductname", "--csv"))
+    names = [next((row[column] for column in AMD_NAME_COLUMNS if row.get(column) not in (None, "", "N/A")), "") for row in rows]
+    if visible is not None:
+        wanted = list(takewhile(lambda word: word.isdecimal() and int(word) < len(names), map(str.strip, visible.split(","))))
+        names = [names[int(word)] for word in wanted]
+    return [name for name in names if name]
+
+
+def _nvidia_names(visible: str | None) -> list[str]:
+    """What nvidia-smi calls the GPUs that `visible` leaves (None: all)."""
     lines = _nvidia_smi("--query-gpu=index,uuid,mig.mode.current,name", "--format=csv,noheader")
     found = [tuple(part.strip() for part in line.split(",", 3)) for line in lines]
     gpus = [entry for entry in found if len(entry) == 4 and entry[2] != "Enabled"]
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [entry[3] for entry in gpus]
     names = []
@@ -90,7 +113,12 @@ def _has_nvlink() -> bool:
 
 def _nvidia_smi(*arguments: str) -> list[str]:
     """Lines of nvidia-smi's output; none where it is missing, fails or hangs."""
-    program = shutil.which("nvidia-smi")
+    return _lines("nvidia-smi", *arguments)
+
+
+def _lines(name: str, *arguments: str) -> list[str]:
+    """Lines of a program's output; none where it is missing, fails or hangs."""
+    program = shutil.which(name)
     if program is None:
         return []
     try:

@@ -190,7 +190,7 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Gradients of activations alive at once in backward, in units of the layer's largest saved tensor: one arrives, one leaves."""
 
 
-_BY_CAPABILITY: Final[dict[str, dict[str, float]]] = {
+_BY_GENERATION: Final[dict[str, dict[str, float]]] = {
     # V100: cuBLAS fp16 about 95 to 105 of 125 TFLOP/s; no FlashAttention-2; NVLink 2 busbw about 130 of 150 GB/s.
     "7": {"gemm_efficiency": 0.78, "attention_efficiency": 0.40, "attention_backward_efficiency": 0.35},
     # H100: power-limited: 650 to 750 of 989 TFLOP/s (cuBLAS bf16, large); FlashAttention-3 / cuDNN 600 forward, 550 backward.
@@ -223,8 +223,21 @@ _BY_CAPABILITY: Final[dict[str, dict[str, float]]] = {
         # gathers and scatters among 8 B200 in the same file: .67 of 900 GB/s (all-reduce .74, all-to-all .60)
         "inner_efficiency": 0.67,
     },
+    # MI300X and its like: hipBLASLt reaches about 620 of 1307 TFLOP/s in bf16 and 990 of 2615 in FP8 on a training's shapes (SemiAnalysis,
+    # "MI300X vs H100 vs H200 Benchmark Part 1", December 2024); attention about 420 forward and 330 backward (an estimate). RCCL's
+    # all-reduce over a node's eight reaches 346 of 448 GB/s (rccl-tests, 256 MiB, in the samples of ROCm's cluster validation suite).
+    "amd9": {
+        "gemm_efficiency": 0.47,
+        "gemm_half_tokens": 128.0,
+        "gemm_half_features": 128.0,
+        "fp8_efficiency": 0.80,
+        "attention_efficiency": 0.32,
+        "attention_backward_efficiency": 0.25,
+        "attention_half_length": 384.0,
+        "inner_efficiency": 0.77,
+    },
 }
-"""What differs by compute capability's major number (8, Ampere, is the default of the class)."""
+"""What differs by `Gpu.generation` (8, Ampere, is the default of the class)."""
 
 CPU: Final = Calibration(
     name="datasheet",
@@ -275,8 +288,7 @@ def datasheet(cluster: Cluster, traits: Traits) -> Calibration:
     """The zero-shot constants of this cluster's GPU under its stack: no run of it has been seen."""
     if cluster.is_cpu:
         return CPU if traits.layers == "hugging_face" else replace(CPU, context_bytes=0.4 * GIB)
-    generation = cluster.gpu.compute_capability.split(".")[0]
-    tuned = replace(Calibration(), **{**_BY_CAPABILITY.get(generation, {}), **traits.constants})
+    tuned = replace(Calibration(), **{**_BY_GENERATION.get(cluster.gpu.generation, {}), **traits.constants})
     return tuned if cluster.stack == "tuned" else replace(tuned, **{name: STOCK_HOST * getattr(tuned, name) for name in STOCK})
 
 

@@ -61,7 +61,7 @@ class Network:
             ),
             levels[-1],
         )
-        return Link(bandwidth=level.bandwidth * c.p2p_efficiency, latency=level.latency * c.latency_factor)
+        return Link(bandwidth=level.bandwidth * level.share(2) * c.p2p_efficiency, latency=level.latency * c.latency_factor)
 
     def seconds(self, item: Traffic, messages: float | None = None) -> float:
         """Seconds of all operations of `item`. What travels once a step does so in messages of several layers, each with one latency:

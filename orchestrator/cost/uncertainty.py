@@ -76,7 +76,7 @@ class Situation(Value, frozen=True, kw_only=True):
     """What a prediction's trust depends on."""
 
     generation: str
-    """Major number of the GPU's compute capability; "" on the CPU."""
+    """`Gpu.generation`; "" on the CPU."""
     experts: bool
     eight_bit: bool
     """Whether matrix products are FP8, or less."""
@@ -166,7 +166,7 @@ def situation(
     (`known`); `transformers`: whether the engine's layers are transformers' own (Traits.layers)."""
     experts = bool(model.architecture.experts)
     return Situation(
-        generation="" if cluster.is_cpu else cluster.gpu.compute_capability.split(".")[0],
+        generation="" if cluster.is_cpu else cluster.gpu.generation,
         experts=experts,
         eight_bit=training.precision in BITS,
         transformers=transformers,

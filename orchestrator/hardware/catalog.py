@@ -9,8 +9,11 @@ marketing figure; it differs by a fraction of a per cent between drivers.
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from orchestrator.extensions import Extensible
 from orchestrator.hardware.spec import Gpu
@@ -20,6 +23,9 @@ NVLINK_2, NVLINK_3, NVLINK_4, NVLINK_5 = 150 * GB, 300 * GB, 450 * GB, 900 * GB
 """Bytes/s of a GPU and direction: 6 and 12 links of 25 GB/s, 18 of 25 and of 50 (NVIDIA's datasheets of V100, A100, H100, B200)."""
 CUT_NVLINK = 200 * GB
 """Bytes/s of a GPU and direction of the A800 and H800, whose NVLink is cut to 400 GB/s in both directions together."""
+XGMI_3, XGMI_4 = 7 * 64 * GB, 7 * 76.8 * GB
+"""Bytes/s of a GPU and direction over the links to its node's seven others: 128 and 153.6 GB/s a link in both directions together (AMD's
+data sheets of the MI300X and MI355X platforms)."""
 PCIE_3, PCIE_4, PCIE_5 = 15.75 * GB, 31.5 * GB, 63 * GB
 """Bytes/s of 16 lanes in one direction, less 128b/130b coding."""
 
@@ -54,6 +60,9 @@ _RTX_4090 = {"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 33
 _RTX_5090 = {"fp32": 104.8, "tf32": 104.8, "fp16": 209.5, "bf16": 209.5, "fp8": 419.0}
 _RTX_PRO_6000 = {"fp32": 126.0, "tf32": 251.9, "fp16": 503.8, "bf16": 503.8, "fp8": 1007.6, "nvfp4": 2015.2}
 _RTX_PRO_6000_SERVER = {"fp32": 120.0, "tf32": 240.0, "fp16": 480.0, "bf16": 480.0, "fp8": 960.0, "nvfp4": 1920.0}
+_MI250X = {"fp32": 23.95, "fp16": 191.5, "bf16": 191.5}  # of one of its two dies
+_MI300X = {"fp32": 163.4, "tf32": 653.7, "fp16": 1307.4, "bf16": 1307.4, "fp8": 2614.9}
+_MI355X = {"fp32": 157.3, "fp16": 2516.6, "bf16": 2516.6, "fp8": 5033.2}  # no tensor-core path for fp32
 _A30 = {"fp32": 10.3, "tf32": 82.0, "fp16": 165.0, "bf16": 165.0}
 _A40 = {"fp32": 37.4, "tf32": 74.8, "fp16": 149.7, "bf16": 149.7}
 _A6000 = {"fp32": 38.7, "tf32": 77.4, "fp16": 154.8, "bf16": 154.8}
@@ -128,6 +137,16 @@ _ENTRIES: tuple[Gpu, ...] = (
          "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet (120 TFLOP/s fp32, 1597 GB/s; tensor cores in the Workstation's ratio)",
          **_RTX_PRO_6000_SERVER),
     _gpu("L40S", 44.4, 864 * GB, "8.9", PCIE_4, 0, "NVIDIA L40S datasheet; 46068 MiB, torch about 44.4 GiB", **_L40S),
+    *(replace(gpu, vendor="amd") for gpu in (
+        _gpu("MI250X-die", 63.98, 1638.4 * GB, "9.0", PCIE_4, 0,
+             "AMD Instinct MI250X data sheet (128 GB, 3276.8 GB/s in all), half of it: its two dies are two devices", **_MI250X),
+        _gpu("MI300X", 191.98, 5.3 * TB, "9.4", PCIE_5, XGMI_3,
+             "AMD Instinct MI300X data sheet (192 GB HBM3, 5.3 TB/s); rocm-smi: 196592 MiB", **_MI300X),
+        _gpu("MI325X", 255.98, 6.0 * TB, "9.4", PCIE_5, XGMI_3,
+             "AMD Instinct MI325X data sheet (256 GB HBM3E, 6 TB/s; peaks as MI300X)", **_MI300X),
+        _gpu("MI355X", 287.98, 8.0 * TB, "9.5", PCIE_5, XGMI_4,
+             "AMD Instinct MI355X data sheet (288 GB HBM3E, 8 TB/s)", **_MI355X),
+    )),
     # Not a GPU: one gloo rank with one core. 4 GiB is a modest share of any machine that trains the tiny recipes on 4 ranks; the peaks
     # and the bandwidth are the order of magnitude measured on a 2-core AMD EPYC with torch 2.13, one thread (see clusters/cpu.yaml).
     _gpu("cpu", 4.0, 8 * GB, "0.0", 0, 0, "Measured: torch 2.13, 4 ranks of one thread on 2 cores of an AMD EPYC", fp32=0.05, bf16=0.2),
@@ -146,6 +165,7 @@ POWER_W: Final = MappingProxyType(
         "A100-PCIE-40GB": 250.0, "GH200-96GB": 1000.0, "B200": 1000.0, "B300": 1100.0, "GB200": 1200.0, "GB300": 1400.0,
         "TITAN-RTX": 280.0, "RTX-4090": 450.0, "RTX-5090": 575.0, "A30": 165.0, "A10": 150.0, "RTX-A5000": 230.0, "L4": 72.0,
         "RTX-PRO-6000": 600.0, "RTX-PRO-6000-Server": 600.0,
+        "MI250X-die": 280.0, "MI300X": 750.0, "MI325X": 1000.0, "MI355X": 1400.0,
     }
 )  # fmt: skip
 """Watts that a GPU may take for long (thermal design power, the highest where a range can be set), by the datasheets named above; GH200's
@@ -159,16 +179,22 @@ DRIVER_NAMES: Final = MappingProxyType(
         "GeForce RTX 3090": "RTX-3090", "GeForce RTX 4090": "RTX-4090", "GeForce RTX 5090": "RTX-5090",
         "RTX A5000": "RTX-A5000", "RTX A6000": "RTX-A6000", "RTX 6000 Ada Generation": "RTX-6000-Ada",
         "RTX PRO 6000 Blackwell Workstation Edition": "RTX-PRO-6000", "RTX PRO 6000 Blackwell Server Edition": "RTX-PRO-6000-Server",
+        "MI250X": "MI250X-die",
     }
 )  # fmt: skip
-"""What the driver calls those whose name here is another (nvidia-smi --query-gpu=name), without "NVIDIA " or older drivers' "Tesla "."""
+"""What the driver calls those whose name here is another (nvidia-smi --query-gpu=name, rocm-smi), without the vendor's words around it."""
+AROUND_NAMES: Final = re.compile(r"^(?:NVIDIA |Tesla |AMD |Instinct )*|(?: OAM| VF|-O)*$")
+"""What stands around a GPU's name: older drivers' "Tesla ", and of AMD's parts how they are mounted and whether a virtual machine has
+them."""
 
 
 def by_driver_name(name: str) -> Gpu | None:
-    """The entry for what nvidia-smi calls a GPU, or None.
+    """The entry for what nvidia-smi, or rocm-smi, calls a GPU, or None.
 
+    >>> by_driver_name("AMD Instinct MI300X OAM").name, by_driver_name("AMD Instinct MI250X").name
+    ('MI300X', 'MI250X-die')
     >>> by_driver_name("NVIDIA H100 80GB HBM3").name, by_driver_name("A100-SXM4-40GB").name, by_driver_name("NVIDIA T4")
     ('H100-SXM-80GB', 'A100-SXM-40GB', None)
     """
-    bare = name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
+    bare = AROUND_NAMES.sub("", name.strip())
     return GPUS.get(DRIVER_NAMES.get(bare, bare))  # another package's goes by the driver's own name

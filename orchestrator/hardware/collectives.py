@@ -114,9 +114,9 @@ def link_for(cluster: Cluster, size: int, stride: int, efficiency: Callable[[int
         if inside >= size > 1:
             break
         domains = ceil(size / inside)
-        bandwidth = min(bandwidth, level.bandwidth * inside * efficiency(index, domains))
-        hops.append((1 / inside, level.latency))
         together = max(inside, members_inside(level.size, size, stride, cluster.num_gpus))
+        bandwidth = min(bandwidth, level.bandwidth * level.share(min(together, size)) * inside * efficiency(index, domains))
+        hops.append((1 / inside, level.latency))
         climb += ceil(log2(min(together, size) / inside)) * level.latency
         inside = together
     latency = 0.0
@@ -140,8 +140,9 @@ def exchange_link(cluster: Cluster, size: int, stride: int, efficiency: Callable
         if inside >= size > 1:
             break
         domains = ceil(size / inside)
-        slowest = max(slowest, (size - inside) / (level.bandwidth * efficiency(index, domains)))
-        inside = max(inside, members_inside(level.size, size, stride, cluster.num_gpus))
+        together = max(inside, members_inside(level.size, size, stride, cluster.num_gpus))
+        rate = level.bandwidth * level.share(min(together, size)) * efficiency(index, domains)
+        slowest, inside = max(slowest, (size - inside) / rate), together
     if not slowest:
         return plain
     return Link(bandwidth=(size - 1) / slowest, latency=plain.latency, climb=plain.climb)

@@ -16,8 +16,12 @@ FIRST_WITH_FUSED_ATTENTION: Final = 8.0
 """First compute capability with fused attention: FlashAttention 2 and Transformer Engine's need Ampere (their installation notes)."""
 
 
+Vendor = Literal["nvidia", "amd"]
+
+
 class Gpu(Value, frozen=True, kw_only=True):
-    """`peak_flops` by precision, dense (without structured sparsity). `memory` is what the driver reports, not the marketing figure."""
+    """`peak_flops` by precision, dense (without structured sparsity). `memory` is what the driver reports, not the marketing figure.
+    `compute_capability` is what torch says (of AMD's the gfx version: gfx942 is 9.4)."""
 
     name: str
     memory: int
@@ -28,10 +32,18 @@ class Gpu(Value, frozen=True, kw_only=True):
     pcie: float = 0.0
     """Bytes/s of its PCIe slot, a direction; 0: not known."""
     nvlink: float = 0.0
-    """Bytes/s of its NVLinks together, a direction; 0: none, or bridges between pairs alone."""
+    """Bytes/s of its NVLinks together, a direction (AMD: of its Infinity Fabric links to the node's other GPUs); 0: none, or bridges
+    between pairs alone."""
+    vendor: Vendor = "nvidia"
 
     def __hash__(self) -> int:
         return hash((self.name, self.memory))
+
+    @property
+    def generation(self) -> str:
+        """GPUs of one architecture: the major number of the compute capability, with the vendor's name before it where that is AMD."""
+        major = self.compute_capability.split(".")[0]
+        return major if self.vendor == "nvidia" else f"{self.vendor}{major}"
 
     @property
     def has_mxfp8(self) -> bool:
@@ -82,6 +94,17 @@ class Level(Value, frozen=True, kw_only=True):
     bandwidth: float
     latency: float
     source: str = ""
+    mesh: bool = False
+    """Whether each pair of GPUs has a link of its own, without a switch: a group of a part of them has its own pairs' links alone."""
+
+    def share(self, members: int) -> float:
+        """The share of the bandwidth that `members` of its GPUs have among themselves; all of it where one has nobody to reach here.
+
+        >>> xgmi = Level(name="xgmi", size=8, bandwidth=448e9, latency=0.0, mesh=True)
+        >>> xgmi.share(8), round(xgmi.share(2), 3), xgmi.share(1)
+        (1.0, 0.143, 1.0)
+        """
+        return (members - 1) / (self.size - 1) if self.mesh and 1 < members < self.size else 1.0
 
 
 def segment(size: int, node: int, num_gpus: int) -> int:

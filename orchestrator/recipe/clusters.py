@@ -8,6 +8,7 @@ levels:                       # from the inside out; size: a number of GPUs, nod
 - {name: nvlink, size: node, bandwidth: nvlink, latency: 1.9 us}      # nvlink, pcie: the GPU's own, from the catalog
 - {name: infiniband, size: unlimited, bandwidth: 400 Gbit/s, latency: 4 us}
                               # of several types a bandwidth may be a list, one for each: [400 Gbit/s, 200 Gbit/s]
+                              # mesh: true where each pair of GPUs has a link of its own and no switch (AMD's Infinity Fabric)
 host_bandwidth: pcie          # GPU to host memory, per GPU and direction; pcie / 2: two GPUs share a slot's
 host_memory: 256 GB           # per GPU
 stack: stock                  # a container as downloaded (the default); tuned: set up as the vendor's benchmarks are
@@ -28,7 +29,7 @@ import msgspec
 from orchestrator.engines.megatron_versions import number
 from orchestrator.errors import InputError, nearest, unknown
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, Stack, segment, slowest
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, Stack, Vendor, segment, slowest
 from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, Key, parse, quantity, shown
 from orchestrator.recipe.cluster_fields import with_fields
 from orchestrator.recipe.keys import MAX_GPUS, Mixed
@@ -83,8 +84,8 @@ STAGES: Final = "stages"
 _PART_KEYS = ("type", "gpus")
 _COUNTED = re.compile(r"(\d+) *x *(\S+)")
 _CLUSTER_KEYS = ("name", "gpu", "gpus_per_node", "levels", "host_bandwidth", "host_memory", "software", "stack", "mixed")
-_LEVEL_KEYS = ("name", "size", "bandwidth", "latency", "source")
-_GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capability", "source", "pcie", "nvlink")
+_LEVEL_KEYS = ("name", "size", "bandwidth", "latency", "source", "mesh")
+_GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capability", "source", "pcie", "nvlink", "vendor")
 
 
 def cluster_from(
@@ -165,6 +166,7 @@ def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu, part: tupl
                 bandwidth=_rate(f"{key}.bandwidth", _of_part(f"{key}.bandwidth", item["bandwidth"], part), gpu),
                 latency=quantity(f"{key}.latency", item["latency"], SECONDS, zero=True, most=MOST_LATENCY_S),
                 source=str(item.get("source") or ""),
+                mesh=parse(Key(name=f"{key}.mesh", type=bool, help=""), item.get("mesh") or "false"),
             )
         )
         inner = size
@@ -273,6 +275,7 @@ def _gpu(raw: Any, where: str) -> Gpu:
         memory_bandwidth=quantity(f"{where}: gpu.memory_bandwidth", raw["memory_bandwidth"], RATES),
         compute_capability=_capability(f"{where}: gpu.compute_capability", raw.get("compute_capability"), peaks),
         source=str(raw.get("source") or where),
+        vendor=parse(Key(name=f"{where}: gpu.vendor", type=Vendor, help=""), raw.get("vendor") or "nvidia"),
         **{link: quantity(f"{where}: gpu.{link}", raw[link], RATES, zero=True) for link in ("pcie", "nvlink") if link in raw},
     )
 
@@ -337,6 +340,7 @@ def gpu_tree(gpu: Gpu) -> dict[str, Any]:
         "source": gpu.source,
         "pcie": f"{gpu.pcie!r} B/s",
         "nvlink": f"{gpu.nvlink!r} B/s",
+        **({} if gpu.vendor == "nvidia" else {"vendor": gpu.vendor}),
     }
 
 
@@ -353,6 +357,7 @@ def to_tree(cluster: Cluster) -> dict[str, Any]:
                 "bandwidth": [f"{part.levels[index].bandwidth!r} B/s" for part in cluster.parts] or f"{level.bandwidth!r} B/s",
                 "latency": f"{level.latency!r} s",
                 "source": level.source,
+                **({"mesh": True} if level.mesh else {}),
             }
             for index, level in enumerate(cluster.levels)
         ],

@@ -98,13 +98,16 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
     """The GPUs of this machine as one node; the link between them from what the driver says of NVLink. Bridged pairs of PCIe cards count
     as PCIe: a job over all cards crosses it."""
     linked = machine.nvlink and gpu.nvlink > 0
-    name, bandwidth, latency = ("nvlink", gpu.nvlink, NVLINK_LATENCY) if linked else ("pcie", gpu.pcie, PCIE_LATENCY)
+    amd = gpu.vendor == "amd"
+    links = "xgmi" if amd else "nvlink"
+    name, bandwidth, latency = (links, gpu.nvlink, NVLINK_LATENCY) if linked else ("pcie", gpu.pcie, PCIE_LATENCY)
+    source = "rocm-smi, AMD data sheets" if amd else "nvidia-smi, NVIDIA datasheets"
     return Cluster(
         name="here",
         gpu=gpu,
         num_gpus=num_gpus,
         gpus_per_node=machine.num_gpus,
-        levels=(Level(name=name, size=machine.num_gpus, bandwidth=bandwidth, latency=latency, source="nvidia-smi, NVIDIA datasheets"),),
+        levels=(Level(name=name, size=machine.num_gpus, bandwidth=bandwidth, latency=latency, source=source, mesh=amd and linked),),
         host_bandwidth=gpu.pcie,
         host_memory=machine.host_memory // machine.num_gpus,
         software=msgspec.structs.replace(

@@ -38,7 +38,7 @@ def _line(traits: Traits, cluster: Cluster, file: CalibrationFile | None) -> dic
     fitted = (base if file is None else file.calibration(base)).fitted
     outside = beyond(fitted, replace(cluster, num_gpus=1), Training(global_batch_size=1, seq_length=1), False, known().gpus)
     now = Situation(
-        generation=cluster.gpu.compute_capability.split(".")[0],
+        generation=cluster.gpu.generation,
         experts=False,
         eight_bit=False,
         transformers=traits.layers == "hugging_face",

@@ -21,6 +21,7 @@ GPU_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("a100",), "A100-SXM-80GB"),
     (("v100", "16gb"), "V100-SXM2-16GB"),
     (("v100", "32gb"), "V100-SXM2-32GB"),
+    *(((name.lower(),), name) for name in ("MI300X", "MI325X", "MI355X")),
     (("rtx-3090",), "RTX-3090"),
     (("rtx-4090",), "RTX-4090"),
 )
@@ -112,14 +113,14 @@ def cluster(table: str, key: str, num_gpus: int, gpus_per_node: int, interconnec
     generation = key.split("-", maxsplit=1)[0]
     domain = segment(NVL72, gpus_per_node, num_gpus) if key.startswith("GB") else gpus_per_node
     bandwidth, latency, source = fabric(table, key, interconnect)
-    inside = NVLINK_BANDWIDTH.get(generation, device.pcie)
+    inside = device.nvlink if device.vendor == "amd" else NVLINK_BANDWIDTH.get(generation, device.pcie)
     return Cluster(
         name=f"{table}:{key}",
         gpu=device,
         num_gpus=num_gpus,
         gpus_per_node=gpus_per_node,
         levels=(
-            Level(name="nvlink", size=domain, bandwidth=inside, latency=NVLINK_LATENCY, source="datasheet"),
+            Level(name="nvlink", size=domain, bandwidth=inside, latency=NVLINK_LATENCY, source="datasheet", mesh=device.vendor == "amd"),
             Level(name="fabric", size=domain * (OUTERMOST // domain), bandwidth=bandwidth, latency=latency, source=source),
         ),
         host_bandwidth=25 * GB if not key.startswith(("H", "B", "G")) else 50 * GB,

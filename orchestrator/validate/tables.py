@@ -583,7 +583,7 @@ def recompute_of(row: dict[str, str]) -> tuple[Recompute, float]:
         return "full", 0.5
     if text in ("selective", "selective (core_attn)", "core_attn", "core_attn (implied)"):
         return "selective", 1.0
-    block = re.fullmatch(r"full block (\d+)", text)  # of each chunk the first so many layers
+    block = re.fullmatch(r"full,? block,? (\d+)(?: layers)?", text)  # of each chunk the first so many layers
     if block:
         chunks = whole(row, "pp") * whole(row, "vpp", 1)
         return "full", min(1.0, int(block.group(1)) * chunks / whole(row, "num_layers"))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import detect
+from orchestrator import detect, recipe
+from orchestrator.units import GB
 
 EIGHT_H100 = "\n".join(f"{i}, GPU-{i}{i}{i}{i}-aa, Disabled, NVIDIA H100 80GB HBM3" for i in range(8))
 
@@ -74,3 +75,40 @@ def test_a_slurm_allocation_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (inside.slurm_job, inside.slurm_nodes) == ("17", 4)
     outside = found(monkeypatch, str(tmp_path))
     assert (outside.slurm_job, outside.slurm_nodes) == (None, 0)
+
+
+EIGHT_MI300X = "\n".join(
+    [
+        "device,Device Name,Device ID,Device Rev,Subsystem ID,GUID",
+        *(f"card{i},AMD Instinct MI300X,0x74a1,0x00,0x74a1,{28851 + i}" for i in range(8)),
+    ]
+)
+"""As rocm-smi of ROCm 10 printed it (NVIDIA/NVFlare, fuel/utils/gpu_utils_test.py, "captured real rocm-smi CSV fixtures")."""
+OLDER = "device,Card series,Card model,Card vendor,Card SKU\ncard0,AMD Instinct MI300X OAM,0x74a1,AMD,MI3SRIOV"
+
+
+def rocm_smi(folder: Path, text: str) -> str:
+    path = nvidia_smi(folder, text)
+    (folder / "nvidia-smi").rename(folder / "rocm-smi")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [({}, 8), ({"HIP_VISIBLE_DEVICES": "0,3"}, 2), ({"CUDA_VISIBLE_DEVICES": "1"}, 1), ({"HIP_VISIBLE_DEVICES": "9,0"}, 0)],
+)
+def test_gpus_of_amd_are_found_with_the_links_between_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environment: dict[str, str], count: int
+) -> None:
+    machine = found(monkeypatch, rocm_smi(tmp_path, EIGHT_MI300X), **environment)
+    assert (machine.num_gpus, machine.catalog_name, machine.nvlink) == (count, "MI300X" if count else None, count > 1)
+
+
+def test_older_releases_head_the_name_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert found(monkeypatch, rocm_smi(tmp_path, OLDER)).catalog_name == "MI300X"
+
+
+def test_a_node_of_amds_is_planned_for_as_a_mesh_of_its_links(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = found(monkeypatch, rocm_smi(tmp_path, EIGHT_MI300X))
+    level = recipe.load(["recipe=llama3_8b", "gpus=8"], machine, ["megatron"]).cluster.levels[0]
+    assert (level.name, level.size, level.bandwidth / GB, level.mesh) == ("xgmi", 8, 448, True)

@@ -387,6 +387,9 @@ def test_fp8_takes_widths_and_tokens_in_multiples_from_the_gpu_on_that_has_it() 
         (eight(None, "A100-SXM-80GB"), {}, old.format("delayed", 8.9)),
         (eight("blockwise", "L40S"), {}, old.format("blockwise", 9.0)),
         (eight("mxfp8", "H200"), {}, old.format("mxfp8", 10.0)),
+        (eight("tensorwise", "MI300X"), {}, None),
+        (eight("blockwise", "MI300X"), {}, "fp8_recipe=blockwise on MI300X: ROCm's Transformer Engine refuses it"),
+        (eight("mxfp8", "MI355X"), {}, "fp8_recipe=mxfp8 on MI355X: ROCm's Transformer Engine has it on gfx95x alone"),
         (workload(LLAMA, gpu="A100-SXM-80GB"), {}, None),
         (eight(software=BARE), {}, "precision=fp8 needs Transformer Engine"),
         (eight(gpu="cpu", software=Software()), {}, "precision=fp8 needs Transformer Engine"),
@@ -559,6 +562,11 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
         (padding, flex | {"ep": 2}, "moe_token_dispatcher_type=flex: DeepEP does not"),
         (padding, {"moe_token_dispatcher_type": "allgather"}, None),
         (workload(MOE, gpu="cpu"), flex | {"ep": 2}, "moe_token_dispatcher_type=flex needs DeepEP"),
+        (
+            workload(MOE, gpu="MI300X"),
+            flex | {"ep": 2},
+            "moe_token_dispatcher_type=flex: DeepEP needs NVIDIA's GPUs (its README), not MI300X",
+        ),
         (workload(MOE, gpu="cpu"), {"moe_token_dispatcher_type": "allgather"}, None),
         (LLAMA, flex, "moe_token_dispatcher_type=flex: a dense model"),
     )

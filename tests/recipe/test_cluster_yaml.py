@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
+from orchestrator.hardware.collectives import exchange_link, link_for
 from orchestrator.hardware.spec import Cluster, Software
 from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, quantity
 from orchestrator.recipe.clusters import changed_cluster, cluster_from, gpu_tree, load_cluster, resized, stored
@@ -266,3 +267,24 @@ def test_of_the_packages_clusters_those_of_benchmarks_that_constants_rest_on_are
     tuned = {name for name in stored("clusters") if load_cluster(name, 4 if name == "cpu" else 8).stack == "tuned"}
     laboratories = {"cpu", "rtx_titan_8", "v100_16gb", "v100_16gb_x4"}
     assert tuned == laboratories | {name for name in stored("clusters") if name.startswith(("dgx_", "gb200_", "gb300_"))}
+
+
+# ---- meshes
+
+
+def test_in_a_mesh_a_group_has_the_links_of_its_own_pairs() -> None:
+    """Two of eight have one link of seven; an exchange among four three; the others of the node are another matter beyond it."""
+    plain, mesh = (cluster(levels=[{**NODE, "bandwidth": "448 GB/s", "mesh": text}, NET]) for text in ("false", "true"))
+    for size, share in ((8, 1), (4, 3 / 7), (2, 1 / 7)):
+        for link in (link_for, exchange_link):
+            assert link(mesh, size, 1).bandwidth == pytest.approx(share * link(plain, size, 1).bandwidth)
+    assert link_for(mesh, 2, 8) == link_for(plain, 2, 8)
+    assert resized(mesh, 8).levels[0].mesh
+    assert "levels[0].mesh=perhaps" in refusal(levels=[{**NODE, "mesh": "perhaps"}, NET])
+
+
+def test_amds_gpus_of_ones_own_say_their_vendor() -> None:
+    here = {"levels": [{**NODE, "bandwidth": "448 GB/s"}, NET], "host_bandwidth": "63 GB/s"}
+    own = cluster(gpu={**OWN, "vendor": "amd", "compute_capability": "9.4"}, **here)
+    assert (own.gpu.generation, resized(own, 8).gpu.vendor) == ("amd9", "amd")
+    assert "gpu.vendor=intel" in refusal(gpu={**OWN, "vendor": "intel"}, **here)

@@ -156,8 +156,8 @@ def test_the_vocabulary_has_one_size_under_every_layout_that_is_compared(gpus: i
 def test_every_gpu_of_the_catalog_makes_a_cluster_here(gpu: Gpu, nvlink: bool) -> None:
     machine = msgspec.structs.replace(EIGHT, catalog_name=gpu.name, gpu_name=gpu.name, nvlink=nvlink)
     cluster = load("recipe=gpt_tiny", "gpus=8", machine=machine).cluster
-    slots = gpu.name in ("A10", "A30", "A40", "L4", "L40", "L40S", "H100-NVL") or any(part in gpu.name for part in ("PCIE", "RTX"))
-    assert cluster.levels[0].name == ("pcie" if slots or not nvlink else "nvlink")
+    slots = gpu.name in ("A10", "A30", "A40", "L4", "L40", "L40S", "H100-NVL") or any(part in gpu.name for part in ("PCIE", "RTX", "die"))
+    assert cluster.levels[0].name == ("pcie" if slots or not nvlink else "xgmi" if gpu.vendor == "amd" else "nvlink")
 
 
 def test_fused_attention_is_not_counted_on_before_ampere_whatever_is_installed() -> None:

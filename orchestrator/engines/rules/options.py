@@ -59,6 +59,8 @@ def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     mesh = candidate.mesh
     if kind == "flex" and workload.cluster.is_cpu:
         return "moe_token_dispatcher_type=flex needs DeepEP's kernels, on GPUs"
+    if kind == "flex" and workload.cluster.gpu.vendor == "amd":
+        return f"moe_token_dispatcher_type=flex: DeepEP needs NVIDIA's GPUs (its README), not {workload.cluster.gpu.name}"
     if kind == "flex" and any(part.pad_to_capacity for part in workload.model.architecture.experts):
         return "moe_token_dispatcher_type=flex: DeepEP does not pad experts to their capacity"
     if kind == "flex" and mesh.tp * mesh.ep == 1:

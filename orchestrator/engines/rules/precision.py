@@ -25,6 +25,11 @@ def one_gradient_buffer(_: Candidate, workload: Workload) -> str | None:
 
 MIN_FP8_COMPUTE_CAPABILITY: Final = {"delayed": 8.9, "tensorwise": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
 """First compute capability for which Transformer Engine has the recipe (its pytorch/fp8.py, check_fp8_support and its like)."""
+NOT_ON_ROCM: Final = {
+    "blockwise": "ROCm's Transformer Engine refuses it (pytorch/quantization.py:103, check_fp8_block_scaling_support)",
+    "mxfp8": "ROCm's Transformer Engine has it on gfx95x alone, in few shapes, and off (its README, MXFP8 support on ROCm)",
+}
+"""Recipes that AMD's GPUs have not, and why (ROCm/TransformerEngine at 01b4205e)."""
 FP8_MULTIPLES: Final = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32)}
 """What tokens and features of an FP8 product must be multiples of (Transformer Engine's assert_dim_for_fp8_exec, MXFP8's blocks)."""
 
@@ -37,6 +42,8 @@ def fp8(_: Candidate, workload: Workload) -> str | None:
     if not cluster.software.transformer_engine or cluster.is_cpu:
         return "precision=fp8 needs Transformer Engine, on GPUs"
     recipe, has = training.fp8_recipe or "delayed", cluster.gpu.compute_capability
+    if recipe in NOT_ON_ROCM and cluster.gpu.vendor == "amd":
+        return f"fp8_recipe={recipe} on {cluster.gpu.name}: {NOT_ON_ROCM[recipe]}"
     least = MIN_FP8_COMPUTE_CAPABILITY[recipe]
     return None if float(has) >= least else f"fp8_recipe={recipe} needs compute capability {least}; {cluster.gpu.name} has {has}"
 
