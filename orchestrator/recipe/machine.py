@@ -99,8 +99,8 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
     as PCIe: a job over all cards crosses it."""
     linked = machine.nvlink and gpu.nvlink > 0
     amd = gpu.vendor == "amd"
-    links = "xgmi" if amd else "nvlink"
-    name, bandwidth, latency = (links, gpu.nvlink, NVLINK_LATENCY) if linked else ("pcie", gpu.pcie, PCIE_LATENCY)
+    links = ("xgmi", gpu.nvlink * min(1.0, (machine.num_gpus - 1) / XGMI_PEERS)) if amd else ("nvlink", gpu.nvlink)
+    name, bandwidth, latency = (*links, NVLINK_LATENCY) if linked else ("pcie", gpu.pcie, PCIE_LATENCY)
     source = "rocm-smi, AMD data sheets" if amd else "nvidia-smi, NVIDIA datasheets"
     return Cluster(
         name="here",
@@ -121,6 +121,8 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
     )
 
 
+XGMI_PEERS = 7
+"""The other GPUs of a node, to each of which one of AMD's has one of its links."""
 NVLINK_LATENCY, PCIE_LATENCY = 1.9 * US, 2.5 * US
 """Seconds of a hop in NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
 

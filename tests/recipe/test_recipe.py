@@ -383,8 +383,9 @@ def test_every_gpu_of_the_catalog_is_planned_for_where_it_is_found(gpu: Gpu) -> 
         machine = Machine(num_gpus=4, gpu_name=gpu.name, gpu_types=(gpu.name,), catalog_name=gpu.name, nvlink=nvlink, host_memory=2**38)
         cluster = load("recipe=llama_tiny", "train.precision=fp16", machine=machine).cluster
         linked = nvlink and gpu.nvlink > 0
+        links = ("nvlink", gpu.nvlink) if gpu.vendor == "nvidia" else ("xgmi", gpu.nvlink * 3 / 7)  # of seven to the other three
         assert (cluster.name, cluster.gpu, cluster.host_bandwidth) == ("here", gpu, gpu.pcie)
-        assert (cluster.levels[0].name, cluster.levels[0].bandwidth) == (("nvlink", gpu.nvlink) if linked else ("pcie", gpu.pcie))
+        assert (cluster.levels[0].name, cluster.levels[0].bandwidth) == (links if linked else ("pcie", gpu.pcie))
 
 
 def test_a_level_takes_the_gpus_own_link(tmp_path: Path) -> None:
