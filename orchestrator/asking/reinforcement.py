@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from orchestrator import recipe
+from orchestrator.asking.rl_files import rl_file
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
-from orchestrator.plan import Plan
+from orchestrator.folder import new_folder, write_folder
+from orchestrator.job import File
+from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.rl import text
@@ -19,6 +23,7 @@ from orchestrator.rl.choose import Chosen, Question, fastest
 from orchestrator.rl.job import RlJob
 from orchestrator.rl.step import Step, batch
 from orchestrator.values import Printed
+from orchestrator.words.rollouts import LANGUAGES
 
 USUAL_ENGINE = MEGATRON
 """What trains where engine= says nothing: verl, NeMo RL and slime have Megatron-core (or torch's FSDP) beside an engine of generation."""
@@ -60,6 +65,21 @@ class RlAnswer(Printed, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return "\n".join(text.lines(self.chosen, self.settings.price_per_gpu_hour))
+
+    def written(self, name: str) -> dict[str, str]:
+        """The step in the words of a program, verl or nemo_rl: texts by the names of its files. Raises InputError for a step that this
+        program can't be told."""
+        assert self.settings.reinforcement is not None
+        file = rl_file(self.settings.reinforcement, self.chosen, self.settings.cluster, name)
+        return {file.path: file.content}
+
+    def write(self, out: str | Path) -> Path:
+        """The files of write=, and rl.json with all that was found, in a new or empty folder; the folder. Raises InputError."""
+        written = [File(path=path, content=text) for name in self.settings.write for path, text in self.written(name).items()]
+        found = msgspec.json.format(msgspec.json.encode(self.summary()), indent=1).decode() + "\n"
+        folder = new_folder(self.settings, str(out))
+        write_folder(folder, [*written, File(path="rl.json", content=found), File(path="plan.json", content=to_json(self.plan))])
+        return folder
 
     def summary(self) -> dict[str, Any]:
         """The figures as JSON has them, without the training half's plan."""
@@ -124,23 +144,28 @@ def answered(settings: Settings) -> RlAnswer:
     """The answer to task=rl. Raises InputError, NoPlanError."""
     job = settings.reinforcement
     assert job is not None
-    check_alone(settings)
+    check_alone(settings, job)
     asker = Asker(settings, job)
     return RlAnswer(settings=settings, chosen=fastest(asker.question, asker))
 
 
-def check_alone(settings: Settings) -> None:
+def check_alone(settings: Settings, job: RlJob) -> None:
     """Raises InputError for what is asked beside task=rl and is not answered there."""
     cluster = settings.cluster
     beside = {
         **{f"target.{name}": value for name, value in settings.targets.given().items()},
         "largest": settings.largest, "take": settings.take, "tune": settings.tune, "entry": settings.entry, "data": settings.run.data,
-        "cluster.mtbf": settings.mtbf_hours, "write": ",".join(settings.write) or None, "verbose": settings.verbose or None,
+        "cluster.mtbf": settings.mtbf_hours, "verbose": settings.verbose or None,
         **{f"explain.{name}": value for name, value in settings.explain.given().items()}, "explain.gpus": settings.explain_gpus,
     }  # fmt: skip
     for name, value in beside.items():
         if value is not None:
             raise InputError(name, value, "is not answered beside task=rl: leave one of them out")
+    for name in settings.write:
+        if name not in LANGUAGES:
+            raise InputError("write", name, "is no program that is told both halves of task=rl", LANGUAGES)
+    if job.keys.generation_gpus is not None and job.keys.generation_gpus >= cluster.num_gpus:
+        raise InputError("rl.generation_gpus", job.keys.generation_gpus, f"leaves none of the {cluster.num_gpus} GPUs for training")
     if cluster.is_cpu:
         raise InputError("cluster", cluster.name, "has no GPU: generation is priced by a GPU's memory and FLOPs")
     if cluster.parts:

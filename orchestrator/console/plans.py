@@ -117,14 +117,17 @@ def _plan(words: Sequence[str]) -> None:
 
 def _plan_rl(settings: Settings, *, as_json: bool, out: Sequence[str]) -> None:
     """The answer to task=rl. Raises InputError, NoPlanError."""
-    if out:
-        raise InputError("out", out[0], "is for files of a run, and task=rl has none: --json prints the whole plan")
+    if settings.write and not out:
+        raise InputError("write", ",".join(settings.write), "writes into a folder: out=FOLDER beside it")
     answer = reinforcement.answered(settings)
     if as_json:
         say_json({**answer.summary(), "plan": json.loads(to_json(answer.plan))})
     else:
         print(settings.why_cluster)
         print(answer)
+        print("Next: write=verl,nemo_rl out=FOLDER writes both halves for these programs; rl.tp=2 rl.placement=split asks for others")
+    if out:
+        print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
 
 
 def fuller_lines(answer: Answer) -> list[str]:

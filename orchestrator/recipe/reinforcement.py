@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -19,6 +20,10 @@ from orchestrator.rl.step import longest
 TASK = "rl"
 OF_THE_STEP = ("train.global_batch_size", "train.seq_length", "train.decoder_seq_length", "train.tokens", "data.packing")
 """Keys of a training that here follow from the samples."""
+LEARNING = ("train.lr", "train.min_lr", "train.warmup", "train.schedule", "train.decay", "train.decay_steps", "train.steps")
+"""Keys that a recipe of pretraining says for pretraining alone."""
+USUAL = {"train.lr": 1e-6, "train.schedule": "constant"}
+"""Values in place of those: verl's (trainer/config/optim/megatron.yaml)."""
 NEEDED = ("prompts", "samples", "prompt_length", "response_length")
 SPREAD = 0.75
 """Standard deviation of responses' lengths over their mean, where only the mean is said."""
@@ -29,9 +34,10 @@ def not_here() -> InputError:
     return InputError("task", TASK, "is planned by python -m orchestrator plan, or orchestrator.plan_rl; here nothing generates")
 
 
-def with_task(merged: Flat, given: Flat, *, known: bool) -> Flat:
-    """The keys, of task=rl as those of a pretraining whose batch follows from the samples. Raises InputError for rl.* without the task, for
-    keys on the command line that the samples decide, and where who asks does not know the task."""
+def with_task(merged: Flat, layers: Sequence[Flat], *, known: bool) -> Flat:
+    """The keys, of task=rl as those of a pretraining whose batch follows from the samples, and whose learning rate is that of tuning where
+    no layer says another that is of this task. Raises InputError for rl.* without the task, for keys that the samples decide, and where who
+    asks does not know the task. `layers`: what `merged` is made of, the command line last."""
     if value_of(merged, "task", None) != TASK:
         for name in merged:
             if name.startswith("rl."):
@@ -39,14 +45,16 @@ def with_task(merged: Flat, given: Flat, *, known: bool) -> Flat:
         return merged
     if not known:
         raise not_here()
+    said = {name: value for layer in layers if "task" in layer or layer is layers[-1] for name, value in layer.items()}
     for name in OF_THE_STEP:
-        if name in given:
-            raise InputError(name, shown(given[name].text), "follows from rl.prompts, rl.samples, rl.updates and the lengths in task=rl")
+        if name in said:
+            raise InputError(name, shown(said[name].text), "follows from rl.prompts, rl.samples, rl.updates and the lengths in task=rl")
     for name in NEEDED:
         if f"rl.{name}" not in merged:
             raise InputError(f"rl.{name}", None, "is missing: task=rl needs it", [f"rl.{each}" for each in NEEDED])
-    placed = {name: Given(1, "1") for name in ("train.global_batch_size", "train.seq_length")}
-    return {name: value for name, value in merged.items() if name not in OF_THE_STEP} | placed
+    kept = {name: value for name, value in merged.items() if name not in OF_THE_STEP and (name in said or name not in LEARNING)}
+    usual = {name: Given(value, str(value)) for name, value in USUAL.items() if name not in kept}
+    return kept | usual | {name: Given(1, "1") for name in ("train.global_batch_size", "train.seq_length")}
 
 
 def rl_job(merged: Flat, architecture: Architecture) -> RlJob | None:

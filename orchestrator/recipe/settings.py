@@ -121,8 +121,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, with_gene
     """Settings of keys that are a tree of texts already. `with_generation`: whether who asks knows task=rl, which is refused otherwise.
     Raises InputError."""
     given = with_long_form(flatten(tree, ""))
-    merged, site, label = _layered(given)
-    merged = with_task(merged, given, known=with_generation)
+    merged, site, label = _layered(given, with_generation=with_generation)
     actions = filled(merged, Actions)
     if actions.engine not in ("auto", *engines):
         raise InputError("engine", shown(actions.engine), "is not known", ["auto", *engines])
@@ -171,9 +170,9 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, with_gene
     )
 
 
-def _layered(given: Flat) -> tuple[Flat, Flat, str | None]:
+def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | None]:
     """All layers in one, the site's alone, and the run's name where one is said: what is given over the site over the recipe that it
-    names, which may be that of a run to continue. Raises InputError."""
+    names, which may be that of a run to continue. `with_generation`: as `load_tree`. Raises InputError."""
     from_run = value_of(given, RESUME, None)
     continued = checkpoint_of(from_run)
     if from_run is not None and continued is None and not names_a_model(given):
@@ -188,7 +187,8 @@ def _layered(given: Flat) -> tuple[Flat, Flat, str | None]:
     label = value_of(merged, "name", label)
     if label is None and any(name in merged for name in SOURCES):
         label = label_of(merged)
-    return with_description(merged), site, label
+    merged = with_task(with_description(merged), [*layers, given], known=with_generation)
+    return merged, site, label
 
 
 class _Trained(NamedTuple):

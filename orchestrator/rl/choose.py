@@ -79,19 +79,30 @@ class Chosen(Value, frozen=True, kw_only=True):
 
 
 def layouts(question: Question, gpus: int) -> Iterator[Decoder]:
-    """Decoders of every layout that an engine may have on these GPUs; with rl.tp= and rl.dp= of that one. Raises InputError where there
-    is none."""
+    """Decoders of every layout that an engine may have on these GPUs, with rl.tp= and rl.dp= of that one alone."""
+    keys, cluster, a = question.job.keys, question.cluster, question.architecture
+    for layout in asked_layouts(question, gpus):
+        if gpus % layout.gpus == 0 and layout_refused(a, layout) is None:
+            decoder = Decoder(a, cluster, question.calibration, question.traits, layout)
+            yield decoder if keys.measured is None else MeasuredDecoder(decoder, keys.measured)
+
+
+def asked_layouts(question: Question, gpus: int) -> Iterator[Layout]:
+    """Layouts that are tried on these GPUs, legal or not: powers of two and all of them, tp within a node."""
     keys, cluster, a = question.job.keys, question.cluster, question.architecture
     sizes = [size for size in range(1, gpus + 1) if gpus % size == 0 and (size & (size - 1) == 0 or size == gpus)]
     for tp in [keys.tp] if keys.tp else [size for size in sizes if size <= cluster.gpus_per_node]:
         for dp in [keys.dp] if keys.dp else [size for size in sizes if size == 1 or a.experts]:
-            layout = Layout(tp=tp, dp=dp)
-            refused = layout_refused(a, layout) if gpus % layout.gpus == 0 else f"an engine of {layout.gpus} does not divide {gpus} GPUs"
-            if refused is None:
-                decoder = Decoder(a, cluster, question.calibration, question.traits, layout)
-                yield decoder if keys.measured is None else MeasuredDecoder(decoder, keys.measured)
-            elif keys.tp and (keys.dp or not a.experts):
-                raise InputError("rl.tp", tp, f"is refused for generation: {refused}")
+            yield Layout(tp=tp, dp=dp)
+
+
+def check_layout(question: Question, gpus: int) -> None:
+    """Raises InputError where rl.tp= or rl.dp= leaves no layout on so many GPUs, with the reason of the first."""
+    keys = question.job.keys
+    if (keys.tp or keys.dp) and not any(layouts(question, gpus)):
+        first = next(asked_layouts(question, gpus))
+        why = layout_refused(question.architecture, first) or f"an engine of {first.gpus} does not divide {gpus} GPUs"
+        raise InputError("rl.tp" if keys.tp else "rl.dp", keys.tp or keys.dp, f"is refused for generation: {why}")
 
 
 def fastest_generation(question: Question, gpus: int, memory: float) -> tuple[Generation | None, str]:
@@ -107,7 +118,9 @@ def fastest_generation(question: Question, gpus: int, memory: float) -> tuple[Ge
         one = generation(decoder, question.job, gpus, found)
         if best is None or one.seconds < best.seconds * (1 - 1e-9):
             best = one
-    return best, "" if best or nearest is None else nearest[1].lacking
+    if best is not None:
+        return best, ""
+    return None, f"no engine that was asked for divides {gpus} GPUs" if nearest is None else nearest[1].lacking
 
 
 def divisions(cluster: Cluster) -> list[int]:
@@ -232,6 +245,7 @@ def grown(question: Question, found: Step) -> tuple[Grown, ...]:
 def fastest(question: Question, ask: Ask) -> Chosen:
     """The fastest placement. Raises NoPlanError where neither fits."""
     keys, cluster = question.job.keys, question.cluster
+    check_layout(question, keys.generation_gpus or cluster.num_gpus)
     steps: list[Step] = []
     why: list[str] = []
     stale: Step | None = None

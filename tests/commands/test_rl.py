@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import orchestrator as so
 from orchestrator.__main__ import main
@@ -53,13 +55,15 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
         ((*WORDS[1:4], "rl.prompts=32"), "rl.prompts=32: is of reinforcement learning: task=rl beside it"),
         ((*WORDS, *LENGTHS, "rl.generation_gpus=4"), "rl.placement=split beside it"),
         ((*WORDS, *LENGTHS, "rl.staleness=1", "rl.placement=colocated"), "rl.staleness=1: needs generation beside training"),
-        ((*WORDS, *LENGTHS, "rl.tp=3"), "rl.tp=3: is refused for generation: an engine of 3 does not divide 8 GPUs"),
+        ((*WORDS, *LENGTHS, "rl.tp=3"), "rl.tp=3: is refused for generation: tp=3 does not divide num_attention_heads=32"),
         ((*WORDS, *LENGTHS, "rl.measured=7ms,9ms,4", "rl.tp=1"), "rl.measured=7ms,9ms,4: is not three numbers"),
         ((*WORDS, *LENGTHS, "rl.measured=7ms,9ms@64,40000"), "rl.measured: is of one engine: say its rl.tp= beside it"),
         ((*WORDS, *LENGTHS, "explain.tp=8"), "explain.tp=8: is not answered beside task=rl"),
         ((*WORDS, *LENGTHS, "largest=seq_length"), "largest=seq_length: is not answered beside task=rl"),
         ((*WORDS[:3], "cluster=cpu", *WORDS[4:], *LENGTHS), "cluster=cpu: has no GPU"),
-        ((*WORDS, *LENGTHS, "out=here"), "out=here: is for files of a run"),
+        ((*WORDS, *LENGTHS, "write=verl"), "write=verl: writes into a folder: out=FOLDER beside it"),
+        ((*WORDS, *LENGTHS, "write=bridge", "out=here"), "write=bridge: is no program that is told both halves of task=rl"),
+        ((*WORDS, *LENGTHS, "rl.placement=split", "rl.generation_gpus=8"), "rl.generation_gpus=8: leaves none of the 8 GPUs for training"),
     ],
 )
 def test_what_can_not_be_is_one_error(words: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,3 +94,58 @@ def test_numbers_of_ones_own_take_the_place_of_constants(capsys: pytest.CaptureF
         assert main(["plan", *WORDS, *LENGTHS, "rl.tp=1", f"rl.measured={measured}", "--json"]) == 0
         seconds.append(json.loads(capsys.readouterr().out)["generation"]["seconds"])
     assert seconds[1] > 1.6 * seconds[0]
+
+
+def written(tmp_path: Path, *words: str) -> dict[str, dict[str, Any]]:
+    """The files of write=, by name."""
+    assert main(["plan", *WORDS, *LENGTHS, *words, f"out={tmp_path / 'out'}"]) == 0
+    return {path.stem: yaml.safe_load(path.read_text()) for path in (tmp_path / "out").glob("*.yaml")}
+
+
+def test_both_halves_are_said_to_programs_that_run_them(tmp_path: Path) -> None:
+    """The paths are those of verl's trainer/config and of NeMo-RL's examples/configs/grpo_math_1B.yaml."""
+    files = written(tmp_path, "write=verl,nemo_rl", "rl.updates=4", "rl.tp=2", "pin.tp=2", "pin.pp=1", "pin.recompute=full")
+    step = json.loads((tmp_path / "out" / "rl.json").read_text())
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    tokens = plan["micro_batch_size"] * plan["training"]["seq_length"]
+    actor, rollout = files["verl_rl"]["actor_rollout_ref"]["actor"], files["verl_rl"]["actor_rollout_ref"]["rollout"]
+    assert files["verl_rl"]["data"] == {"train_batch_size": 32, "max_response_length": 4096}
+    assert (actor["ppo_mini_batch_size"], actor["use_dynamic_bsz"], actor["ppo_max_token_len_per_gpu"]) == (8, True, tokens)
+    assert (actor["megatron"]["tensor_model_parallel_size"], actor["megatron"]["param_offload"]) == (2, step["offloads"])
+    assert (rollout["name"], rollout["n"], rollout["tensor_model_parallel_size"]) == ("vllm", 8, 2)
+    assert "total_training_steps" not in files["verl_rl"]["trainer"]
+    policy, grpo = files["nemo_rl_rl"]["policy"], files["nemo_rl_rl"]["grpo"]
+    assert (grpo["num_prompts_per_step"], grpo["num_generations_per_prompt"]) == (32, 8)
+    assert (policy["train_global_batch_size"], policy["sequence_packing"]["train_mb_tokens"]) == (64, tokens)
+    assert policy["generation"]["colocated"] == {"enabled": True, "resources": {"num_nodes": None, "gpus_per_node": None}}
+    share = policy["generation"]["vllm_cfg"]["gpu_memory_utilization"]
+    assert share == rollout["gpu_memory_utilization"] < 0.9
+    assert policy["megatron_cfg"]["optimizer"]["lr"] == actor["optim"]["lr"] == 1e-6  # the recipe's is of pretraining
+
+
+def test_generation_on_gpus_of_its_own_is_said_to_nemo_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    split = ("rl.placement=split", "rl.generation_gpus=4", "rl.staleness=1", "pin.recompute=full", "train.lr=3e-7", "train.steps=50")
+    files = written(tmp_path, "write=nemo_rl", *split)
+    generation, grpo = files["nemo_rl_rl"]["policy"]["generation"], files["nemo_rl_rl"]["grpo"]
+    assert generation["colocated"] == {"enabled": False, "resources": {"num_nodes": None, "gpus_per_node": 4}}
+    assert grpo["async_grpo"] == {"enabled": True, "in_flight_weight_updates": True, "max_trajectory_age_steps": 1}
+    assert (grpo["max_num_steps"], files["nemo_rl_rl"]["policy"]["megatron_cfg"]["optimizer"]["lr"]) == (50, 3e-7)
+    assert files["nemo_rl_rl"]["cluster"] == {"num_nodes": 1, "gpus_per_node": 8}
+    assert main(["plan", *WORDS, *LENGTHS, *split, "write=verl", f"out={tmp_path / 'other'}"]) == 2
+    assert "write=verl: is written for rl.placement=colocated" in capsys.readouterr().err
+
+
+def test_a_recipe_of_ones_own_says_how_it_learns(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "recipe: qwen3_8b\ntask: rl\ntrain: {lr: 2.0e-6}\nrl: {prompts: 32, samples: 8, prompt_length: 200, response_length: 800}\n"
+    )
+    found = so.plan_rl(recipe=str(mine), gpus=8, cluster="dgx_h100")
+    assert (found.plan.training.lr, found.plan.training.schedule, found.plan.training.warmup) == (2e-6, "constant", 0)
+
+
+def test_an_engine_that_is_asked_for_is_tried_on_every_division_that_it_divides() -> None:
+    found = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl={
+        "prompts": 32, "samples": 8, "prompt_length": 200, "response_length": 800, "tp": 4, "placement": "split",
+        "staleness": 1})  # fmt: skip
+    assert (found.step.generation.layout.tp, found.step.generation_gpus) == (4, 4)

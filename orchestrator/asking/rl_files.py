@@ -1,0 +1,97 @@
+"""A step of task=rl as files of a program that runs it: the training half by words/tools.py, the other half by words/rollouts.py."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import yaml
+
+from orchestrator.engines import tools
+from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Cluster
+from orchestrator.job import File
+from orchestrator.rl import text
+from orchestrator.rl.choose import Chosen
+from orchestrator.rl.decode import VLLM
+from orchestrator.rl.job import RlJob
+from orchestrator.rl.step import Step, longest
+from orchestrator.words.rollouts import LANGUAGES, Rollout
+from orchestrator.words.terms import nested, say
+
+UNSAID: Final = 20
+"""Steps of a training that nobody has said (Training.steps)."""
+
+
+def rl_file(job: RlJob, chosen: Chosen, cluster: Cluster, name: str) -> File:
+    """The file of the program of this name. Raises InputError for what it can't be told."""
+    check_told(job, chosen.best, name)
+    language, plan = LANGUAGES[name], chosen.best.training
+    written = tools.written(plan, name)
+    settings = {path: value for path, value in written.settings.items() if path not in language.dropped}
+    for there, here in language.moved:
+        settings = {here + path.removeprefix(there) if path.startswith(there) else path: value for path, value in settings.items()}
+    if plan.training.steps == UNSAID:
+        settings.pop(language.steps, None)
+    settings |= say(language.table, rollout(job, chosen.best, cluster))
+    lines = [f"{plan.model.name} on {chosen.best.gpus} GPUs. Start: {language.start}.", *text.lines(chosen)[:5]]
+    if written.unsaid:
+        lines.append(f"Can't be said there: {', '.join(written.unsaid)}.")
+    head = "".join(f"# {line}\n" for line in lines)
+    return File(path=f"{name}_rl.yaml", content=head + yaml.safe_dump(nested(settings), sort_keys=False, width=10**6))
+
+
+def check_told(job: RlJob, step: Step, name: str) -> None:
+    """Raises InputError for a step that the program of this name can't be told."""
+    keys = job.keys
+    if name not in LANGUAGES:
+        raise InputError("write", name, "is told nothing of generation", LANGUAGES)
+    if keys.algorithm != "grpo":
+        raise InputError("write", name, "is written for rl.algorithm=grpo: a critic has settings of its own", ["grpo"])
+    if keys.reward != "rule":
+        raise InputError("write", name, "is written for rl.reward=rule: a reward model has settings of its own")
+    if job.sequences % keys.updates or (name == "verl" and job.prompts % keys.updates):
+        of = job.prompts if name == "verl" else job.sequences
+        raise InputError("rl.updates", keys.updates, f"does not divide the {of} {'prompts' if name == 'verl' else 'samples'} of a step")
+    if name == "verl" and not step.colocated:
+        raise InputError(
+            "write", name, "is written for rl.placement=colocated: its asynchronous trainers have files of their own", ["nemo_rl"]
+        )
+    if name == "nemo_rl" and keys.epochs > 1:
+        raise InputError("write", name, f"trains on a step's samples once, and rl.epochs={keys.epochs}")
+
+
+def rollout(job: RlJob, step: Step, cluster: Cluster) -> Rollout:
+    """The step's other half as programs count it."""
+    keys, made, plan = job.keys, step.generation, step.training
+    node = min(cluster.gpus_per_node, cluster.num_gpus)
+    whole = not step.colocated and step.generation_gpus % node == 0
+    kept: dict[str, Any] = {"generation_nodes": None, "generation_gpus_per_node": None}
+    if not step.colocated:
+        kept = {
+            "generation_nodes": step.generation_gpus // node if whole else None,
+            "generation_gpus_per_node": node if whole else step.generation_gpus,
+        }
+    used = made.cache_bytes + made.weight_bytes + VLLM.workspace
+    return Rollout(
+        algorithm=keys.algorithm,
+        prompts=job.prompts,
+        samples=job.samples,
+        response_length=job.responses.longest,
+        sequence_length=longest(job),
+        update_prompts=job.prompts / keys.updates,
+        update_samples=job.sequences // keys.updates,
+        epochs=keys.epochs,
+        micro_batch_tokens=plan.micro_batch_size * plan.training.seq_length // plan.cp,
+        reference=keys.reference,
+        tp=made.layout.tp,
+        dp=made.layout.dp,
+        expert_parallel=made.layout.gpus if made.layout.dp > 1 else 1,
+        memory=int(100 * used / cluster.gpu.memory) / 100,
+        concurrency=keys.concurrency,
+        offloads=step.offloads,
+        colocated=step.colocated,
+        nodes=cluster.num_gpus // node,
+        gpus_per_node=node,
+        staleness=step.staleness,
+        **kept,
+    )

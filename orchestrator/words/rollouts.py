@@ -1,0 +1,110 @@
+"""What programs of reinforcement learning are told beside the training half (words/tools.py): samples, generation and placement. The
+subject of its tables is a `Rollout`; each names the release it was read from."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from orchestrator.values import Value
+from orchestrator.words.terms import Table, Term, named
+
+
+class Rollout(Value, frozen=True, kw_only=True):
+    """A step's samples, the engines that generate them, and where, as programs count them."""
+
+    algorithm: str
+    prompts: int
+    samples: int
+    response_length: int
+    """Tokens at which a response is cut off."""
+    sequence_length: int
+    """Tokens of the longest sequence, which a micro-batch has one of at least."""
+    update_prompts: float
+    """Prompts of an update, with their samples."""
+    update_samples: int
+    epochs: int
+    micro_batch_tokens: int
+    """Tokens of a micro-batch on one rank."""
+    reference: bool
+    tp: int
+    dp: int
+    expert_parallel: int
+    """GPUs of an engine over which experts are divided as wholes; 1: each is divided by tp."""
+    memory: float
+    concurrency: int
+    offloads: bool
+    colocated: bool
+    nodes: int
+    gpus_per_node: int
+    generation_nodes: int | None
+    """Nodes that generate alone; None: they are not whole nodes, or none does."""
+    generation_gpus_per_node: int | None
+    staleness: int
+
+
+class Language(NamedTuple):
+    """How a program is told a rollout, and how its file is started."""
+
+    table: Table
+    start: str
+    moved: tuple[tuple[str, str], ...] = ()
+    """Sections of the training half's settings that are called otherwise here, (there, here)."""
+    dropped: tuple[str, ...] = ()
+    """Settings of the training half in whose place the table has others."""
+    steps: str = ""
+    """Path of the number of steps, which is said where the user says it."""
+
+
+def fixed(path: str, value: Any) -> Term:
+    """A setting that has this value whatever the rollout."""
+    return Term(path, "samples", of=lambda rollout: value)
+
+
+ACTOR: Final = "actor_rollout_ref.actor"
+VERL: Final = Language(
+    table=[
+        *named("train_batch_size=prompts max_response_length=response_length", "data."),
+        Term("algorithm.adv_estimator", "algorithm"),
+        fixed("actor_rollout_ref.rollout.name", "vllm"),
+        *named("n=samples tensor_model_parallel_size=tp data_parallel_size=dp expert_parallel_size=expert_parallel "
+               "gpu_memory_utilization=memory max_num_seqs=concurrency", "actor_rollout_ref.rollout."),
+        Term(f"{ACTOR}.ppo_mini_batch_size", "update_prompts", to=int),
+        *named("ppo_max_token_len_per_gpu=micro_batch_tokens ppo_epochs=epochs use_kl_loss=reference", f"{ACTOR}."),
+        fixed(f"{ACTOR}.use_dynamic_bsz", True),
+        *named("param_offload=offloads grad_offload=offloads optimizer_offload=offloads", f"{ACTOR}.megatron."),
+        *named("nnodes=nodes n_gpus_per_node=gpus_per_node", "trainer."),
+    ],
+    start="python -m verl.trainer.main_ppo --config-path RUN --config-name verl_rl, with your model, data and rewards behind it "
+    "(data.max_prompt_length among them)",
+    dropped=(f"{ACTOR}.ppo_micro_batch_size_per_gpu",),
+    steps="trainer.total_training_steps",
+)  # fmt: skip
+"""verl 0.10.0.dev, 1dda039 (trainer/config/ppo_trainer.yaml, rollout/rollout.yaml, actor/actor.yaml, engine/megatron.yaml)."""
+GENERATION, ASYNC = "policy.generation", "grpo.async_grpo"
+NEMO_RL: Final = Language(
+    table=[
+        fixed("defaults", "/opt/nemo-rl/examples/configs/grpo_math_1B.yaml"),
+        *named("num_prompts_per_step=prompts num_generations_per_prompt=samples", "grpo."),
+        *named("train_global_batch_size=update_samples max_total_sequence_length=sequence_length", "policy."),
+        fixed("policy.sequence_packing.enabled", True),
+        *named("train_mb_tokens=micro_batch_tokens logprob_mb_tokens=micro_batch_tokens", "policy.sequence_packing."),
+        Term(f"{GENERATION}.max_new_tokens", "response_length"),
+        *named("tensor_parallel_size=tp expert_parallel_size=expert_parallel gpu_memory_utilization=memory", f"{GENERATION}.vllm_cfg."),
+        Term(f"{GENERATION}.vllm_cfg.async_engine", "staleness", to=bool),
+        Term(f"{GENERATION}.vllm_kwargs.max_num_seqs", "concurrency"),
+        Term(f"{GENERATION}.colocated.enabled", "colocated"),
+        *named("num_nodes=generation_nodes gpus_per_node=generation_gpus_per_node", f"{GENERATION}.colocated.resources."),
+        *(Term(f"{ASYNC}.{name}", "staleness", to=bool) for name in ("enabled", "in_flight_weight_updates")),
+        Term(f"{ASYNC}.max_trajectory_age_steps", "staleness", to=lambda steps: max(1, steps)),
+        Term("loss_fn.use_importance_sampling_correction", "staleness", to=bool),
+        Term("loss_fn.reference_policy_kl_penalty", "reference", to=lambda used: 0.01 if used else 0.0),
+        *named("num_nodes=nodes gpus_per_node", "cluster."),
+    ],
+    start="uv run examples/run_grpo.py --config RUN/nemo_rl_rl.yaml, over the file that `defaults` names, with your model and data "
+    "behind it",
+    moved=(("sft.", "grpo."),),
+    steps="grpo.max_num_steps",
+)  # fmt: skip
+"""NeMo-RL 0.6.0, 7ea279a (examples/configs/grpo_math_1B.yaml); a penalty of .01 is that file's own."""
+LANGUAGES: Final = {"verl": VERL, "nemo_rl": NEMO_RL}
+"""Programs that are told both halves, by the name that `write=` takes."""
