@@ -39,6 +39,7 @@ class Machine(Value, frozen=True, kw_only=True):
     transformer_engine: bool = False
     flash_attention: bool = False
     apex: bool = False
+    deep_ep: bool = False
     megatron_core: str = ""
     missing: tuple[str, ...] = ()
 
@@ -63,6 +64,7 @@ def machine(environment: Mapping[str, str] = os.environ) -> Machine:
         transformer_engine=_installed("transformer_engine"),
         flash_attention=_installed("flash_attn"),
         apex=_installed("apex"),
+        deep_ep=_installed("deep_ep"),
         megatron_core=_version("megatron-core"),
         missing=tuple(name for name in modules_of_engines() if not _installed(name)),
     )

@@ -131,6 +131,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
             say(f"{resort.name}={shown(getattr(plan, resort.name))}: nothing fits without such options; {resort.offered.asks}")
     if settings.packs_unasked and plan.training.packing is False:
         say("data.packing=false: no plan has several samples in a sequence; data.packing=true says why")
+    if needs := text.needs_text(plan):
+        say(needs)
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan), brief=brief)}")
     say(f"data: {data_text(settings)}")
     nbytes = saved_bytes(plan)

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from orchestrator.detect import modules_of_engines
 
-OPTIONAL = ("transformer_engine", "flash_attn", "apex")
+OPTIONAL = ("transformer_engine", "flash_attn", "apex", "deep_ep")
 """Kernels that any engine may use where they are there."""
 
 

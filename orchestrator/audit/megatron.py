@@ -256,7 +256,7 @@ def _all_but_every(skip: Any) -> list[int]:
 def _experts(f: Fields, layers: int, width: int) -> tuple[dict[str, Any], list[int]]:
     """(The experts of layers, empty where there are none; for each layer whether it has what all or some have, 1 or 0)."""
     count = f.get("num_moe_experts")
-    f.used |= {*words.EXPERT_SETTINGS, "moe_token_dispatcher_type"}
+    f.used |= {*words.EXPERT_SETTINGS, "moe_token_dispatcher_type", "moe_flex_dispatcher_backend"}
     if not count:
         return {}, [1] * layers
     part: dict[str, Any] = {

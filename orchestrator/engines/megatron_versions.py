@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Gpu
 from orchestrator.values import Value
 
 NUMBER: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[a-z.+].*)?\Z")
@@ -85,6 +86,16 @@ RELEASES: Final = (
     ),
 )
 """The releases of Megatron-core that are planned for, from old to new."""
+
+
+HYBRID_EP: Final = 10.0
+"""First compute capability where HybridEP is what flex takes: an NVLink domain there may be larger than DeepEP's nodes of eight, and all
+that NVIDIA published of Blackwell with flex has it (Megatron-Bridge's recipes)."""
+
+
+def flex_backend(gpu: Gpu) -> str:
+    """What Megatron's "flex" sends tokens by on this GPU: its moe_flex_dispatcher_backend."""
+    return "hybridep" if float(gpu.compute_capability) >= HYBRID_EP else "deepep"
 
 
 def number(version: str) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from math import lcm
 from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
-from orchestrator.engines.megatron_versions import names, release_of
+from orchestrator.engines.megatron_versions import flex_backend, names, release_of
 from orchestrator.errors import InputError
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, padded
@@ -320,6 +320,8 @@ CHOICES: Final[Table] = (
     Term("attention_softmax_in_fp32", "", of=lambda plan: True),
     *words.SIZES,
     *_when(_has_experts, words.EXPERT_PARALLEL),
+    Term("moe_flex_dispatcher_backend", "", of=lambda plan: flex_backend(plan.cluster.gpu),
+         when=lambda plan: plan.moe_token_dispatcher_type == "flex"),
     # Products of all experts at once are Transformer Engine's, from Ampere on (training/arguments.py:852).
     Term("moe_grouped_gemm", "", when=_has_experts,
          of=lambda plan: _has_te(plan) and float(plan.cluster.gpu.compute_capability) >= GROUPED_COMPUTE_CAPABILITY),

@@ -56,7 +56,7 @@ def environment(plan: Plan) -> dict[str, str]:
 
 def engine_file(plan: Plan, requirements: Requirements, content: Mapping[str, Any]) -> File:
     """The file engine.json: what the worker is told beside the plan, and the versions of what it must run on."""
-    requires = requirements.versions(plan.cluster)
+    requires = requirements.versions(plan.cluster) | ({"deep_ep": ""} if plan.moe_token_dispatcher_type == "flex" else {})
     return File(path="engine.json", content=dumps({"engine": plan.engine, "requires": requires, **content}))
 
 

@@ -128,6 +128,8 @@ class Software(Value, frozen=True, kw_only=True):
     transformer_engine: bool = True
     flash_attention: bool = True
     apex: bool = True
+    deep_ep: bool = True
+    """DeepEP, or its branch HybridEP under the same name, by which Megatron's "flex" sends tokens to experts."""
 
 
 Stack = Literal["tuned", "stock"]

@@ -57,6 +57,7 @@ from orchestrator.profile.measured import (
     wire,
 )
 from orchestrator.recipe import Settings
+from orchestrator.recipe.cluster_fields import SOFTWARE
 from orchestrator.strategy.pins import Pins
 from orchestrator.units import KIB, MIB, format_seconds
 from orchestrator.validate import own
@@ -155,7 +156,7 @@ def cluster_yaml(cluster: Cluster, settings: Settings, wires: Mapping[int, Wire]
         lines.append(f"- {{name: {level.name}, size: {size}, bandwidth: {level.bandwidth / 1e9:.6g} GB/s, "
                      f"latency: {level.latency * 1e6:.6g} us, source: '{said}'}}")  # fmt: skip
     software = settings.cluster.software
-    flags = ", ".join(f"{name}: {str(getattr(software, name)).lower()}" for name in ("transformer_engine", "flash_attention", "apex"))
+    flags = ", ".join(f"{name}: {str(getattr(software, name)).lower()}" for name in SOFTWARE[2:])
     lines += [
         f"host_bandwidth: {cluster.host_bandwidth / 1e9:.6g} GB/s",
         f"host_memory: {cluster.host_memory / 1e9:.6g} GB",

@@ -11,7 +11,7 @@ from orchestrator.key import one_text, shown
 PLAIN: Final = ("gpu", "host_bandwidth", "host_memory", "stack")
 LEVEL: Final = ("size", "bandwidth", "latency")
 GPU: Final = ("memory", "memory_bandwidth", "compute_capability", "pcie", "nvlink", "peak_flops")
-SOFTWARE: Final = ("megatron_core", "deepspeed", "transformer_engine", "flash_attention", "apex")
+SOFTWARE: Final = ("megatron_core", "deepspeed", "transformer_engine", "flash_attention", "apex", "deep_ep")
 KNOWN: Final = (
     *(f"cluster.{name}" for name in PLAIN),
     *(f"cluster.levels.NAME.{name}" for name in LEVEL),

@@ -115,6 +115,7 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
             transformer_engine=machine.transformer_engine and gpu.has_fused_attention,
             flash_attention=machine.flash_attention and gpu.has_fused_attention,
             apex=machine.apex,
+            deep_ep=machine.deep_ep,
         ),
         stack=UNSAID,
         mixed=mixed,

@@ -442,6 +442,13 @@ def difference_text(plan: Plan, others: Sequence[Plan] = (), by_price: Plan | No
     return said
 
 
+def needs_text(plan: Plan) -> str:
+    """What must be on the nodes for the plan that other plans do without, and how to have one of those; "" where there is nothing."""
+    if plan.moe_token_dispatcher_type != "flex":
+        return ""
+    return "needs      DeepEP (or HybridEP; deep_ep) on every node: cluster.software.deep_ep=false plans without"
+
+
 def unusual_text(plan: Plan) -> str:
     """The plan's unusual choices, each with how many published runs have it: "vpp (171 of 1,714 published runs), rank_order (none)"."""
     first, *rest = [(one.name, one.seen or "none") for one in unusual(plan.candidate)]

@@ -61,8 +61,10 @@ class Choice(Value, frozen=True, kw_only=True):
     instead_of: str = ""
     """The choice that is left at its default where this one is not, as the engine takes one of both."""
     seen: int | None = None
-    """How many of the `PUBLISHED` runs have another value than the default (flex not counted), where few do: so many check its prices.
+    """How many of the `PUBLISHED` runs have another value than the default, where few do: so many check its prices.
     None: many, or the search tries no other."""
+    usual: tuple[Any, ...] = ()
+    """Other values that `seen` does not count, as many runs have them."""
     after: str = ""
     """The choice behind which it is listed, where that is declared in another struct."""
 

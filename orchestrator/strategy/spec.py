@@ -142,8 +142,8 @@ class Options(Value, frozen=True, kw_only=True):
         CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp", seen=7)
     ] = "p2p"
     moe_token_dispatcher_type: Annotated[Dispatcher, Choice(
-        doc="how tokens reach their experts; flex (DeepEP) only where it is pinned (megatron)", searched=True, short="dispatcher", seen=0,
-        offered=Offered(values=("flex",), asks="needs DeepEP installed on every node"))] = "alltoall"  # fmt: skip
+        doc="how tokens reach their experts; flex is DeepEP or HybridEP (megatron)", searched=True, short="dispatcher", seen=0,
+        usual=("flex",), offered=Offered(values=("flex",), asks="needs DeepEP installed on every node"))] = "alltoall"  # fmt: skip
     moe_shared_expert_overlap: Annotated[
         bool, Choice(doc="the shared experts beside the exchange of tokens, wherever that is legal (megatron)", searched=True)
     ] = False
@@ -262,7 +262,7 @@ def unusual(candidate: Candidate) -> tuple[Choice, ...]:
     >>> [choice.name for choice in unusual(piped)]
     ['vpp']
     """
-    return tuple(choice for choice in UNUSUAL if choice.of(candidate) != choice.default)
+    return tuple(choice for choice in UNUSUAL if choice.of(candidate) not in (choice.default, *choice.usual))
 
 
 def twins(one: Candidate, other: Candidate) -> bool:

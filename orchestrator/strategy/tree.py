@@ -409,12 +409,12 @@ class Tree:
                 yield _with_mesh(candidate, "etp", degree)
 
     def _dispatcher(self, candidate: Candidate) -> Iterator[Candidate]:
-        """The candidate with each token sent to its experts; where fewer ranks share the experts than a token has, also with all tokens
-        sent to all of these ranks, which is then less. A pin takes any."""
-        name, mesh = DISPATCHER.name, candidate.mesh
-        offered = tuple(self.capabilities.options.get(name, (DISPATCHER.default,)))
-        if not 1 < mesh.ep * mesh.etp < max((part.topk for part in self.workload.model.architecture.experts), default=0):
-            offered = (DISPATCHER.default,)
+        """The candidate with each token sent to its experts, by one's means or another's; where fewer ranks share the experts than a token
+        has, also with all tokens sent to all of these ranks, which is then less. A pin takes any."""
+        name, ranks = DISPATCHER.name, candidate.mesh.ep * candidate.mesh.etp
+        offered = tuple(self.capabilities.options.get(name, (DISPATCHER.default,))) if ranks > 1 else (DISPATCHER.default,)
+        if ranks >= max((part.topk for part in self.workload.model.architecture.experts), default=0):
+            offered = tuple(kind for kind in offered if kind != "allgather")
         for kind in self.pins.among(name, offered):
             yield candidate if kind == DISPATCHER.default else _with_strategy(candidate, **{name: kind})
 

@@ -40,6 +40,13 @@ def with_host(given: Workload, memory: int) -> Workload:
     return replace(given, cluster=replace(given.cluster, host_memory=memory))
 
 
+def on_nodes(model: Architecture, gpus: int) -> Workload:
+    """The model on 16 GPUs in nodes of so many."""
+    given = workload(model, world=16)
+    inner, *others = given.cluster.levels
+    return replace(given, cluster=replace(given.cluster, gpus_per_node=gpus, levels=(replace(inner, size=gpus), *others)))
+
+
 SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
 MOE = replace(LLAMA, feed_forward=SIX)
 NET = GatedDeltaNet(num_key_heads=4, num_value_heads=8, key_head_dim=8, value_head_dim=8)
@@ -557,10 +564,19 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
         (LLAMA, {}, None),
         (MOE, {"moe_token_dispatcher_type": "allgather"}, None),
         (MOE, flex | {"ep": 2}, None),
-        (MOE, flex | {"tp": 2}, None),
-        (MOE, flex, "moe_token_dispatcher_type=flex: tp*ep=1"),
+        (MOE, flex | {"tp": 2, "etp": 2}, None),
+        (MOE, flex | {"tp": 2, "etp": 1}, "moe_token_dispatcher_type=flex: etp*ep=1"),
+        (MOE, flex | {"ep": 6}, "moe_token_dispatcher_type=flex: etp*ep=6, and DeepEP takes 2, 4"),
+        (workload(MOE, world=48), flex | {"ep": 48}, "moe_token_dispatcher_type=flex: etp*ep=48"),
+        (workload(MOE, world=32), flex | {"ep": 32}, None),
+        (workload(MOE, gpu="B200", world=48), flex | {"ep": 48}, None),
+        (workload(MOE, gpu="B200"), flex | {"tp": 2, "etp": 1}, "moe_token_dispatcher_type=flex: etp*ep=1"),
+        (on_nodes(MOE, 4), flex | {"ep": 4}, None),
+        (on_nodes(MOE, 4), flex | {"ep": 8}, "moe_token_dispatcher_type=flex: etp*ep=8 on nodes of 4"),
+        (on_nodes(MOE, 4), flex | {"ep": 16}, "moe_token_dispatcher_type=flex: etp*ep=16 on nodes of 4"),
         (padding, flex | {"ep": 2}, "moe_token_dispatcher_type=flex: DeepEP does not"),
         (padding, {"moe_token_dispatcher_type": "allgather"}, None),
+        (workload(padding, gpu="B200"), flex | {"ep": 2}, None),
         (workload(MOE, gpu="cpu"), flex | {"ep": 2}, "moe_token_dispatcher_type=flex needs DeepEP"),
         (
             workload(MOE, gpu="MI300X"),

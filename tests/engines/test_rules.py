@@ -139,7 +139,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("experts_ep1", M, workload(MIXTURE), {"tp": 2, "etp": 1, "dp": 4}, "ep=1 with etp=1 and tp=2"),
     ("expert_kinds", M, workload(UNNORMALIZED), {}, "sigmoid scores that are not made to sum to one"),
     ("expert_kinds", M, workload(TWO_MIXTURES), {}, "2 kinds of experts in one model"),
-    ("dispatcher", M, workload(MIXTURE), {"moe_token_dispatcher_type": "flex", "dp": 8}, "tp*ep=1"),
+    ("dispatcher", M, workload(MIXTURE), {"moe_token_dispatcher_type": "flex", "dp": 8}, "etp*ep=1"),
     ("experts_fold", M, workload(MIXTURE), {"ep": 2, "pp": 8, "dp": 1}, "ep*etp=2 does not divide tp*cp*dp=1"),
     ("experts_sp", M, workload(MIXTURE), {"ep": 2, "tp": 2, "dp": 4}, "experts with tensor parallelism train with sequence_parallel"),
     ("expert_order", M, workload(), {"pp": 2, "cp": 2, "dp": 2, "order": PP_BEFORE_DP}, "expert_dp=4 is not dp=2"),
@@ -400,7 +400,10 @@ def test_all_tokens_go_to_all_ranks_only_where_these_are_fewer_than_a_tokens_exp
         leaves = Tree(capabilities, workload(model), pins).leaves(lambda cut: None)
         return {(leaf.candidate.mesh.ep, leaf.candidate.strategy.moe_token_dispatcher_type) for leaf in leaves}
 
-    assert kinds(Pins(tp=1, pp=1)) == {(1, "alltoall"), (2, "alltoall"), (2, "allgather"), (4, "alltoall"), (8, "alltoall")}
+    everywhere = {(1, "alltoall"), (2, "alltoall"), (2, "allgather"), (4, "alltoall"), (8, "alltoall")}
+    assert kinds(Pins(tp=1, pp=1)) == everywhere | {(2, "flex"), (4, "flex"), (8, "flex")}
+    capabilities = ENGINES[M].capabilities(Software(deep_ep=False))
+    assert kinds(Pins(tp=1, pp=1)) == everywhere
     assert kinds(Pins(tp=1, pp=1, ep=4, moe_token_dispatcher_type="flex")) == {(4, "flex")}
 
 

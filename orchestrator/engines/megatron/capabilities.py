@@ -54,10 +54,10 @@ def capabilities(software: Software) -> Capabilities:
         offload_optimizer=False,
         options={
             "cp_comm_type": ("p2p", "a2a", "a2a+p2p", "all_gather"),
-            "moe_token_dispatcher_type": ("alltoall", "allgather"),
+            "moe_token_dispatcher_type": ("alltoall", "allgather", *(("flex",) if software.deep_ep else ())),
             "moe_shared_expert_overlap": (False, True),
         },
-        pinned_values={"moe_token_dispatcher_type": ("flex",), "offload_optimizer": (True,)},
+        pinned_values={"offload_optimizer": (True,)} | ({} if software.deep_ep else {"moe_token_dispatcher_type": ("flex",)}),
         fsdp_zero_stages=(2, 3),
         zero_shard_stages=(1,),
         later_releases=megatron_versions.later(software.megatron_core),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.megatron_versions import release_of
+from orchestrator.engines.megatron_versions import flex_backend, release_of
 from orchestrator.engines.rules.rule import rule
 from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.axes.cp import inner_size
@@ -49,22 +49,41 @@ def cp_kind(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("dispatcher", "moe_disp: core/transformer/transformer_config.py:1063-1095", "moe_token_dispatcher_type tp ep")
+DEEP_EP_RANKS: Final = (2, 4, 8, 16, 24, 32, 64, 128, 144, 160)
+"""Sizes of groups that DeepEP has settings for (v1.2.1, deep_ep/buffer.py:232, config_map)."""
+DEEP_EP_NODE: Final = 8
+"""GPUs of a node in groups that are larger (csrc/deep_ep.cpp:30, NUM_MAX_NVL_PEERS)."""
+
+
+@rule(
+    "dispatcher",
+    "moe_disp: core/transformer/transformer_config.py:1063-1095, moe/token_dispatcher.py:1346; DeepEP v1.2.1 deep_ep/buffer.py:232",
+    "moe_token_dispatcher_type ep etp",
+)
 def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     kind = candidate.strategy.moe_token_dispatcher_type
     if kind == "alltoall":
         return None
     if not workload.model.architecture.experts:
         return f"moe_token_dispatcher_type={kind}: a dense model has no experts"
-    mesh = candidate.mesh
-    if kind == "flex" and workload.cluster.is_cpu:
-        return "moe_token_dispatcher_type=flex needs DeepEP's kernels, on GPUs"
-    if kind == "flex" and workload.cluster.gpu.vendor == "amd":
-        return f"moe_token_dispatcher_type=flex: DeepEP needs NVIDIA's GPUs (its README), not {workload.cluster.gpu.name}"
-    if kind == "flex" and any(part.pad_to_capacity for part in workload.model.architecture.experts):
-        return "moe_token_dispatcher_type=flex: DeepEP does not pad experts to their capacity"
-    if kind == "flex" and mesh.tp * mesh.ep == 1:
-        return "moe_token_dispatcher_type=flex: tp*ep=1, where it has nothing to exchange (core/transformer/moe/token_dispatcher.py:1346)"
+    if kind == "allgather":
+        return None
+    cluster, said = workload.cluster, f"moe_token_dispatcher_type={kind}"
+    if cluster.is_cpu:
+        return f"{said} needs DeepEP's kernels, on GPUs"
+    if cluster.gpu.vendor == "amd":
+        return f"{said}: DeepEP needs NVIDIA's GPUs (its README), not {cluster.gpu.name}"
+    ranks, inside = candidate.mesh.etp * candidate.mesh.ep, cluster.levels[0].size
+    if ranks == 1:
+        return f"{said}: etp*ep=1, where it has nothing to exchange"
+    if flex_backend(cluster.gpu) != "deepep":
+        return None
+    if any(part.pad_to_capacity for part in workload.model.architecture.experts):
+        return f"{said}: DeepEP does not pad experts to their capacity"
+    if ranks not in DEEP_EP_RANKS:
+        return f"{said}: etp*ep={ranks}, and DeepEP takes {', '.join(map(str, DEEP_EP_RANKS))}"
+    if ranks > inside and (ranks < DEEP_EP_NODE or inside % DEEP_EP_NODE):
+        return f"{said}: etp*ep={ranks} on nodes of {inside}, and DeepEP goes beyond a node from nodes of {DEEP_EP_NODE} alone"
     return None
 
 
