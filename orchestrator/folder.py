@@ -19,6 +19,7 @@ import msgspec
 
 from orchestrator import recipe
 from orchestrator.engines import ENGINES, tools
+from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import File, Job
 from orchestrator.launch import render, schedulers
@@ -106,13 +107,15 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     named = tuple(name for name in settings.write if name in schedulers.WRITERS)
     files += schedulers.files(named, job, str(out.absolute()), options, settings.container, settings.cluster.gpu.name)
     for name in settings.write:
-        files += tool_files(settings, found, name) if name in TOOLS else []
+        files += tool_files(settings, found, name) if name in tools.NAMES else []
     return files
 
 
 def tool_files(settings: Settings, found: Found, name: str) -> list[File]:
     """The plan as files of the program of this name, or the fastest that one recompute setting can say where the plan's differ by stage.
     What can't be said is priced by a search that is held to what can. Raises InputError."""
+    if not (name in TOOLS and found.plan.engine == MEGATRON):
+        return tools.around_files(found.plan, name)
     planner = Planner(settings)
     plan = planner.for_program(found) or found.plan
     written = tools.written(plan, name)

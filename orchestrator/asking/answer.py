@@ -10,6 +10,7 @@ from typing import Any, TextIO, cast
 
 from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
+from orchestrator.engines.tools import NAMES
 from orchestrator.errors import InputError
 from orchestrator.folder import all_files, tool_files, write_folder
 from orchestrator.job import Job
@@ -21,7 +22,6 @@ from orchestrator.report.text import choice
 from orchestrator.strategy.layout import Prediction
 from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Printed
-from orchestrator.words.tools import TOOLS
 
 DS_CONFIG, FOR_TRAINER = "ds_config.json", "ds_config.auto.json"
 
@@ -159,8 +159,8 @@ class Answer(Printed, frozen=True, kw_only=True):
         >>> sorted(so.plan(recipe="llama3_8b", cluster="dgx_h100", gpus=8, engine="megatron").written("bridge"))
         ['bridge.py', 'bridge.sh']
         """
-        if name not in TOOLS:
-            raise InputError("written", name, "is no program that is written for", TOOLS)
+        if name not in NAMES:
+            raise InputError("written", name, "is no program that is written for", NAMES)
         return {file.path: file.content for file in tool_files(self.settings, self.found, name)}
 
     def to_json(self) -> str:

@@ -14,7 +14,7 @@ from orchestrator.audit.document import AUTO, Content, Given, content_of, leaves
 from orchestrator.audit.reading import Reading, listed
 from orchestrator.errors import InputError
 from orchestrator.recipe.sources import read_text
-from orchestrator.words.terms import Kind, nested
+from orchestrator.words.terms import Kind, kind_in, nested
 
 SHARDED: Final = {
     "full_shard": 3, "hybrid_shard": 3, "1": 3, "4": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "_hybrid_shard_zero2": 2, "2": 2,
@@ -81,7 +81,7 @@ def sorted_out(given: Given, known: Mapping[str, Kind], reading: Reading) -> Rea
 
     def kind(path: str) -> Kind | None:
         group, *parts = path.split(".")
-        found = [known[name] for name in (path, group, *parts) if name in known]
+        found = [of for name in (path, group, *parts) if (of := kind_in(known, name)) is not None]
         return "cost" if "cost" in found else next(iter(found), None)
 
     lists = listed((said, kind(path), given.values[path]) for path, said in given.left())

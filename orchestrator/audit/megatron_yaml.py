@@ -15,7 +15,7 @@ from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.words.megatron import ALIASES, EXPERT_PARALLEL
-from orchestrator.words.terms import NOTHING, Kind, Table, Term, same
+from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same
 from orchestrator.words.tools import BRIDGE, MEGATRON_LM, MS_SWIFT, NEMO, NEMO2, NEMO_RL, VERL, VERL_SFT, Seen, Tool
 
 MISSING: Final = "???"
@@ -81,7 +81,7 @@ def _terms(path: str, tool: Tool) -> Table:
     if terms := [term for term in tool.table if term.theirs == path]:
         return terms
     section, name = tool.place(path)
-    if section is None:
+    if section is None or name in tool.own:
         return ()
     name = ALIASES.get(name, FIELD_OF.get(name, name))
     return [Term(path, name)] if megatron_kind(name) is not None or name in ALIASES.values() or name.startswith(MORE) else ()
@@ -94,7 +94,7 @@ MORE: Final = ("activation_func", "gated_linear_unit", "share_embeddings_and_out
 def _kind(path: str, tool: Tool) -> Kind | None:
     """What a setting does that is none of Megatron's; None: nobody knows that the tool has it."""
     section, name = tool.place(path)
-    if found := tool.known.get(name) or tool.known.get(name.split(".")[0]) or tool.known.get(name.rpartition(".")[2]):
+    if found := next((of for one in (name, name.split(".")[0], name.rpartition(".")[2]) if (of := kind_in(tool.known, one))), None):
         return found
     known = name in megatron.DEFAULTS or name.rpartition(".")[2] in ("_target_", "_call_", "_factory_")
     known = known or bool(section and "." in name and tool is BRIDGE)

@@ -1,11 +1,11 @@
-"""Words `path=value` of a command in a shell script, as verl, Megatron-Bridge and NeMo-RL take them over their own configuration: found as
-settings by path, and changed where they stand."""
+"""Words of a command in a shell script that set a program's configuration: `path=value`, as verl, Megatron-Bridge and NeMo-RL take them,
+and ms-swift's flags. They are found as settings by path, and changed where they stand."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import yaml
@@ -14,6 +14,7 @@ from orchestrator.audit import shell
 from orchestrator.audit.document import Content
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.tools import word
+from orchestrator.errors import InputError
 from orchestrator.words import terms
 
 PATH: Final = re.compile(r"[+]{0,2}([A-Za-z_]\w*(?:[.@/]\w+)*)=")
@@ -65,6 +66,8 @@ class Overrides(NamedTuple):
     places: dict[str, Place]
     notes: tuple[str, ...]
     launcher: tuple[str, ...]
+    said: Callable[[str, str], str]
+    """A setting as such a word."""
 
 
 def found_in(script: Script) -> Overrides | None:
@@ -95,7 +98,46 @@ def found_in(script: Script) -> Overrides | None:
             continue
         terms.put(content, path, _value(said))
         places[path] = place
-    return Overrides(content, places, tuple(notes), tuple(others))
+    return Overrides(content, places, tuple(notes), tuple(others), lambda path, value: shlex.quote(f"{path}={value}"))
+
+
+SWIFT: Final = ("swift", "megatron")
+TRAINS: Final = ("sft", "pt", "rlhf")
+
+
+def swifts_flags(script: Script) -> Overrides | None:
+    """The flags of ms-swift's command (`swift sft --tuner_type lora`), as its YAML has them; None: there is no such command."""
+    for command in script.commands:
+        words = _unpacked(command.words)
+        texts = [one.text for one in words]
+        at = next((i for i in range(len(texts) - 1) if texts[i].rpartition("/")[2] in SWIFT and texts[i + 1] in TRAINS), None)
+        if at is not None:
+            if at + 2 < len(texts) and texts[at + 2].endswith((".yaml", ".yml", ".json")):
+                raise InputError("audit", texts[at + 2], "is what the script's command reads: audit that file")
+            return _flags(words[at + 2 :], texts[: at + 2])
+    return None
+
+
+def _flags(words: Sequence[Word], launcher: Sequence[str]) -> Overrides:
+    given: dict[str, list[Word]] = {}
+    flag = ""
+    for one in words:
+        if one.text.startswith("--"):
+            flag = one.text.removeprefix("--").replace("-", "_")
+            given[flag] = []
+        elif flag:
+            given[flag].append(one)
+    content: Content = {}
+    notes = []
+    for name, values in given.items():
+        said = [value.text for value in values]
+        if any("$" in text for text in said):
+            notes.append(f"--{name} is {' '.join(said)}, which the script does not say: taken as if it were not there")
+            continue
+        found = [_value(text) for text in said]
+        content[name] = True if not found else found[0] if len(found) == 1 else found
+    places = {name: Place(values[0], 0) for name, values in given.items() if len(values) == 1}
+    return Overrides(content, places, tuple(notes), tuple(launcher), lambda path, value: f"--{path} {shlex.quote(value)}")
 
 
 def _unpacked(words: Sequence[Word]) -> tuple[Word, ...]:
@@ -127,7 +169,7 @@ def changed(text: str, found: Overrides, changes: Mapping[str, Any]) -> str | No
     for path, value in changes.items():
         said = word(value)
         if path not in found.places:
-            added += " " + shlex.quote(f"{path}={said}")
+            added += " " + found.said(path, said)
         elif (span := found.places[path].span()) is None or shlex.quote(said) != said:
             return None
         else:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import structs
 from msgspec.structs import replace
 
-from orchestrator.audit import megatron, megatron_yaml, overrides, shell
+from orchestrator.audit import megatron, megatron_yaml, overrides, shell, trainer
 from orchestrator.audit.document import Given, content_of
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.audit.shell import Script, Span, Word
@@ -69,6 +69,10 @@ def read(text: str, name: str = "") -> Source:
     script = shell.read(text)
     if (words := overrides.found_in(script)) is not None and (tool := megatron_yaml.tool_of(words.content)) is not None:
         return _overridden(text, name, script, words, tool)
+    if (words := overrides.swifts_flags(script)) is not None:
+        if (tool := megatron_yaml.tool_of(words.content)) is not None:
+            return _overridden(text, name, script, words, tool)
+        return _with_gpus(trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words)), words, script)
     line = training_line(script, text)
     reading = reading_of(line, script)
 
@@ -80,9 +84,13 @@ def read(text: str, name: str = "") -> Source:
 
 def _overridden(text: str, name: str, script: Script, words: overrides.Overrides, tool: Tool) -> Source:
     """A script whose command sets a program's configuration by words."""
-    content, gpus = words.content, gpus_of(Line(words.launcher, (), ""), script)
-    source = megatron_yaml.read(text, name, content, tool, partial(overrides.changed, text, words), (*script.notes, *words.notes))
-    keys = source.reading.keys
+    change, notes = partial(overrides.changed, text, words), (*script.notes, *words.notes)
+    return _with_gpus(megatron_yaml.read(text, name, words.content, tool, change, notes), words, script)
+
+
+def _with_gpus(source: Source, words: overrides.Overrides, script: Script) -> Source:
+    """With the number of GPUs that the launcher says, where the settings don't."""
+    gpus, keys = gpus_of(Line(words.launcher, (), ""), script), source.reading.keys
     return structs.replace(source, reading=replace(source.reading, keys=keys if gpus is None else {"gpus": gpus, **keys}))
 
 
@@ -264,11 +272,10 @@ def gpus_of(line: Line, script: Script) -> int | None:
         return found["all"]
     if "ranks" in found:
         return found.get("nodes", 1) * found["ranks"]
-    for name in ("WORLD_SIZE", "NUM_GPUS", "NGPUS"):
-        value = script.variables.get(name)
-        if value and value[0].text.isdecimal():
-            return int(value[0].text)
-    return None
+    said = {name: int(value[0].text) for name, value in script.variables.items() if len(value) == 1 and value[0].text.isdecimal()}
+    if "NPROC_PER_NODE" in said:  # ms-swift's
+        return said.get("NNODES", 1) * said["NPROC_PER_NODE"]
+    return next((said[name] for name in ("WORLD_SIZE", "NUM_GPUS", "NGPUS") if name in said), None)
 
 
 # -------------------------------------------------------------------------------------------------------------------- editing

@@ -3,12 +3,14 @@ and written again. The model is a key beside it, unless it is a folder here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
 
+from orchestrator.audit.around_trainer import GROUPS, around, as_trainers
 from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, fsdp, named_ds_config, read_ds, sorted_out, zero
 from orchestrator.audit.reading import Reading, Setup, Source, changes
@@ -16,32 +18,43 @@ from orchestrator.errors import InputError
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words import trainer as words
 from orchestrator.words.terms import Term, always, kinds
+from orchestrator.words.trainer import Around
 
 MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 KINDS: Final = kinds("trainer", "trainer_older", "around_trainer")
 """Fields of TrainingArguments (transformers 5; a test compares) and of older versions, and settings of the programs around the Trainer
 (TRL, alignment-handbook, LLaMA-Factory, transformers' examples), with what each does."""
+ENOUGH: Final = {STEPS, "num_train_epochs", "num_epochs", "micro_batch_size"}
+"""Beside a rate one of these says that a file has such arguments."""
 LENGTHS: Final = ("max_seq_length", "max_length", "cutoff_len", "block_size", "model_max_length")
 TRAINED: Final = ("lora_r", "lora_rank")
 
 
 def is_trainer(content: Mapping[str, Any]) -> bool:
     """Whether a mapping has the Trainer's arguments."""
-    return MICRO in content or ("learning_rate" in content and (STEPS in content or "num_train_epochs" in content))
+    return MICRO in content or "base_model" in content or ("learning_rate" in content and ENOUGH & {*content} != set())
 
 
 def read(text: str, name: str, content: Content) -> Source:
     """The reading of arguments of Hugging Face's Trainer. Raises InputError."""
-    reading, ds = _reading(content, name)
+    return read_arguments(text, name, content, partial(changed, text, name))
+
+
+def read_arguments(text: str, name: str, content: Content, change: Callable[[Mapping[str, Any]], str | None]) -> Source:
+    """As `read`, of arguments that were found anywhere in the text. `change`: the text with other values by path."""
+    program = around(content)
+    given = content if program is None else as_trainers(content, program)
+    reading, ds = _reading(given, name, program)
+    names = {} if program is None else program.names
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
-        values = _changes(before, after, content, ds)
-        return None if values is None else changed(text, name, values)
+        values = _changes(before, after, given, ds if isinstance(content.get(ds), str | dict) else "")
+        return None if values is None else change({names.get(path, path): value for path, value in values.items()})
 
     return Source(text=text, reading=reading, edited=edited)
 
 
-def _reading(content: Content, name: str) -> tuple[Reading, str]:
+def _reading(content: Content, name: str, program: Around | None) -> tuple[Reading, str]:
     """The reading, and where the ZeRO stage stands: "deepspeed", "fsdp", or "" for nowhere in this file. Raises InputError."""
     if "tensor_model_parallel_size" in content:
         why = "is Megatron's, behind a Trainer: no format is read yet that has both"
@@ -64,25 +77,28 @@ def _reading(content: Content, name: str) -> tuple[Reading, str]:
         ds, named, more = named_ds_config(content["deepspeed"], "deepspeed", name)
         where = "" if named else "deepspeed"
         assumed += more
-        kind = "arguments of Hugging Face's Trainer, with DeepSpeed"
+        kind = ", with DeepSpeed"
     elif sharded:
         parts = [str(word) for word in (sharded if isinstance(sharded, list) else str(sharded).split())]
         strategy = next((word for word in parts if word.lower() in SHARDED), "full_shard")
         stage, where = SHARDED[strategy.lower()], "fsdp"
         ds = zero(stage, "offload" in parts)
         assumed.append(fsdp(strategy, stage))
-        kind = "arguments of Hugging Face's Trainer, with FSDP"
+        kind = ", with FSDP"
     else:
         ds = zero(0)
         assumed.append("no deepspeed and no fsdp: priced as data parallelism alone, unless accelerate's own file says more")
-        kind = "arguments of Hugging Face's Trainer"
+        kind = ""
+    kind = ("arguments of Hugging Face's Trainer" if program is None else program.kind) + kind
     reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
     checkpoints = given.truth("gradient_checkpointing")
     keys = {**reading.keys, **_keys(given, said)}
-    setup = replace(reading.setup, recompute="full" if checkpoints else "none")
+    sizes = {axis: next((size for path in names if (size := given.number(path))), 1) for axis, names in GROUPS.items()}
+    sizes = {axis: size for axis, size in sizes.items() if size > 1}
+    setup = replace(reading.setup, recompute="full" if checkpoints else "none", **sizes)
     about = [line for line in reading.assumed if not line.startswith("recompute=")]
     reading = replace(reading, keys=keys, setup=setup, assumed=tuple(about))
-    return sorted_out(given, KINDS, reading), where
+    return sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
 
 
 def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any, Final
 import yaml
 
 from orchestrator.engines import megatron_parts
+from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
+from orchestrator.engines.deepspeed.trainer_files import around
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.transformer_config import ARCHITECTURE, ENDS, PLAN, common_recompute, settings
 from orchestrator.errors import InputError
@@ -22,6 +24,7 @@ from orchestrator.values import Value
 from orchestrator.words import megatron as words
 from orchestrator.words.terms import NOTHING, names, nested
 from orchestrator.words.tools import RECOMPUTE, TOOLS
+from orchestrator.words.trainer import AROUND
 
 OFF: Final[Mapping[str, Any]] = {
     **dict.fromkeys((
@@ -61,12 +64,22 @@ class Written(Value, frozen=True, kw_only=True):
     pins: dict[str, Any]
 
 
+NAMES: Final = tuple(dict.fromkeys((*TOOLS, *AROUND)))
+"""Programs for which a plan is written."""
+
+
+def refused(plan: Plan, name: str) -> InputError:
+    """The error for a plan of an engine that the program of this name does not train by."""
+    able = [engine for engine, names in ((MEGATRON, TOOLS), (DEEPSPEED, AROUND)) if name in names]
+    return InputError("write", name, f"can't be told a plan for engine={plan.engine}", [f"engine={engine}" for engine in able])
+
+
 def written(plan: Plan, name: str) -> Written:
     """The plan in the words of the tool of this name. Raises InputError for a plan that it can't train, and where a setting has no place
     that decides what is trained."""
+    if plan.engine != MEGATRON or name not in TOOLS:
+        raise refused(plan, name)
     tool = TOOLS[name]
-    if plan.engine != MEGATRON:
-        raise InputError("write", name, f"trains by Megatron-core, and the plan is for engine={plan.engine}", [f"engine={MEGATRON}"])
     if plan.model.stack != "decoder":
         raise InputError("write", name, f"trains decoders, and {plan.model.name} is an {plan.model.stack.replace('_', '-')}")
     if plan.training.precision not in tool.precisions:
@@ -125,6 +138,13 @@ def files(plan: Plan, found: Written, more: Sequence[str] = ()) -> list[File]:
         code = File(path=f"{found.tool}.py", content=head + begin + "".join(f"    {line}\n" for line in lines) + "    return recipe\n")
         return [code, File(path="bridge.sh", content=_command(head, found))] if found.tool == "bridge" else [code]
     return [File(path=f"{found.tool}.yaml", content=head + yaml.safe_dump(nested(found.settings), sort_keys=False, width=10**6))]
+
+
+def around_files(plan: Plan, name: str) -> list[File]:
+    """The file of a program around the Trainer. Raises InputError."""
+    if plan.engine != DEEPSPEED or name not in AROUND:
+        raise refused(plan, name)
+    return [around(plan, name)]
 
 
 def _heading(plan: Plan, found: Written) -> Iterator[str]:

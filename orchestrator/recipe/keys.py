@@ -12,6 +12,7 @@ import msgspec
 
 from orchestrator.cost.profile import Profile
 from orchestrator.engines import passthrough
+from orchestrator.engines.tools import NAMES
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, Scheduler, SlurmOptions, check_variable, listed
 from orchestrator.key import RATES, Key, count, declared, one_text, options_of, quantity, share, words
@@ -28,7 +29,6 @@ from orchestrator.strategy.choices import shown as shown_choice
 from orchestrator.strategy.pins import LAYOUT
 from orchestrator.strategy.spec import CHOICES
 from orchestrator.values import Value
-from orchestrator.words.tools import TOOLS
 
 Launch = Literal["auto", "none", "local", "slurm"]
 Launcher = Literal["torchrun", "deepspeed"]
@@ -56,7 +56,7 @@ def written_for(name: str, text: Any) -> tuple[str, ...]:
     >>> written_for("write", "pbs,verl,pbs")
     ('pbs', 'verl')
     """
-    choices = (*get_args(Scheduler), *TOOLS)
+    choices = (*get_args(Scheduler), *NAMES)
     for part in listed(name, text):
         if part not in choices:
             raise InputError(name, part, "is no scheduler or program that is written for; Slurm's job.sbatch always is", choices)
@@ -148,7 +148,7 @@ class Actions(Value, frozen=True, kw_only=True):
         Key(
             "write",
             f"files for these schedulers too, beside job.sbatch ({', '.join(get_args(Scheduler))}), and for these programs in place of our "
-            f"worker ({', '.join(TOOLS)})",
+            f"worker ({', '.join(NAMES)})",
             type=str,
             default="none",
             read=written_for,

@@ -184,6 +184,11 @@ def kinds(*of: str) -> dict[str, Kind]:
     return {name: kind for program in of for kind, names in listed[program].items() for name in names.split()}
 
 
+def kind_in(known: Mapping[str, Kind], name: str) -> Kind | None:
+    """The kind of the first name or pattern of `known` that fits; None: none does."""
+    return known.get(name) or next((kind for pattern, kind in known.items() if fnmatchcase(name, pattern)), None)
+
+
 @cache
 def kind(program: str, name: str) -> Kind:
     """What a setting of this program does of which a plan says nothing. What is in no list counts as one that changes time or memory.
@@ -191,4 +196,4 @@ def kind(program: str, name: str) -> Kind:
     >>> kind("megatron_lm", "tensorboard_dir"), kind("megatron_lm", "init_method_std"), kind("megatron_lm", "hybrid_context_parallel")
     ('harmless', 'result', 'cost')
     """
-    return next((kind for pattern, kind in kinds(program).items() if fnmatchcase(name, pattern)), "cost")
+    return kind_in(kinds(program), name) or "cost"

@@ -28,6 +28,8 @@ class Tool(NamedTuple):
     """Sections whose settings have Megatron's own names, also such as no plan says."""
     others: tuple[str, ...] = ()
     """Sections of data, logs, checkpoints and tools."""
+    own: frozenset[str] = frozenset()
+    """Names in `sections` that mean something else than Megatron's."""
     known: Mapping[str, Kind] = {}
     """Names in `sections` that are none of Megatron's."""
     adapt: Callable[[Seen, Content], None] = lambda seen, content: None
@@ -506,6 +508,7 @@ MS_SWIFT: Final = Tool(
     ],
     sections=("",),
     others=("dataset", "model", "ENV", "template"),
+    own=frozenset({"loss_scale", "model_type"}),
     known=kinds("ms_swift"),
     adapt=_swift,
     made={

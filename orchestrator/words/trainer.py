@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from orchestrator.words.terms import NOTHING, Table, Term, switch
 
@@ -32,3 +33,49 @@ SCHEDULES: Final = {
 DECAYS: Final = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "1-sqrt"}
 """The Trainer's names of how a rate falls after it was stable (transformers/optimization.py, get_wsd_schedule)."""
 PLAN: Final[Table] = (*SIZES, *RATE, *OPTIMIZER)
+
+
+class Around(NamedTuple):
+    """A program around the Trainer: which of its arguments, and of `SEQUENCE`, it calls otherwise, and what it takes by itself."""
+
+    kind: str
+    release: str
+    start: str
+    names: Mapping[str, str]
+    """Its names by the Trainer's."""
+    defaults: Mapping[str, Any] = {}
+    """Values by the Trainer's names where the file does not say them."""
+    says: Mapping[str, Any] = {}
+    """What a written file says whatever the plan."""
+
+
+SEQUENCE: Final = ("max_length", "finetuning_type", "lora_rank", "lora_alpha", "lora_dropout", "lora_target")
+"""What programs around the Trainer are told beside its arguments: tokens of a sample, and what is trained."""
+AROUND: Final[Mapping[str, Around]] = {
+    "llama_factory": Around(
+        kind="arguments of Hugging Face's Trainer",
+        release="LLaMA-Factory 0.9.6.dev0, ff6d4d1 (src/llamafactory/hparams)",
+        start="FORCE_TORCHRUN=1 llamafactory-cli train RUN/llama_factory.yaml, with your model_name_or_path, dataset and template in it",
+        names={"max_length": "cutoff_len"},
+        says={"stage": "sft", "do_train": True},
+    ),
+    "axolotl": Around(
+        kind="Axolotl's configuration",
+        release="Axolotl 0.18.0, 067b021 (src/axolotl/utils/schemas)",
+        start="axolotl train RUN/axolotl.yaml, with your base_model and datasets in it",
+        names={
+            "per_device_train_batch_size": "micro_batch_size", "max_length": "sequence_len", "optim": "optimizer",
+            "lr_scheduler_type": "lr_scheduler", "num_train_epochs": "num_epochs", "model_name_or_path": "base_model",
+            "lora_rank": "lora_r", "finetuning_type": "adapter", "lora_target": "lora_target_modules",
+        },
+        defaults={"per_device_train_batch_size": 1, "lr_scheduler_type": "cosine"},
+    ),
+    "ms_swift": Around(
+        kind="ms-swift's arguments for the Trainer",
+        release="ms-swift 4.6.0.dev0, 3602360 (swift/arguments)",
+        start="swift sft RUN/ms_swift.yaml, with your model and dataset in it",
+        names={"model_name_or_path": "model", "finetuning_type": "tuner_type", "lora_target": "target_modules"},
+        defaults={"per_device_train_batch_size": 1, "gradient_checkpointing": True, "lr_scheduler_type": "cosine"},
+    ),
+}  # fmt: skip
+"""Programs for which a plan of DeepSpeed's is written, by the name that `write=` takes."""

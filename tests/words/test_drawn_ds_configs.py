@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.audit import deepspeed, formats, reading
-from orchestrator.engines import ENGINES, passthrough
+from orchestrator.engines import ENGINES, passthrough, tools
 from orchestrator.engines.deepspeed.trainer_files import ACCELERATE, DS_CONFIG, TRAINER, why_not_alone
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.words import deepspeed as words
 from orchestrator.words import terms
+from orchestrator.words.trainer import AROUND
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))
 from hand_plans import BERT, GPT, LLAMA, T5, make_plan, training_for, workload_of
@@ -137,3 +139,24 @@ def test_every_path_is_decided_or_of_a_kind_and_nothing_that_costs_is_called_har
         assert terms.kind("ds_config", path) == "cost"
     sections = {section.partition(".")[0] for section in (*passthrough.OPEN_SECTIONS, *known)}
     assert [pattern for pattern in terms.kinds("ds_config") if pattern.partition(".")[0] not in sections] == []
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("number", [12, pytest.param(200, marks=pytest.mark.full)])
+def test_a_drawn_plan_is_read_back_from_the_files_of_programs_around_the_trainer(name: str, number: int) -> None:
+    found = 0
+    for plan in drawn(12 * number, seed=number + 3):
+        with suppress(InputError):
+            (file,) = tools.around_files(plan, name)
+            found += 1
+            reading = formats.read(file.content, file.path).reading
+            assert reading.unknown == (), file.content
+            assert {one: getattr(reading.setup, one) for one in CHOSEN} == {one: getattr(plan, one) for one in CHOSEN}, file.content
+            assert reading.setup.recompute == plan.strategy.recompute
+            assert (reading.accumulation or reading.steps, reading.keys["train.seq_length"]) == (
+                plan.num_microbatches,
+                plan.training.seq_length,
+            )
+            for key in ("precision", "lr", "betas", "eps", "weight_decay", "clip", "steps", "warmup"):
+                assert reading.keys[f"train.{key}"] == plain(getattr(plan.training, key)), (key, file.content)
+    assert found >= number

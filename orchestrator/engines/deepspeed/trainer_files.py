@@ -9,7 +9,9 @@ import yaml
 
 from orchestrator.engines.ds_config import NOTHING, STEPS_WHEN_BUILT, ds_config, dumps
 from orchestrator.engines.passthrough import with_ds
+from orchestrator.errors import InputError
 from orchestrator.job import File
+from orchestrator.model.lora import ALL
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import CHOICES, DEEPSPEED_OPTIONS
 from orchestrator.words import trainer as words
@@ -147,3 +149,39 @@ def notes(plan: Plan) -> list[str]:
     if plan.training.lora is not None:
         notes.append(f"{TRAINER}: the adapters are the script's to put in (peft's get_peft_model).")
     return notes
+
+
+AROUND_HEAD: Final = """\
+# {model} on {ranks} GPUs, a plan for engine={engine}, for {program.release}.
+# Start: {program.start}.
+"""
+LEFT_OUT: Final = ("output_dir", "logging_steps", "save_strategy", "save_steps", "save_total_limit", "report_to", "use_cpu")
+"""Arguments that are the user's own in a program around the Trainer."""
+
+
+def around(plan: Plan, name: str) -> File:
+    """The plan as a file of a program around the Trainer, its ds_config in it. Raises InputError for what it can't be told."""
+    program, training = words.AROUND[name], plan.training
+    if (reason := why_not(plan)) is not None:
+        raise InputError("write", name, f"trains by the Trainer, which can't be told this plan: {reason}")
+    if plan.model.stack != "decoder":
+        raise InputError("write", name, f"trains decoders, and {plan.model.name} is an {plan.model.stack.replace('_', '-')}")
+    if (varying := plan.strategy.recompute) not in ("none", "full"):
+        raise InputError("write", name, f"recomputes all layers or none, and the plan has recompute={varying}")
+    ds = for_trainer(plan)
+    if plan.tp > 1 and plan.zero_stage == 3:
+        raise InputError("write", name, f"has DeepSpeed divide layers by itself up to ZeRO stage 2, and the plan has tp={plan.tp} with 3")
+    if plan.tp > 1:  # as LLaMA-Factory's examples/deepspeed/ds_z2_autotp_config.json
+        ds["tensor_parallel"] = {"autotp_size": plan.tp}
+    said = {**trainer_arguments(plan, checkpointing=varying == "full"), "deepspeed": ds, "max_length": training.seq_length,
+            "finetuning_type": "full" if training.lora is None else "lora"}  # fmt: skip
+    if (lora := training.lora) is not None:
+        whole = {"llama_factory": "all", "axolotl": None}.get(name, "all-linear")
+        said |= {"lora_rank": lora.rank, "lora_alpha": lora.alpha or 2 * lora.rank, "lora_dropout": lora.dropout}
+        said["lora_target"] = whole if lora.targets == (ALL,) else list(lora.targets)
+        said |= {"lora_target_linear": True} if name == "axolotl" and lora.targets == (ALL,) else {}
+    if name == "axolotl":
+        said["finetuning_type"] = None if lora is None else "lora"
+    content = {program.names.get(key, key): value for key, value in (said | dict(program.says)).items() if key not in LEFT_OUT}
+    head = AROUND_HEAD.format(model=plan.model.name, ranks=plan.world_size, engine=plan.engine, program=program)
+    return File(path=f"{name}.yaml", content=head + yaml.safe_dump(content, sort_keys=False, width=10**6))
