@@ -11,6 +11,7 @@ FILE, known by what is in it:
   a shell script or a line that starts Megatron-LM's or Megatron-DeepSpeed's programs, or Megatron-LM's --yaml-cfg
   a ds_config.json (the model and the sequence are keys beside it; pin.recompute=full where the model checkpoints activations)
   arguments of Hugging Face's Trainer, YAML or JSON, as TRL, alignment-handbook and LLaMA-Factory have them
+  Axolotl's and ms-swift's configurations, ms-swift's commands (swift sft, megatron sft), slime's
   accelerate's configuration: its DeepSpeed, Megatron-LM and FSDP plugins (FSDP is priced as the ZeRO stage that shards the same)
   Megatron-Bridge's configuration or overrides, NeMo's configurations and NeMo 2's recipes, NeMo-RL's and verl's: as YAML, as words
   (path=value) of a command in a shell script, or as Python that sets the fields of a recipe (cfg.model.tensor_model_parallel_size = 2)

@@ -4,7 +4,7 @@ another setup is chosen. `stack` is the kind of model: "bert", "t5", or "" for a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -344,6 +344,35 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
         said |= aware
     f.used |= {"main_params_dtype", "lr_decay_samples"}
     return {f"train.{name}": value for name, value in keys.items()} | recipe_keys(said)
+
+
+WHOLE: Final = ("num_layers", "hidden_size", "num_attention_heads")
+"""A file without one of these says a part of a model: overrides of a recipe that has the rest."""
+SIMPLE: Final = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "num_query_groups", "vocab_size", "hidden_dropout",
+                 "attention_dropout")  # fmt: skip
+"""What is taken of the model from such a file: settings that a recipe has under the same name."""
+SAID_BY: Final[dict[str, tuple[str, ...]]] = {
+    "train.lr": ("lr",), "train.min_lr": ("lr",), "train.steps": ("train_iters", "train_samples"), "train.schedule": ("lr_decay_style",),
+    "train.warmup": ("train_iters", "train_samples"), "train.betas": ("adam_beta1", "adam_beta2"), "train.eps": ("adam_eps",),
+    "train.weight_decay": ("weight_decay",), "train.clip": ("clip_grad",), "train.optimizer": ("optimizer",), "seed": ("seed",),
+    "train.seq_length": ("seq_length", "max_position_embeddings"),
+}  # fmt: skip
+"""Settings that a file of overrides leaves to its recipe, by what would say them."""
+EXPERTS: Final = {"expert_model_parallel_size", *(term.theirs for term in words.EXPERT_PARALLEL[2:])}
+"""Settings of a part of a model by which it has experts."""
+
+
+def part_keys(f: Fields, stack: str, said: Collection[str]) -> dict[str, Any]:
+    """The keys of a recipe where the settings do not say the whole model: those that they say (`said`: names, without what was made up)."""
+    f.assumed.append("the model that you give: the file does not say its layers, width and heads")
+    if any(name in EXPERTS and f.given.get(name) not in (None, False, 1) for name in said):
+        f.given["num_moe_experts"] = True
+    f.given.setdefault("seq_length", 1)
+    keys = {f"model.{name}": f.get(name) for name in SIMPLE if name in said}
+    keys |= {name: value for name, value in training_keys(f, stack).items() if name not in SAID_BY or not {*said}.isdisjoint(SAID_BY[name])}
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size")
+    f.assumed += [f"{name}=1: the file does not say" for name in sizes if name not in said]
+    return keys
 
 
 def _texts(value: Any) -> list[str]:

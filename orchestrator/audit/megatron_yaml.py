@@ -14,7 +14,7 @@ from orchestrator.audit.reading import Lists, Reading, Setup, Source, listed
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
-from orchestrator.words.megatron import ALIASES, EXPERT_PARALLEL
+from orchestrator.words.megatron import ALIASES
 from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same
 from orchestrator.words.tools import BRIDGE, MEGATRON_LM, MS_SWIFT, NEMO, NEMO2, NEMO_RL, VERL, VERL_SFT, Seen, Tool
 
@@ -138,13 +138,6 @@ def typed(path: str, name: str, value: Any) -> Any:
     return int(number) if kind == "int" else number if isinstance(value, str) else value
 
 
-WHOLE: Final = ("num_layers", "hidden_size", "num_attention_heads")
-"""A file without one of these says a part of a model: overrides of a recipe that has the rest."""
-SIMPLE: Final = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "num_query_groups", "vocab_size", "hidden_dropout",
-                 "attention_dropout")  # fmt: skip
-"""What is taken of the model from such a file: settings that a recipe has under the same name."""
-
-
 def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Content) -> Reading:
     """All that the file says, sorted into a recipe's keys, the setup, and settings that neither has (`Reading`). Raises InputError."""
     fields = {name: value for name, (_, value) in seen.items()}
@@ -159,24 +152,13 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
     if fields.get("optimizer_cpu_offload") and tool is not MEGATRON_LM:
         fields.setdefault(megatron.OFFLOADED, 0.0)  # the class's default is none of it (core/optimizer/optimizer_config.py)
     f = megatron.Fields({name: value for name, value in fields.items() if value is not None})
-    whole = all(fields.get(name) for name in WHOLE)
+    whole = all(fields.get(name) for name in megatron.WHOLE)
     if not whole and tool in (NEMO, MEGATRON_LM):  # these say the whole model
-        missing = next(name for name in WHOLE if not fields.get(name))
+        missing = next(name for name in megatron.WHOLE if not fields.get(name))
         raise InputError(missing, None, "is missing: the configuration does not say it")
     if tool is NEMO and model.get("mm_cfg"):
         raise InputError("model.mm_cfg", None, "a model of several modalities can't be described here")
-    if whole:
-        keys = megatron.model_keys(f, stack) | megatron.training_keys(f, stack)
-    else:
-        f.assumed.append("the model that you give: the file does not say its layers, width and heads")
-        if any(name in EXPERTS and value not in (False, 1) for name, (_, value) in seen.items()):
-            f.given["num_moe_experts"] = True
-        f.given.setdefault("seq_length", 1)
-        trained = megatron.training_keys(f, stack).items()
-        keys = {f"model.{name}": f.get(name) for name in SIMPLE if name in fields}
-        keys |= {name: value for name, value in trained if name not in SAID_BY or not fields.keys().isdisjoint(SAID_BY[name])}
-        sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size")
-        f.assumed += [f"{name}=1: the file does not say" for name in sizes if name not in fields]
+    keys = megatron.model_keys(f, stack) | megatron.training_keys(f, stack) if whole else megatron.part_keys(f, stack, seen)
     setup = megatron.setup_of(f, MEGATRON)
     if (gpus := gpus_of(content, tool)) is not None:
         keys["gpus"] = gpus
@@ -184,19 +166,6 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
     if content.get("peft"):
         lists["unpriced"] += (f"peft={' '.join(str(content['peft']).split())[:80]}: all weights are priced as trained",)
     return megatron.reading_of(f, tool.kind, keys, setup, said, assumed=notes, **lists)
-
-
-SAID_BY: Final[dict[str, tuple[str, ...]]] = {
-    "train.lr": ("lr",), "train.min_lr": ("lr",), "train.steps": ("train_iters", "train_samples"), "train.schedule": ("lr_decay_style",),
-    "train.warmup": ("train_iters", "train_samples"), "train.betas": ("adam_beta1", "adam_beta2"), "train.eps": ("adam_eps",),
-    "train.weight_decay": ("weight_decay",), "train.clip": ("clip_grad",), "train.optimizer": ("optimizer",), "seed": ("seed",),
-    "train.seq_length": ("seq_length", "max_position_embeddings"),
-}  # fmt: skip
-"""Settings that a file of overrides leaves to its recipe, by what would say them."""
-
-
-EXPERTS: Final = {"expert_model_parallel_size", *(term.theirs for term in EXPERT_PARALLEL[2:])}
-"""Settings of a part of a model by which it has experts."""
 
 
 def gpus_of(content: Content, tool: Tool) -> int | None:

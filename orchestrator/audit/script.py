@@ -20,7 +20,7 @@ from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
 from orchestrator.errors import InputError
 from orchestrator.key import MAX_DIGITS
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import MOST
+from orchestrator.words.terms import MOST, kind_in, kinds
 from orchestrator.words.tools import Tool
 
 PROGRAM: Final = re.compile(r"[\w./${}-]*\w+\.py$")
@@ -89,7 +89,7 @@ def _overridden(text: str, name: str, script: Script, words: overrides.Overrides
 
 
 def _with_gpus(source: Source, words: overrides.Overrides, script: Script) -> Source:
-    """With the number of GPUs that the launcher says, where the settings don't."""
+    """The source with the number of GPUs that the launcher says, where the settings don't."""
     gpus, keys = gpus_of(Line(words.launcher, (), ""), script), source.reading.keys
     return structs.replace(source, reading=replace(source.reading, keys=keys if gpus is None else {"gpus": gpus, **keys}))
 
@@ -188,13 +188,17 @@ def reading_of(line: Line, script: Script) -> Reading:
     known = known_flags()
     given: dict[str, Any] = {}
     said: dict[str, str] = {}
-    unknown: list[str] = []
+    others: dict[str, list[str]] = {kind: [] for kind in ("", "cost", "result", "harmless")}
+    actors: list[int] = []
     assumed: list[str] = list(script.notes)
     for flag in line.flags:
         shown = " ".join([flag.name, *(value.text for value in flag.values)])
         positive = flag.name.replace("--no-", "--", 1)
         if flag.name not in known and known.get(positive, ("", ""))[1] != "both":
-            unknown.append(shown)
+            of_slime = kind_in(kinds("slime"), flag.name.removeprefix("--").replace("-", "_"))
+            others[of_slime or ""].append(shown)
+            if flag.name in ACTORS and flag.values and flag.values[0].text.isdecimal():
+                actors.append(int(flag.values[0].text))
             continue
         destination, kind = known.get(flag.name) or known[positive]
         destination = words.ALIASES.get(destination, FIELD_OF.get(destination, destination))
@@ -206,6 +210,8 @@ def reading_of(line: Line, script: Script) -> Reading:
                 assumed.append(f"{flag.name} is {error}, which the script does not say: taken as if the flag were not there")
             said.setdefault(destination, shown)
             given.setdefault(destination, None)
+    if by_slime := any(others[kind] for kind in ("cost", "result", "harmless")):
+        given = {"use_distributed_optimizer": True, "bf16": not given.get("fp16")} | given  # _set_default_megatron_args
     fields = megatron.Fields({name: value for name, value in given.items() if value is not None})
     trains = PROGRAM_WORD.search(line.program)
     of = trains.group(1) if trains else ""
@@ -215,16 +221,22 @@ def reading_of(line: Line, script: Script) -> Reading:
     if not stack and "encoder_num_layers" in fields and "decoder_num_layers" in fields:
         stack = "t5"
     engine = "megatron" if not given.get("deepspeed") and given.get("zero_stage") is None else "megatron_deepspeed"
-    keys = megatron.model_keys(fields, stack) | megatron.training_keys(fields, stack)
+    if any(name in fields for name in megatron.WHOLE):
+        keys = megatron.model_keys(fields, stack) | megatron.training_keys(fields, stack)
+    else:  # another file's, that this one sources
+        keys = megatron.part_keys(fields, stack, [*fields.given])
     setup = megatron.setup_of(fields, engine)
     if engine != "megatron":
         setup = _with_deepspeed(setup, fields, given, script)
-    if (gpus := gpus_of(line, script)) is not None:
+    if (gpus := actors[0] * actors[1] if len(actors) == len(ACTORS) else gpus_of(line, script)) is not None:
         keys["gpus"] = gpus
-    kind = "Megatron-DeepSpeed command line" if engine != "megatron" else "Megatron-LM command line"
-    return megatron.reading_of(fields, kind, keys, setup, said, unknown=unknown, assumed=assumed)
+    kind = "Megatron-DeepSpeed" if engine != "megatron" else "slime" if by_slime else "Megatron-LM"
+    lists = {"unknown": others[""], "unpriced": others["cost"], "beside": [*others["result"], *others["harmless"]], "assumed": assumed}
+    return megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **lists)
 
 
+ACTORS: Final = ("--actor-num-nodes", "--actor-num-gpus-per-node")
+"""slime's flags of how many GPUs train (slime/utils/arguments.py)."""
 ENTERING: Final = frozenset(
     {"num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "seq_length", "max_position_embeddings", "micro_batch_size",
      "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "vocab_size",

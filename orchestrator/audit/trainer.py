@@ -25,7 +25,7 @@ KINDS: Final = kinds("trainer", "trainer_older", "around_trainer")
 """Fields of TrainingArguments (transformers 5; a test compares) and of older versions, and settings of the programs around the Trainer
 (TRL, alignment-handbook, LLaMA-Factory, transformers' examples), with what each does."""
 ENOUGH: Final = {STEPS, "num_train_epochs", "num_epochs", "micro_batch_size"}
-"""Beside a rate one of these says that a file has such arguments."""
+"""Settings of which one, beside a rate, says that a file has such arguments."""
 LENGTHS: Final = ("max_seq_length", "max_length", "cutoff_len", "block_size", "model_max_length")
 TRAINED: Final = ("lora_r", "lora_rank")
 
@@ -41,7 +41,7 @@ def read(text: str, name: str, content: Content) -> Source:
 
 
 def read_arguments(text: str, name: str, content: Content, change: Callable[[Mapping[str, Any]], str | None]) -> Source:
-    """As `read`, of arguments that were found anywhere in the text. `change`: the text with other values by path."""
+    """The reading of arguments that were found anywhere in the text. `change`: the text with other values by path."""
     program = around(content)
     given = content if program is None else as_trainers(content, program)
     reading, ds = _reading(given, name, program)

@@ -15,6 +15,8 @@ from orchestrator.engines import megatron_parts
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.deepspeed.trainer_files import around
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
+from orchestrator.engines.megatron_args import shape, why_not
+from orchestrator.engines.passthrough import flags_of
 from orchestrator.engines.transformer_config import ARCHITECTURE, ENDS, PLAN, common_recompute, settings
 from orchestrator.errors import InputError
 from orchestrator.job import File
@@ -53,6 +55,10 @@ SWITCHES: Final = ("activation_checkpointing", "fp8_enabled")
 PINS: Final = {choice.name: (choice.pin, choice.default) for choice in CHOICES} | {"stages.recompute": ("recompute", "full")}
 
 
+WHY_SLIME: Final = {"zero_stage": "use_distributed_optimizer=False", "moe_token_dispatcher_type": "moe_token_dispatcher_type=allgather"}
+"""What slime does otherwise than its flags say, by the pin that keeps a plan from it."""
+
+
 class Written(Value, frozen=True, kw_only=True):
     """A plan in a tool's words: its settings by path. `unsaid`: settings of Megatron's that change time or memory and have no place there,
     "name=value"; `left`: names of such as decide nothing of the plan; `pins`: what holds a search to plans that can be said whole."""
@@ -86,6 +92,15 @@ def written(plan: Plan, name: str) -> Written:
         raise InputError("write", name, f"can't be told train.precision={plan.training.precision}", tool.precisions)
     if common_recompute(plan) is None:
         raise InputError("write", name, "has one recompute setting for all stages, and the plan's differ: pin.recompute=")
+    if name == "slime":
+        if (reason := why_not(plan)) is not None:
+            raise InputError("write", name, f"takes Megatron-LM's flags: {reason}")
+        # What it sets itself (slime/backends/megatron_utils/arguments.py, _set_default_megatron_args and validate_args).
+        pins: dict[str, Any] = {"zero_stage": 1} if not plan.zero_stage else {}
+        if plan.model.experts and plan.moe_token_dispatcher_type == "allgather":
+            pins["moe_token_dispatcher_type"] = "alltoall"
+        can_t = tuple(WHY_SLIME[pin] for pin in pins)
+        return Written(tool=name, settings=settings(plan), unsaid=can_t, left=(), pins=pins)
     said: dict[str, Any] = {}
     unsaid: dict[str, Any] = {}
     left: list[str] = []
@@ -131,6 +146,8 @@ def _settings(plan: Plan) -> dict[str, Any]:
 def files(plan: Plan, found: Written, more: Sequence[str] = ()) -> list[File]:
     """The tool's files. `more`: what a search says of the plan, lines of the header."""
     head = "".join(f"# {line}\n" for line in (*_heading(plan, found), *more))
+    if found.tool == "slime":
+        return [File(path="slime.sh", content="#!/usr/bin/env bash\n" + head + _flags(plan, found))]
     if found.tool in PYTHON:
         # What makes an object comes before what sets its fields.
         lines = [_assigned(path, value) for path, value in sorted(found.settings.items(), key=lambda one: not one[0].endswith("._target_"))]
@@ -192,6 +209,14 @@ def _assigned(path: str, value: Any) -> str:
     if path.endswith("._target_"):
         return f"recipe.{path.removesuffix('._target_')} = run.Config({value})"
     return f"recipe.{path} = {value if str(value).startswith('torch.') else repr(value)}"
+
+
+def _flags(plan: Plan, found: Written) -> str:
+    """The command of slime, whose actors train."""
+    nodes, ranks = shape(plan)
+    flags = [f"--actor-num-nodes {nodes}", f"--actor-num-gpus-per-node {ranks}"]
+    flags += [" ".join(map(shlex.quote, flag)) for flag in flags_of(found.settings, plan.cluster.software.megatron_core)]
+    return " \\\n  ".join(["python3 train.py", *flags, f"--vocab-size {plan.model.vocab_size}", '"$@"']) + "\n"
 
 
 def _command(head: str, found: Written) -> str:

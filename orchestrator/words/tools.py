@@ -349,6 +349,11 @@ def _verl(seen: Seen, content: Content) -> None:
     _length(seen, content)
     actor = content.get("actor_rollout_ref") or {}
     samples = (actor.get("rollout") or {}).get("n")
+    of, tokens = actor.get("actor") or {}, (actor.get("actor") or {}).get("ppo_max_token_len_per_gpu")
+    _, length = seen.get("seq_length", ("", None))
+    if of.get("use_dynamic_bsz") and isinstance(tokens, int) and isinstance(length, int):  # as many samples as these tokens are
+        cp = seen.get("context_parallel_size", ("", 1))[1]
+        seen["micro_batch_size"] = f"{ACTOR}.ppo_max_token_len_per_gpu", max(1, tokens * int(cp) // length)
     path, batch = seen.get("global_batch_size", ("", None))
     if isinstance(samples, int) and isinstance(batch, int):  # of prompts, of which each has so many responses (workers/engine_workers.py)
         seen["global_batch_size"] = path, batch * samples
@@ -521,5 +526,13 @@ MS_SWIFT: Final = Tool(
 )  # fmt: skip
 """ms-swift's Megatron-SWIFT: flags of `megatron sft` and the like, or the same in YAML."""
 
-TOOLS: Final[Mapping[str, Tool]] = {"bridge": BRIDGE, "nemo": NEMO2, "nemo_rl": NEMO_RL, "verl": VERL, "ms_swift": MS_SWIFT}
+SLIME: Final = Tool(
+    kind="slime command line",
+    table=(),
+    sections=(),
+    release="slime, 624b824 (slime/utils/arguments.py; slime/backends/megatron_utils/arguments.py)",
+    start="slime.sh with your rollout's, data's and checkpoint's arguments behind it, where ray runs; it counts its steps by rollouts",
+)
+"""slime, which takes Megatron-LM's own flags."""
+TOOLS: Final[Mapping[str, Tool]] = {"bridge": BRIDGE, "nemo": NEMO2, "nemo_rl": NEMO_RL, "verl": VERL, "ms_swift": MS_SWIFT, "slime": SLIME}
 """Tools for which a plan of Megatron's is written, by the name that `write=` takes."""
