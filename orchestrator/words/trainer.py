@@ -42,7 +42,7 @@ class Around(NamedTuple):
     release: str
     start: str
     names: Mapping[str, str]
-    """Its names by the Trainer's."""
+    """Names of the program by the Trainer's."""
     defaults: Mapping[str, Any] = {}
     """Values by the Trainer's names where the file does not say them."""
     says: Mapping[str, Any] = {}

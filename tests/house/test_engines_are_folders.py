@@ -19,6 +19,8 @@ OTHER_THINGS = {
     "strategy/capabilities.py": "layers as megatron-core computes them",
     "data.py": "the package that indexes a corpus",
     "audit/script.py": "whose programs a script starts, and DeepSpeed's launcher",
+    "audit/around_trainer.py": "the argument deepspeed= of programs around the Trainer",
+    "audit/overrides.py": "ms-swift's command megatron",
     "audit/trainer.py": "the Trainer's argument deepspeed=",
     "words/tools.py": "other programs' names of who trains, and of who shards",
     "workers/distributed.py": "names of loggers",

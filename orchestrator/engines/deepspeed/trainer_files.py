@@ -162,7 +162,7 @@ LEFT_OUT: Final = ("output_dir", "logging_steps", "save_strategy", "save_steps",
 def around(plan: Plan, name: str) -> File:
     """The plan as a file of a program around the Trainer, its ds_config in it. Raises InputError for what it can't be told."""
     program, training = words.AROUND[name], plan.training
-    if (reason := why_not(plan)) is not None:
+    if (reason := why_not_alone(plan)) is not None:
         raise InputError("write", name, f"trains by the Trainer, which can't be told this plan: {reason}")
     if plan.model.stack != "decoder":
         raise InputError("write", name, f"trains decoders, and {plan.model.name} is an {plan.model.stack.replace('_', '-')}")
