@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.architecture import Run as LayerRun
+from orchestrator.model.families import from_hf_config
 from orchestrator.model.parts import Mixer
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
@@ -202,10 +203,30 @@ def latent_of(text: str) -> LatentAttention:
     return LatentAttention(q_lora_rank=query or None, kv_lora_rank=keys, qk_head_dim=head, qk_rope_head_dim=rotary, v_head_dim=values)
 
 
+HYBRIDS: Final[dict[str, dict[str, Any]]] = {
+    "nemotron_3_nano_30b_a3b": {
+        **{"model_type": "nemotron_h", "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"},
+        **{"num_hidden_layers": 52, "hidden_size": 2688, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128},
+        **{"vocab_size": 131072, "intermediate_size": 1856, "mamba_num_heads": 64, "mamba_head_dim": 64, "n_routed_experts": 128},
+        **{"num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712},
+        "routed_scaling_factor": 2.5,
+    },
+}
+"""Models of state spaces, attention and experts by the beginning of their name: their config.json."""
+
+
+def hybrid_of(name: str) -> dict[str, Any] | None:
+    """The config.json of the hybrid of this name; None: it is not known."""
+    return next((config for words, config in HYBRIDS.items() if plain_name(name).startswith(words)), None)
+
+
 def mixture_of(row: dict[str, str]) -> Architecture:
     """The mixture of experts that a row describes; what it is silent about is the published model's of that name. Raises SkipError where
     neither says how wide an expert is."""
     name = row.get("model_name", "")
+    config = hybrid_of(name)
+    if config is not None:
+        return from_hf_config({**config, "max_position_embeddings": whole(row, "seq_length")}, name)
     facts = facts_of(name)
     if facts is None:
         if not row.get("moe_ffn_hidden_size"):

@@ -94,6 +94,8 @@ def fabric(table: str, key: str, interconnect: str) -> tuple[float, float, str]:
         return 400 * GBIT, EFA_LATENCY, "AWS p5: 3200 Gb/s EFA for 8 GPUs"
     if "mosaicml" in table and key.startswith("A100"):
         return 1600 * GBIT / 8, INFINIBAND_LATENCY, "1600 Gb/s RoCE for 8 GPUs (printed)"
+    if "slingshot" in text:
+        return 200 * GBIT, INFINIBAND_LATENCY, "Slingshot 11: one Cassini port a GPU"
     if key.startswith(("A100", "A800")):
         return 200 * GBIT, INFINIBAND_LATENCY, "DGX A100: one HDR200 port a GPU"
     if key.startswith("V100"):

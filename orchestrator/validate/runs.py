@@ -103,7 +103,7 @@ DOUBTED_GPUS: Final = 512
 READ_ONLY: Final = frozenset(
     (
         *("bridge_perf_settings", "bridge_perf_superseded", "bridge_qwen35_h100", "bridge_verification_cards"),
-        *("expert_recipes_bridge", "expert_recipes_megatron", "finetune_memory", "megatron_moe_modelzoo"),
+        *("expert_recipes_bridge", "expert_recipes_megatron", "finetune_memory", "geodesic_gh200_nemotron3", "megatron_moe_modelzoo"),
         *("mlperf_training_logs_amd", "mlperf_training_logs_new", "simumax_b200"),
     )
 )

@@ -27,7 +27,7 @@ from orchestrator.validate import layout, networks, uneven
 from orchestrator.validate.engines import ENGINES, printed_as
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
 from orchestrator.validate.fine_tuned import lora_of, memory_unit, mixed_lengths
-from orchestrator.validate.mixtures import golden, with_shape
+from orchestrator.validate.mixtures import golden, hybrid_of, with_shape
 from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, measured_time
 from orchestrator.validate.releases import as_it_ran, recipe_of
 from orchestrator.validate.rows import SkipError, number, whole
@@ -201,8 +201,9 @@ def _check_comparable(row: dict[str, str]) -> None:
     if status not in ("ok", "oom", "crashed/oom"):
         raise SkipError(f"status {status or 'blank'}")
     said = f"{row.get('notes', '')} {row.get('model_name', '')} {row.get('sweep_id', '')}"
+    known = hybrid_of(row.get("model_name", "")) is not None
     for word, why in DOUBTFUL:
-        if word in said and not (why is FROZEN and row.get("task") == "lora"):
+        if word in said and not (why is FROZEN and row.get("task") == "lora") and not (why is HYBRID and known):
             raise SkipError(why)
 
 
@@ -276,19 +277,22 @@ def training_of(
 ) -> Training:
     """What decides a run's convergence; `batch`: samples of all replicas together."""
     reduce_dtype: Dtype = "bf16" if "MP Mode=PURE" in row.get("notes", "") else engine.reduce_dtype
+    printed = GRADIENTS.get(row.get("grad_dtype", ""))
     training = Training(
         global_batch_size=batch,
         seq_length=whole(row, "seq_length"),
         decoder_seq_length=T5_DECODER_LENGTH if architecture.family == "t5" else None,
         precision=precision,
         fp8_recipe="blockwise" if "blockwise" in row.get("precision", "").lower() else None,
-        grad_reduce_dtype=reduce_dtype,
-        grad_accum_dtype=engine.accumulate_dtype,
+        grad_reduce_dtype=printed or reduce_dtype,
+        grad_accum_dtype=printed or engine.accumulate_dtype,
         lora=lora,
     )
     return with_states(training, row.get("optimizer", ""))
 
 
+GRADIENTS: Final[dict[str, Dtype]] = {"bf16": "bf16", "fp32": "fp32"}
+"""What the column of the gradients' type says."""
 STATES: Final = re.compile(r"(\w+)\+(\w+)\+(\w+)")
 """Dtypes of the master weights and both moments, as they are printed where the precision-aware optimizer is on."""
 
@@ -332,7 +336,7 @@ def strategy_of(
         grad_reduce_dtype=reduce_dtype,
         offload_activations=row.get("offload") == ACTIVATIONS,
         overlap_grad_reduce="every overlap off" not in notes,
-        overlap_param_gather="every overlap off" not in notes,
+        overlap_param_gather=not any(words in notes for words in ("every overlap off", "parameter gather not overlapped")),
         moe_token_dispatcher_type=dispatcher_of(row, engine),
         overlap_moe_expert_parallel_comm=overlaps,
         delay_wgrad_compute=overlaps and row.get("delay_wgrad") == "1",
@@ -448,6 +452,7 @@ OFFLOADED: Final = ("offload=full CPU offload", "Opt Offl=Y")
 
 
 FROZEN: Final = "LoRA: the base is frozen, and neither rank nor targets are stated"
+HYBRID: Final = "hybrid Mamba model"
 DOUBTFUL: tuple[tuple[str, str], ...] = (
     ("INCONSISTENT_BATCH", "batch is inconsistent (source's note)"),
     ('variant "gqa', "GQA8 variant, not comparable to the rest"),
@@ -464,7 +469,7 @@ DOUBTFUL: tuple[tuple[str, str], ...] = (
     ("grpo", "reinforcement learning, not pretraining"),
     ("mimo/", "vision-language model"),
     ("rowwise", "rowwise scaling"),
-    ("is-hybrid-model", "hybrid Mamba model"),
+    ("is-hybrid-model", HYBRID),
     ("defer-embedding-wgrad-compute=True", "the vocabulary's weight gradients are made after the pipeline, which is not priced"),
     ("multi-latent-attention", "multi-latent attention"),
 )
@@ -486,6 +491,8 @@ def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
         return "nvfp4", NVFP4
     if "_fp4.sh" in row.get("notes", ""):
         return "nvfp4", NVFP4  # the table says FP8, the run's own configuration NVFP4
+    if "experts bf16" in text:
+        raise SkipError("experts in 16 bits beside linears in 8 are not priced")
     for word, precision in PRINTED_PRECISIONS:
         if word in text:
             return precision, precision
@@ -575,7 +582,8 @@ def recompute_of(row: dict[str, str]) -> tuple[Recompute, float]:
     if row.get("num_experts") and experts_of(row).overlaps:  # which computes no experts again (fine_grained_callables.py:509)
         modules -= {"moe"}
     elif row.get("num_experts"):  # `mlp` is the dense layers' alone, `moe` the experts' (mcore transformer_layer.py:445, moe_layer.py:155)
-        modules = {"mlp" if module == "moe" else module for module in modules - {"mlp"}}
+        modules -= {"mlp"} | ({"shared_experts"} if "moe" in modules else set())  # `moe` computes the shared ones again too
+        modules = {"mlp" if module == "moe" else module for module in modules}
     mode = next((mode for mode, of in RECOMPUTE_MODULES.items() if set(of) == modules), "none" if not modules else None)
     if mode is not None:
         return mode, 1.0

@@ -17,9 +17,9 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.validate import recipes
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.networks import cluster
-from orchestrator.validate.pricing import named, price_runs, seen_peak
+from orchestrator.validate.pricing import Pricer, named, price_runs, seen_peak, zero_shot
 from orchestrator.validate.rows import SkipError
-from orchestrator.validate.runs import ExpertsRun, Run, counts
+from orchestrator.validate.runs import ExpertsRun, Run, Unusable, counts
 from orchestrator.validate.tables import SETTINGS, load, read_rows, recompute_of, with_states
 from orchestrator.validate.uneven import drawn, spread_of
 
@@ -419,3 +419,35 @@ def test_a_recipe_without_a_layout_divides_its_layers_evenly_or_is_refused_by_me
     assert bool(run.illegal) == bool(why)
     if not why:
         assert [sum(span.count for span in stage.layers if "decoder" in span.kind) for stage in run.stages] == [7, 11, 11, 11]
+
+
+HYBRID = {
+    "model_name": "Nemotron-3-Nano-30B-A3B", "num_layers": "52", "hidden_size": "2688", "num_attention_heads": "", "ffn_hidden_size": "",
+    "vocab_size": "131072", "num_experts": "128", "moe_router_topk": "6", "moe_ffn_hidden_size": "1856", "gpu": "GH200-96GB",
+    "gpus_per_node": "4", "interconnect": "NVLink 4; Slingshot 11", "engine": "megatron-core (fork of Megatron-Bridge)", "tp": "1",
+    "pp": "1", "dp": "16", "ep": "4", "etp": "1", "mla": "", "num_query_groups": "", "shared_expert_ffn_hidden_size": "",
+    "grad_dtype": "fp32", "recompute": "core_attn+moe+shared_experts", "micro_batch_size": "1",
+    "notes": "parameter gather not overlapped; is-hybrid-model",
+}  # fmt: skip
+
+
+def test_a_hybrid_of_state_spaces_and_experts_is_read_with_what_its_columns_say() -> None:
+    """Gradients' type and the gather's overlap are columns and words of their own; the whole experts' layer has the shared ones too."""
+    whole = only(**HYBRID)
+    narrow = only(**{**HYBRID, "grad_dtype": "bf16", "recompute": "moe_act", "notes": "is-hybrid-model"})
+    assert sum(run.count for run in whole.model.runs if "mamba2" in run.layer.kind) == 23
+    assert [run.training.grad_reduce_dtype for run in (whole, narrow)] == ["fp32", "bf16"]
+    assert [run.candidate.strategy.overlap_param_gather for run in (whole, narrow)] == [False, True]
+    assert [run.candidate.strategy.recompute for run in (whole, narrow)] == ["core_attn+mlp", "moe_act"]
+    assert whole.cluster.levels[1].bandwidth == 25e9
+    slower, faster = (Pricer(zero_shot).price(run).prediction for run in (whole, narrow))
+    assert slower is not None
+    assert faster is not None
+    assert slower.step_time_s > faster.step_time_s
+    assert slower.by_stage[0].memory_by_cause["gradients"] == pytest.approx(2 * faster.by_stage[0].memory_by_cause["gradients"])
+
+
+def test_experts_in_16_bits_beside_linears_in_8_are_not_priced() -> None:
+    (row,) = read_rows("t", [{**ROW, **HYBRID, "precision": "fp8 current scaling (dense layers; experts bf16)"}])
+    assert isinstance(row, Unusable)
+    assert row.why == "experts in 16 bits beside linears in 8 are not priced"

@@ -154,6 +154,15 @@ MEGATRON_CORE: Final = MeasuredEngine(
 MEGATRON_CORE_FUSED_LOSS: Final = replace(
     MEGATRON_CORE, traits=_traits(FUSED_LOSS, logits_bytes=FUSED_LOSS_LOGITS), printed=(), variant=None
 )
+BRIDGE_FORK: Final = MeasuredEngine(
+    traits=_traits("bridge_fork", gradient_buffer="grad_accum_dtype"),
+    printed=("fork of megatron-bridge",),
+    resembles=PLANNED,
+    zero_stage=1,
+    says_recompute=True,
+    constants_of=PLANNED,
+)
+"""Megatron-Bridge as others changed it, whose rows say what it sets."""
 BRIDGE_LIBRARY: Final = replace(
     MEGATRON_CORE,
     traits=_traits(LIBRARY, logits_bytes=FUSED_LOSS_LOGITS),
