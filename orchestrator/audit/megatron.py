@@ -399,8 +399,9 @@ def _precision(f: Fields) -> dict[str, Any]:
             recipe = "tensorwise"
         return keys | {"precision": "fp8", "fp8_recipe": recipe}
     if f.get("fp4"):
-        f.assumed.append("fp4 is priced as fp8")
-        return keys | {"precision": "fp8"}
+        if f.get("fp4_recipe") not in (None, "nvfp4"):
+            f.assumed.append(f"fp4_recipe={f.get('fp4_recipe')} is priced as nvfp4")
+        return keys | {"precision": "nvfp4"}
     return keys | {"precision": kind}
 
 

@@ -65,7 +65,7 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:
         calibration = replace(calibration, fp8_efficiency=calibration.fp8_efficiency * calibration.mxfp8_slowdown)
     if training.precision == "nvfp4":  # Transformer Engine's overlap has none (Megatron-Bridge, llama3_llm_pretrain.py: tp_comm_overlap)
-        calibration = replace(calibration, tp_overlap=0.0)
+        calibration = replace(calibration, tp_overlap=0.0, user_buffers_overlap=0.0)
     counts: dict[str, int] = {}
     for run in model.runs:
         counts[run.layer.kind] = counts.get(run.layer.kind, 0) + run.count

@@ -17,6 +17,7 @@ from orchestrator.engines.megatron_versions import flex_backend, names, release_
 from orchestrator.errors import InputError
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, padded
+from orchestrator.model.training import QUANTISED
 from orchestrator.plan import LayerSpan, Plan
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.graphs import graphed_modules
@@ -28,8 +29,8 @@ from orchestrator.words.terms import LONG_TYPES, NOTHING, Table, Term, flag, say
 ENDS: Final = ("embedding", "head")
 """What Megatron does not count as a layer."""
 
-TORCH_DTYPE: Final = LONG_TYPES | {"fp8": "bfloat16"}
-"""Parameters' data type by training precision; fp8 keeps bf16 parameters."""
+TORCH_DTYPE: Final = LONG_TYPES | dict.fromkeys(QUANTISED, "bfloat16")
+"""Parameters' data type by training precision; those of products alone keep bf16 parameters."""
 
 FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
 """Activations that bias_activation_fusion takes: F.gelu, F.silu and quick_gelu only (transformer_config.py:1486), the last as
@@ -271,7 +272,7 @@ def _has_apex(plan: Plan) -> bool:
 
 
 def _is_bf16(plan: Plan) -> bool:
-    return plan.training.precision in ("bf16", "fp8")
+    return plan.training.precision in ("bf16", *QUANTISED)
 
 
 def _lacks_fused_kernel(plan: Plan) -> bool:
@@ -366,6 +367,8 @@ CHOICES: Final[Table] = (
     Term("fp8", "training.precision", unless=None, of=lambda plan: fp8_fields(plan).get("fp8")),
     Term("fp8_recipe", "training.fp8_recipe", unless=None, of=lambda plan: fp8_fields(plan).get("fp8_recipe")),
     *(Term(name, "", unless=None, of=lambda plan, name=name: fp8_fields(plan).get(name)) for name in DELAYED_SCALING),  # type: ignore[misc]
+    Term("fp4", "training.precision", unless=None, to=lambda precision: "e2m1" if precision == "nvfp4" else None),
+    Term("fp4_recipe", "training.precision", unless=None, to=lambda precision: "nvfp4" if precision == "nvfp4" else None),
     Term("grad_reduce_in_bf16", "training.grad_reduce_dtype", to=lambda dtype: dtype == "bf16", when=_is_bf16),
     Term("accumulate_allreduce_grads_in_fp32", "training.grad_reduce_dtype", to=lambda dtype: dtype == "fp32",
          when=lambda plan: plan.training.precision == "fp16"),
@@ -434,7 +437,6 @@ OTHERWISE: Final[Table] = (
     unsaid("lr_warmup_fraction", "training.warmup", None),
     unsaid("lr_warmup_samples", "training.warmup", 0),
     unsaid("main_params_dtype", "training.precision_aware_optimizer", "float32"),
-    unsaid("fp4", "training.precision", None),
     Term("vocab_size", "model.vocab_size"),
     Term("padded_vocab_size", "model.vocab_size", of=padded_vocab_size),
 )  # fmt: skip

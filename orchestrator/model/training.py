@@ -8,10 +8,7 @@ from orchestrator.key import Key
 from orchestrator.model.lora import Lora
 from orchestrator.values import Value
 
-TrainedPrecision = Literal["bf16", "fp16", "fp32", "fp8"]
-"""What our engines train in."""
-Precision = Literal[TrainedPrecision, "nvfp4"]
-"""What is priced: published runs are in NVFP4 too."""
+Precision = Literal["bf16", "fp16", "fp32", "fp8", "nvfp4"]
 QUANTISED: Final = ("fp8", "nvfp4")
 """Formats of the linears' inputs alone: between them, and in weights and gradients, they are bf16."""
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -57,7 +54,7 @@ class Training(Value, frozen=True, kw_only=True):
     decoder_seq_length: Annotated[
         int | None, Key("train.decoder_seq_length", "of a decoder's sequence (t5)", unit="tokens", low=1, high=10**9)
     ] = None
-    precision: Annotated[Precision, Key("train.precision", "of the matrix products", type=TrainedPrecision)] = "bf16"
+    precision: Annotated[Precision, Key("train.precision", "of the matrix products; nvfp4 is Blackwell's")] = "bf16"
     fp8_recipe: Annotated[
         Fp8Recipe | None, Key("train.fp8_recipe", "how FP8 tensors are scaled; default: tensorwise before Blackwell, mxfp8 on it")
     ] = None

@@ -185,7 +185,7 @@ def check_positions(architecture: Architecture, training: Training) -> None:
 
 
 def check_precision(training: Training, cluster: Cluster) -> None:
-    fast = [name for name in ("bf16", "fp16", "fp8", "fp32") if name in cluster.gpu.peak_flops]
+    fast = [name for name in ("bf16", "fp16", "fp8", "nvfp4", "fp32") if name in cluster.gpu.peak_flops]
     if training.precision not in fast:
         raise InputError("train.precision", training.precision, f"{cluster.gpu.name} has no fast path for it", fast)
 

@@ -39,7 +39,7 @@ UNGROUPED: Final = {"seed": "seed", "lora": "lora", "task": "task", "packing": "
 """Keys of fields of the training that are not called train.*."""
 MEASURED: Final = ("lengths",)
 """What is no setting: it follows from the data."""
-MASTER_WEIGHTS: Final = {"fp32": "none", "bf16": "fp32", "fp8": "fp32", "fp16": "fp32 and a loss scale"}
+MASTER_WEIGHTS: Final = {"fp32": "none", "bf16": "fp32", "fp8": "fp32", "nvfp4": "fp32", "fp16": "fp32 and a loss scale"}
 """What an optimizer keeps beside the weights, by precision: a checkpoint has it or not."""
 MODEL_CHOICES: Final = ("hidden_dropout", "attention_dropout")
 DATA_CHOICES: Final = {"data": {"data": "data", "blend": "data.blend", "split": "data.split"}, "tokenizer": {"tokenizer": "tokenizer"}}

@@ -11,8 +11,9 @@ import pytest
 from hand_plans import LLAMA, LLAMA3_8B, engine_fields, make_plan, training_for
 from msgspec.structs import replace
 
+from orchestrator.audit import script
 from orchestrator.engines import ENGINES
-from orchestrator.engines.megatron_args import megatron_flags
+from orchestrator.engines.megatron_args import megatron_args_sh, megatron_flags
 from orchestrator.hardware.spec import Software
 from orchestrator.model.parts.experts import Experts
 from orchestrator.plan import Plan, from_json, to_json
@@ -47,8 +48,29 @@ def test_an_fp8_recipe_reaches_both_the_worker_and_the_command_line(recipe: str)
     assert ("--fp8-amax-history-len" in flags) == (recipe == "delayed")
 
 
+@pytest.mark.parametrize("version", ["0.16.1", "0.19.2"])
+def test_nvfp4_reaches_both_the_worker_and_the_command_line(version: str) -> None:
+    plan = llama("B200", {"precision": "nvfp4"}, software=Software(megatron_core=version))
+    config, flags = engine_fields(plan)["transformer_config"], flags_of(plan)
+    assert (config["fp4"], config["fp4_recipe"], config["params_dtype"]) == ("e2m1", "nvfp4", "bfloat16")
+    assert (flags["--fp4-format"], flags["--fp4-recipe"], flags["--bf16"]) == (("e2m1",), ("nvfp4",), ())
+    assert not any("fp8" in name for name in (*config, *flags))
+    assert script.read(megatron_args_sh(plan)).reading.keys["train.precision"] == "nvfp4"
+
+
+@pytest.mark.engines
+def test_megatrons_own_configuration_takes_nvfp4() -> None:
+    from orchestrator.workers.models import transformer_config
+
+    engine = engine_fields(llama("B200", {"precision": "nvfp4"}))
+    engine["module"]["implementation"] = "local"  # Transformer Engine is not installed here
+    engine["transformer_config"] |= {"apply_rope_fusion": False}
+    config = transformer_config(engine, 0)
+    assert (config.fp4, config.fp8) == ("e2m1", None)
+
+
 def test_without_fp8_nothing_of_it_is_said() -> None:
-    assert not any(name.startswith("fp8") for name in engine_fields(llama())["transformer_config"])
+    assert not any(name.startswith(("fp8", "fp4")) for name in engine_fields(llama())["transformer_config"])
     assert not any("fp8" in flag or "precision-aware" in flag for flag in flags_of(llama()))
 
 

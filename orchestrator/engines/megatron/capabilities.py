@@ -26,7 +26,7 @@ from orchestrator.strategy.spec import MEGATRON_OPTIONS, RECOMPUTE_ORDER
 NAME: Final = "megatron"
 REQUIREMENTS: Final = Requirements(modules=("torch", "megatron.core"), versions=layers_versions)
 
-PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
+PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8", "nvfp4")
 
 
 LEAST_SEQUENCE_PART: Final = 2048

@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
+from orchestrator.model.training import QUANTISED, Training
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
@@ -34,13 +35,26 @@ FP8_MULTIPLES: Final = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": 
 """What tokens and features of an FP8 product must be multiples of (Transformer Engine's assert_dim_for_fp8_exec, MXFP8's blocks)."""
 
 
-@rule("fp8", "fp8: megatron/training/arguments.py:655-669", "model")
+NVFP4_MULTIPLES: Final = (32, 32)
+"""What they must be in NVFP4: 16 bytes, which the hardware loads at least (megatron/core/fp4_utils.py:177 of 0.19)."""
+
+
+def multiples(training: Training) -> tuple[int, int] | None:
+    """What tokens and features of a product must be multiples of; None: of nothing."""
+    if training.precision == "nvfp4":
+        return NVFP4_MULTIPLES
+    return FP8_MULTIPLES[training.fp8_recipe or "delayed"] if training.precision == "fp8" else None
+
+
+@rule("fp8", "fp8: megatron/training/arguments.py:655-669; core/fp4_utils.py:59", "model")
 def fp8(_: Candidate, workload: Workload) -> str | None:
     training, cluster = workload.training, workload.cluster
-    if training.precision != "fp8":
+    if training.precision not in QUANTISED:
         return None
     if not cluster.software.transformer_engine or cluster.is_cpu:
-        return "precision=fp8 needs Transformer Engine, on GPUs"
+        return f"precision={training.precision} needs Transformer Engine, on GPUs"
+    if training.precision == "nvfp4":
+        return None if cluster.gpu.has_mxfp8 else f"precision=nvfp4 needs Blackwell's products of blocks; {cluster.gpu.name} has none"
     recipe, has = training.fp8_recipe or "delayed", cluster.gpu.compute_capability
     if recipe in NOT_ON_ROCM and cluster.gpu.vendor == "amd":
         return f"fp8_recipe={recipe} on {cluster.gpu.name}: {NOT_ON_ROCM[recipe]}"
@@ -51,9 +65,10 @@ def fp8(_: Candidate, workload: Workload) -> str | None:
 @rule("fp8_features", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", "model tp")
 def fp8_features(candidate: Candidate, workload: Workload) -> str | None:
     training, a, tp = workload.training, workload.model.architecture, candidate.mesh.tp
-    if training.precision != "fp8":
+    units = multiples(training)
+    if units is None:
         return None
-    unit = FP8_MULTIPLES[training.fp8_recipe or "delayed"][1]
+    unit = units[1]
     heads_in = a.num_attention_heads * a.head_dim
     widths = {
         "hidden_size": a.hidden_size,
@@ -64,20 +79,25 @@ def fp8_features(candidate: Candidate, workload: Workload) -> str | None:
     for layer in a.kinds_of_layers():
         if isinstance(layer.mixer, GatedDeltaNet):
             widths[f"a gated delta net's projection/tp={tp}"] = layer.mixer.projected_size / tp
-    return next((f"fp8 products need widths that are multiples of {unit}: {k} is {v:g}" for k, v in widths.items() if v % unit), None)
+    return next(
+        (f"{training.precision} products need widths that are multiples of {unit}: {k} is {v:g}" for k, v in widths.items() if v % unit),
+        None,
+    )
 
 
 @rule("fp8_tokens", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", "model tp cp sequence_parallel micro_batch_size")
 def fp8_tokens(candidate: Candidate, workload: Workload) -> str | None:
     training, mesh = workload.training, candidate.mesh
-    if training.precision != "fp8":
+    units = multiples(training)
+    if units is None:
         return None
-    unit = FP8_MULTIPLES[training.fp8_recipe or "delayed"][0]
+    unit = units[0]
     parts = mesh.cp * (mesh.tp if candidate.strategy.sequence_parallel else 1)
     for name, length in sequence_lengths(workload).items():
         if length * candidate.micro_batch_size / parts % unit:
             tokens = length * candidate.micro_batch_size / parts
-            return f"fp8 products need a multiple of {unit} tokens: {name}={length} x micro_batch_size over {parts} ranks is {tokens:g}"
+            said = f"{training.precision} products need a multiple of {unit} tokens"
+            return f"{said}: {name}={length} x micro_batch_size over {parts} ranks is {tokens:g}"
     return None
 
 
