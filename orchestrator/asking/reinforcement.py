@@ -63,6 +63,12 @@ class RlAnswer(Printed, frozen=True, kw_only=True):
         """Tokens of prompts and responses a second, of all GPUs together."""
         return self.step.tokens_per_s
 
+    def __repr__(self) -> str:
+        """One line: a notebook shows it, and the whole answer has pages."""
+        return (
+            f"<RlAnswer {self.settings.recipe}, {self.settings.cluster.types}: {text.placed(self.step)}, {self.step_time_s:.3g} s a step>"
+        )
+
     def __str__(self) -> str:
         return "\n".join(text.lines(self.chosen, self.settings.price_per_gpu_hour))
 

@@ -25,6 +25,8 @@ LEARNING = ("train.lr", "train.min_lr", "train.warmup", "train.schedule", "train
 USUAL = {"train.lr": 1e-6, "train.schedule": "constant"}
 """Values in place of those: verl's (trainer/config/optim/megatron.yaml)."""
 NEEDED = ("prompts", "samples", "prompt_length", "response_length")
+MOST_SAMPLES = 250_000
+"""Samples of a step; each has a length that is drawn."""
 SPREAD = 0.75
 """Standard deviation of responses' lengths over their mean, where only the mean is said."""
 
@@ -76,6 +78,9 @@ def rl_job(merged: Flat, architecture: Architecture) -> RlJob | None:
             "rl.max_response_length", cut, f"is beyond the {room} that rl.prompt_length={keys.prompt_length} leaves of "
             f"model.max_position_embeddings={positions}"
         )  # fmt: skip
+    if keys.prompts * keys.samples > MOST_SAMPLES:
+        why = f"makes {keys.prompts * keys.samples:,} samples with rl.prompts={keys.prompts}; a step has at most {MOST_SAMPLES:,}"
+        raise InputError("rl.samples", keys.samples, why)
     if keys.updates > keys.prompts * keys.samples:
         raise InputError("rl.updates", keys.updates, f"is more than the {keys.prompts * keys.samples} samples of a step")
     if keys.generation_gpus is not None and keys.placement != "split":

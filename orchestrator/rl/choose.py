@@ -22,7 +22,7 @@ from orchestrator.rl.generation import Generation, Room, generation, room
 from orchestrator.rl.job import RlJob
 from orchestrator.rl.step import Step, states_bytes, step
 from orchestrator.strategy.capabilities import Traits
-from orchestrator.units import GIB
+from orchestrator.units import GIB, format_bytes
 from orchestrator.values import Value
 
 Ask = Callable[[int, float], Plan]
@@ -140,12 +140,16 @@ def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
         return [], str(error)
     found, why = [], ""
     allowed = job.keys.memory * cluster.gpu.memory
-    for offloads in (False, True):
+    fits_host = states_bytes(plan) <= cluster.host_memory
+    for offloads in (False, True) if fits_host else (False,):
         kept = question.calibration.context_bytes + (0.0 if offloads else states_bytes(plan))
         made, lacking = fastest_generation(question, cluster.num_gpus, min(allowed, cluster.gpu.memory - kept))
         why = lacking or why
         if made is not None:
             found.append(_step(question, made, plan, is_colocated=True, offloads=offloads))
+    if not fits_host and not found:
+        states, host = format_bytes(states_bytes(plan)), format_bytes(cluster.host_memory)
+        why += f"; the training's states, {states} a GPU, are more than its {host} of host memory"
     return found, why
 
 

@@ -16,6 +16,8 @@ from orchestrator.values import Value
 
 MOST_STEPS: Final = 16
 """Steps that are played as one, at most: by then a step takes what its tokens take."""
+MOST_PLAYED: Final = 250_000
+"""Sequences that are played, at most, where that are several steps'."""
 FEW: Final = 0.1
 """Share of the sequences that an engine runs at its fullest, at which the tail is said to begin."""
 
@@ -57,8 +59,8 @@ class Room(Value, frozen=True, kw_only=True):
 
 def room(decoder: Decoder, job: RlJob, memory: float) -> Room:
     """What is left of `memory` bytes of a GPU beside weights and workspace. Sequences hold as many tokens at once as they have in the mean
-    over their steps: longer ones run for longer, so that it is prompt + E[length^2] / 2 E[length]; blocks are given as tokens come
-    (PagedAttention, arXiv 2309.06180)."""
+    over their steps: longer ones run for longer, so that it is E[length^2] / 2 E[length] and the prompt's, which a prompt's samples
+    share; blocks are given as tokens come (PagedAttention, arXiv 2309.06180)."""
     longest = job.prompt_length + job.responses.longest
     free = memory - decoder.weight_bytes - decoder.engine.workspace
     whole = decoder.sequence_bytes(longest)
@@ -69,13 +71,8 @@ def room(decoder: Decoder, job: RlJob, memory: float) -> Room:
         )
         return Room(cache_bytes=max(free, 0.0), running=0, lacking=why)
     lengths = drawn(job.responses, min(job.sequences, 4096), job.sequences)
-    held = job.prompt_length / shared_by(job) + squares(lengths) / (2 * sum(lengths) / len(lengths))
+    held = job.prompt_length / job.samples + squares(lengths) / (2 * sum(lengths) / len(lengths))
     return Room(cache_bytes=free, running=max(1, int(free / decoder.sequence_bytes(held))))
-
-
-def shared_by(job: RlJob) -> int:
-    """Sequences that share a prompt's keys and values: samples of a prompt go to one engine, whose prefix cache has it once."""
-    return job.samples
 
 
 def generation(decoder: Decoder, job: RlJob, gpus: int, found: Room, seed: int = 0) -> Generation:
@@ -83,7 +80,7 @@ def generation(decoder: Decoder, job: RlJob, gpus: int, found: Room, seed: int =
     with the longest response: only these two are played. Where samples may be several steps old, so many steps' are generated as one."""
     engines = gpus // decoder.layout.gpus
     ranks = engines * decoder.layout.dp
-    steps = min(1 + job.keys.staleness, MOST_STEPS)
+    steps = max(1, min(1 + job.keys.staleness, MOST_STEPS, MOST_PLAYED // job.sequences))
     lengths = drawn(job.responses, steps * job.sequences, seed)
     shares = dealt(lengths, ranks)
     most = max(map(len, shares))

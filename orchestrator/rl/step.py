@@ -33,6 +33,8 @@ ONCE: Final = ("optimizer", "dp", "overhead")
 """Causes of a training step's seconds that hardly depend on its tokens."""
 GENERATION_OFF: Final = (0.75, 1.35)
 """The ends of the 90% interval of a generation's seconds over the predicted ones, by the errors on published steps (rl/README.md)."""
+PACKED: Final = 8192
+"""Samples that are packed one by one."""
 ROUNDED: Final = 64
 """Sequences are a multiple of so many tokens, as kernels like them."""
 
@@ -109,16 +111,17 @@ def batch(job: RlJob, training: Training, gpus: int) -> Training:
 
 def bins(lengths: Sequence[int], size: int) -> int:
     """Sequences of `size` tokens that samples of these lengths fill, the longest first, each where it leaves least room (best-fit
-    decreasing, within 11/9 of the fewest; Johnson, 1973).
+    decreasing, within 11/9 of the fewest; Johnson, 1973); of very many, as the first of them do.
 
     >>> bins([3, 3, 2, 2, 2], 6)
     2
     """
     room: list[int] = []
-    for length in sorted(lengths, reverse=True):
+    some = sorted(lengths[:PACKED], reverse=True)
+    for length in some:
         at = bisect_left(room, length)
         insort(room, (room.pop(at) if at < len(room) else size) - length)
-    return len(room)
+    return ceil(len(room) * len(lengths) / len(some))
 
 
 class Packed(Value, frozen=True, kw_only=True):

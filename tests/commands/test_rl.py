@@ -48,6 +48,7 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
     [
         ((*WORDS, "rl.response_length=800", "rl.max_response_length=50000"), "rl.max_response_length=50000: is beyond the 40760 that"),
         ((*WORDS, "rl.response_length=5000", "rl.max_response_length=4096"), "is a mean above rl.max_response_length, 4096"),
+        ((*WORDS[:4], "rl.prompts=1000000", "rl.samples=3", "rl.prompt_length=200", *LENGTHS), "rl.samples=3: makes 3,000,000 samples"),
         ((*WORDS, *LENGTHS, "rl.updates=257"), "rl.updates=257: is more than the 256 samples of a step"),
         ((*WORDS, "rl.response_length=none.csv"), "rl.response_length=none.csv: is no mean, no mean+deviation, and as a file"),
         (WORDS, "rl.response_length: is missing"),

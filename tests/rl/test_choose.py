@@ -103,3 +103,12 @@ def test_what_shares_its_gpus_has_samples_of_its_own_step() -> None:
     plain, stale = (fastest(asked(ask.question, staleness=staleness), ask) for staleness in (0, 1))
     together = [[one.seconds for one in (found.best, *found.others) if one.colocated] for found in (plain, stale)]
     assert sorted(together[0]) == sorted(together[1])
+
+
+def test_states_that_the_hosts_memory_does_not_hold_stay_on_the_gpu() -> None:
+    ask = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100")
+    question = asked(ask.question, placement="colocated")
+    poor = replace(question, cluster=replace(question.cluster, host_memory=2**30))
+    assert {one.offloads for one in (fastest(question, ask).best, *fastest(question, ask).others)} == {False, True}
+    assert not fastest(poor, ask).best.offloads
+    assert not fastest(poor, ask).others
