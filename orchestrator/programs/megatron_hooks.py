@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json
+from orchestrator.programs.megatron_writers import Writers
 from orchestrator.workers import checkpoint, data, distributed, loop, preflight, saving, unpickling
 from orchestrator.workers.groups import Groups
 from orchestrator.workers.step_timers import NoTimers, StepTimers
@@ -173,6 +174,7 @@ class Hooks:
         self.done = 0
         self.chunks: list[Any] = []
         """The chunks of the model that this rank trains, as Megatron has wrapped them."""
+        self.writers = Writers(OUT)
         self.places: list[Any] = []
         """The weights of this rank by their places in the whole model; none where nothing is exported."""
 
@@ -183,6 +185,10 @@ class Hooks:
     def install(self) -> None:
         from megatron.training import argument_utils, arguments, training
 
+        from orchestrator.workers import megatron_checkpoints
+
+        if not self.plan.run.async_save:
+            megatron_checkpoints.keep_results_here()
         if self.plan.cluster.is_cpu:
             from orchestrator.cpu import training as cpu_training
 
@@ -331,7 +337,8 @@ class Hooks:
     def _saved(self, save: Any, step: int, *args: Any, **kwargs: Any) -> Any:
         """Writes a checkpoint. Raises CheckpointError."""
         try:
-            done = save(step, *args, **kwargs)
+            with self.writers.of(step):
+                done = save(step, *args, **kwargs)
             self.saving += 1
             return done
         except (Exception, CheckpointException) as error:

@@ -8,10 +8,11 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -90,6 +91,10 @@ def join(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = Non
     return Job(device, store, rank, world)
 
 
+LEAVING: Final = threading.Event()
+"""Set once this process ends itself, and what it has started."""
+
+
 def leave(status: int) -> NoReturn:
     """End this process without destroying process groups and without Python's own teardown; to be called while what holds groups is alive.
 
@@ -100,6 +105,7 @@ def leave(status: int) -> NoReturn:
 
     Processes of multiprocessing are ended here, as that teardown would: the one that megatron-core starts in its first save
     (dist_checkpointing, filesystem_async.py: a Manager's queue) would stay for ever, and hold this rank's output open."""
+    LEAVING.set()
     with contextlib.suppress(ValueError):  # outside the main thread
         signal.signal(
             signal.SIGCHLD, signal.SIG_DFL

@@ -13,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -343,6 +344,42 @@ def parent_is_no_program(process: Path) -> bool:
     status = (process / "status").read_text()
     parent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
     return b"--nproc-per-node" in Path("/proc", parent, "cmdline").read_bytes()
+
+
+def writes(process: Path) -> bool:
+    """Whether it writes a part of a checkpoint now."""
+    return any(".distcp" in str(file.readlink()) for file in (process / "fd").iterdir())
+
+
+def test_a_rank_writes_by_itself_and_a_kill_in_a_save_loses_none_before(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process could be killed alone: rank 1 dies while a file of the second checkpoint or a later one is open."""
+    plan = workshop.plan(MODELS["llama_test"], tp=2, steps=20, run={"save_every": 1, "keep_last": 2, "step_timeout_s": 60.0})
+    out, job = workshop.job(plan, "killed in a save")
+    for file in render.files(job):
+        (out / file.path).write_text(file.content)
+    helpers: list[bytes] = []
+
+    def kill() -> None:
+        wait_for((out / "checkpoints" / "latest.json").exists)
+        rank = Path("/proc", str(rank_of(out, 1)))
+        children = (rank / "task" / rank.name / "children").read_text().split()
+        helpers.extend(Path("/proc", child, "cmdline").read_bytes() for child in children)
+        while not writes(rank):
+            time.sleep(0)
+        os.kill(int(rank.name), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    outcome = local.start(job, out)
+    killer.join()
+    assert (outcome.status, outcome.rank) == ("failed", 1), outcome
+    assert [words for words in helpers if b"spawn_main" in words] == []
+    saved = json.loads((out / "checkpoints" / "latest.json").read_text())["step"]
+    assert 1 <= saved < 20
+    monkeypatch.setenv("CONTINUE", "1")
+    outcome = local.start(job, out)
+    assert outcome.status == "finished", outcome
+    assert [row["step"] for row in rows_of(out)] == list(range(1, 21))
 
 
 def test_a_full_disk_is_said_and_the_checkpoint_before_is_whole(workshop: Workshop) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.errors import NO_ROOM
 from orchestrator.plan import from_json
 from orchestrator.tuning import read_trials
 
@@ -233,3 +236,49 @@ def test_it_evaluates_as_our_worker_and_goes_on_in_another_layout(workshop: Work
     more = f"resume={saved / 'checkpoints' / f'iter_{EVERY:07d}'}"
     rest = started(workshop, out, "gpus=2", "pin.pp=2", "pin.tp=1", "pin.zero_stage=0", "pin.vpp=1", more)
     assert_same_rows(rest, workshop.rows[EVERY:])
+
+
+def test_a_killed_writer_of_the_checkout_ends_the_run_at_once(tmp_path: Path) -> None:
+    """0.16 forks processes that write, and waits for them without a limit."""
+    out = tmp_path / "run"
+    model = (word for word in MODEL if not word.startswith("train.steps="))
+    saving = ("train.steps=400", "train.save_every=1", "train.keep_last=2", "train.step_timeout_s=120")
+    words = (*model, "gpus=2", "pin.tp=2", *saving)
+    command = [sys.executable, "-m", "orchestrator.run", *words, f"env.MEGATRON_LM={CHECKOUT}", f"out={out}"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    killed = None
+    while killed is None and run.poll() is None:
+        killed = next((writer for writer in map(int, own_children(out)) if is_writing(writer)), None)
+        if killed is not None:
+            os.kill(killed, signal.SIGKILL)
+    begun = time.monotonic()
+    said, _ = run.communicate(timeout=200)
+    assert killed is not None, said[-2000:]
+    assert run.returncode == NO_ROOM, said[-2000:]
+    assert time.monotonic() - begun < 60
+    assert "the checkpoint can't be written: a process that writes it for this rank was ended by signal 9 (Killed)" in said
+
+
+def own_children(out: Path) -> list[str]:
+    """The processes whose parent works in this folder, as they do."""
+    inside = [path.parent.name for path in Path("/proc").glob("[0-9]*/cwd") if resolves(path) == str(out)]
+    return [pid for pid in inside if parent_of(pid) in inside]
+
+
+def resolves(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
+
+
+def parent_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return ""
+
+
+def is_writing(pid: int) -> bool:
+    """Whether it is a writer: its own parent trains, and it has a part of a checkpoint open."""
+    return any(".distcp" in resolves(file) for file in Path(f"/proc/{pid}/fd").glob("*"))
