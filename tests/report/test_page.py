@@ -266,7 +266,7 @@ BENIGN = ("document idle", "ResizeObserver loop completed")
 @pytest.mark.parametrize("keys", [CASES[0], CASES[4], None], ids=["gpt_tiny", "gpt3_175b", "does_not_fit"])
 def test_chromium_draws_the_page_without_an_error(keys: dict[str, object] | None, width: int, tmp_path: Path) -> None:
     text = page_that_does_not_fit() if keys is None else page_of(so.plan(**keys))[0]
-    assert ("does not fit" in text) == (keys is None)
+    assert ("may not fit" in text) == (keys is None)  # the chance is that of the whole GPU
     (tmp_path / "report.html").write_text(text)
     words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},3000",
              "--virtual-time-budget=10000", "--dump-dom", f"file://{tmp_path}/report.html"]  # fmt: skip
@@ -274,4 +274,4 @@ def test_chromium_draws_the_page_without_an_error(keys: dict[str, object] | None
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert [line for line in said if not any(word in line for word in BENIGN)] == []
     assert len([line for line in said if BENIGN[0] in line]) == 1, done.stderr
-    assert done.stdout.count('class="bk-Figure') >= (4 if keys is None else 5)
+    assert done.stdout.count('class="bk-Figure') >= (3 if keys is None else 4)

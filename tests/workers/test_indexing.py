@@ -150,7 +150,9 @@ def test_ctrl_c_leaves_no_file_and_no_process(tmp_path: Path) -> None:
     # 240 MB of short documents: some seconds.
     (tmp_path / "in.jsonl").write_text((json.dumps({"text": "word " * 80}) + "\n") * 580_000)
     command = [sys.executable, "-m", "orchestrator.data", "input=in.jsonl", "out=corpus", "workers=2"]
-    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    # A shell lets what it starts in the background (.ci/full &) ignore SIGINT, and so all that is started there.
+    listens = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True, **listens)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("corpus.bin*")) and time.monotonic() < deadline:
         time.sleep(0.05)
