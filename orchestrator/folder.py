@@ -28,7 +28,6 @@ from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, sources
 from orchestrator.units import format_seconds
-from orchestrator.words.tools import TOOLS
 
 HELD: Final = ".held"
 """The file in a run's folder that is locked while a command has the folder, with the process and its host."""
@@ -114,10 +113,9 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
 def tool_files(settings: Settings, found: Found, name: str) -> list[File]:
     """The plan as files of the program of this name, or the fastest that one recompute setting can say where the plan's differ by stage.
     What can't be said is priced by a search that is held to what can. Raises InputError."""
-    if not (name in TOOLS and found.plan.engine == MEGATRON):
+    if tools.is_around(found.plan, name):
         return tools.around_files(found.plan, name)
-    planner = Planner(settings)
-    plan = planner.for_program(found) or found.plan
+    plan = (Planner(settings).for_program(found) if found.plan.engine == MEGATRON else None) or found.plan
     written = tools.written(plan, name)
     more = []
     if plan != found.plan and plan.predicted is not None and found.plan.predicted is not None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from orchestrator.errors import InputError
 from orchestrator.key import NO_TEXT, is_text
+from orchestrator.recipe.sources import read_text
 from orchestrator.words import terms
 from orchestrator.words.terms import Term
 
@@ -65,6 +67,38 @@ def _first_line(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     said = getattr(error, "problem", None) or str(error)
     return f"{said.splitlines()[0]}{f', line {mark.line + 1}' if mark else ''}"
+
+
+MOST_BASES: Final = 8
+"""Files upon files of which a configuration may be made."""
+
+
+def over_defaults(content: Content, name: str) -> tuple[Content, list[str]]:
+    """(The content over that of the file that its `defaults` names, as NeMo-RL has them (nemo_rl/utils/config.py, load_config_with_
+    inheritance), what is assumed). A list of names is Hydra's, whose files are the program's own."""
+    notes: list[str] = []
+    path = Path(name)
+    for _ in range(MOST_BASES):
+        base = content.get("defaults")
+        if not isinstance(base, str):
+            break
+        path = path.parent / base
+        if not path.is_file():
+            notes.append(f"defaults: {base} is not here: what it says is left to the keys")
+            break
+        below = content_of(read_text(path), str(path))
+        content = merged({**below, "defaults": below.get("defaults")}, {key: value for key, value in content.items() if key != "defaults"})
+    return {key: value for key, value in content.items() if key != "defaults"}, notes
+
+
+def merged(below: Content, above: Content) -> Content:
+    """The two contents as one, section by section; of a setting that both have, the second's.
+
+    >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    {'a': {'b': 3, 'c': 2}}
+    """
+    both = {key: merged(below[key], value) for key, value in above.items() if isinstance(value, dict) and isinstance(below.get(key), dict)}
+    return {**below, **above, **both}
 
 
 def leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from orchestrator.audit import accelerate, code, deepspeed, megatron_yaml, own, script, trainer
-from orchestrator.audit.document import content_of, is_json
+from orchestrator.audit import accelerate, code, deepspeed, fsdp, megatron_yaml, own, script, trainer
+from orchestrator.audit.document import content_of, is_json, over_defaults
 from orchestrator.audit.reading import Source
 from orchestrator.errors import InputError
 
@@ -33,9 +33,11 @@ def read(text: str, name: str) -> Source:
         return trainer.read(text, name, content)
     if deepspeed.is_ds_config(content):
         return deepspeed.read(text, content)
-    tool = megatron_yaml.tool_of(content)
-    if tool is not None:
-        return megatron_yaml.read(text, name, content, tool)
+    whole, notes = over_defaults(content, name)
+    if (program := fsdp.program_of(whole)) is not None:
+        return fsdp.read(text, name, whole, program, said=notes)
+    if (tool := megatron_yaml.tool_of(whole)) is not None:
+        return megatron_yaml.read(text, name, whole, tool, said=notes)
     if "recipe" in content or "cluster" in content or isinstance(content.get("train"), dict):
         raise InputError("audit", name, "is a recipe of this planner: orchestrator plan recipe=FILE plans for it")
     if is_json(text, name):

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import structs
 from msgspec.structs import replace
 
-from orchestrator.audit import megatron, megatron_yaml, overrides, shell, trainer
+from orchestrator.audit import fsdp, megatron, megatron_yaml, overrides, shell, trainer
 from orchestrator.audit.document import Given, content_of
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.audit.shell import Script, Span, Word
@@ -67,8 +67,12 @@ def known_flags() -> dict[str, tuple[str, str]]:
 def read(text: str, name: str = "") -> Source:
     """The script with what it says and how it is edited. Raises InputError where nothing in it trains."""
     script = shell.read(text)
-    if (words := overrides.found_in(script)) is not None and (tool := megatron_yaml.tool_of(words.content)) is not None:
-        return _overridden(text, name, script, words, tool)
+    if (words := overrides.found_in(script)) is not None:
+        if (program := fsdp.program_of(words.content)) is not None:
+            change, notes = partial(overrides.changed, text, words), (*script.notes, *words.notes)
+            return _with_gpus(fsdp.read(text, name, words.content, program, change, notes), words, script)
+        if (tool := megatron_yaml.tool_of(words.content)) is not None:
+            return _overridden(text, name, script, words, tool)
     if (words := overrides.swifts_flags(script)) is not None:
         if (tool := megatron_yaml.tool_of(words.content)) is not None:
             return _overridden(text, name, script, words, tool)

@@ -13,6 +13,7 @@ import yaml
 
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
+from orchestrator.engines.deepspeed.fsdp_files import settings_of
 from orchestrator.engines.deepspeed.trainer_files import around
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.megatron_args import shape, why_not
@@ -24,6 +25,7 @@ from orchestrator.plan import Plan
 from orchestrator.strategy.spec import CHOICES
 from orchestrator.values import Value
 from orchestrator.words import megatron as words
+from orchestrator.words.fsdp import SHARDED
 from orchestrator.words.terms import NOTHING, names, nested
 from orchestrator.words.tools import RECOMPUTE, TOOLS
 from orchestrator.words.trainer import AROUND
@@ -76,13 +78,16 @@ NAMES: Final = tuple(dict.fromkeys((*TOOLS, *AROUND)))
 
 def refused(plan: Plan, name: str) -> InputError:
     """The error for a plan of an engine that the program of this name does not train by."""
-    able = [engine for engine, names in ((MEGATRON, TOOLS), (DEEPSPEED, AROUND)) if name in names]
+    able = [engine for engine, names in ((MEGATRON, TOOLS), (DEEPSPEED, (*AROUND, *SHARDED))) if name in names]
     return InputError("write", name, f"can't be told a plan for engine={plan.engine}", [f"engine={engine}" for engine in able])
 
 
 def written(plan: Plan, name: str) -> Written:
     """The plan in the words of the tool of this name. Raises InputError for a plan that it can't train, and where a setting has no place
     that decides what is trained."""
+    if plan.engine == DEEPSPEED and name in SHARDED:
+        said_there, unsaid_there, pins_there = settings_of(plan, name)
+        return Written(tool=name, settings=said_there, unsaid=unsaid_there, left=(), pins=pins_there)
     if plan.engine != MEGATRON or name not in TOOLS:
         raise refused(plan, name)
     tool = TOOLS[name]
@@ -157,15 +162,18 @@ def files(plan: Plan, found: Written, more: Sequence[str] = ()) -> list[File]:
     return [File(path=f"{found.tool}.yaml", content=head + yaml.safe_dump(nested(found.settings), sort_keys=False, width=10**6))]
 
 
+def is_around(plan: Plan, name: str) -> bool:
+    """Whether the program of this name trains such a plan by the Trainer, whose file has all of it or is refused."""
+    return plan.engine == DEEPSPEED and name in AROUND
+
+
 def around_files(plan: Plan, name: str) -> list[File]:
     """The file of a program around the Trainer. Raises InputError."""
-    if plan.engine != DEEPSPEED or name not in AROUND:
-        raise refused(plan, name)
     return [around(plan, name)]
 
 
 def _heading(plan: Plan, found: Written) -> Iterator[str]:
-    tool = TOOLS[found.tool]
+    tool = TOOLS[found.tool] if plan.engine == MEGATRON else SHARDED[found.tool]
     yield f"{plan.model.name} on {plan.world_size} GPUs, a plan for engine={plan.engine}, for {tool.release}."
     yield f"Start: {tool.start}."
     yield "The model is the recipe's or the checkpoint's own. What is off is said too, in place of what a recipe has there."

@@ -18,6 +18,7 @@ from orchestrator.plan import Plan
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.words import deepspeed as words
 from orchestrator.words import terms
+from orchestrator.words.fsdp import SHARDED
 from orchestrator.words.trainer import AROUND
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))
@@ -147,6 +148,8 @@ def test_a_drawn_plan_is_read_back_from_the_files_of_programs_around_the_trainer
     found = 0
     for plan in drawn(12 * number, seed=number + 3):
         with suppress(InputError):
+            if not tools.is_around(plan, name):
+                continue
             (file,) = tools.around_files(plan, name)
             found += 1
             reading = formats.read(file.content, file.path).reading
@@ -160,3 +163,31 @@ def test_a_drawn_plan_is_read_back_from_the_files_of_programs_around_the_trainer
             for key in ("precision", "lr", "betas", "eps", "weight_decay", "clip", "steps", "warmup"):
                 assert reading.keys[f"train.{key}"] == plain(getattr(plan.training, key)), (key, file.content)
     assert found >= number
+
+
+@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize("number", [12, pytest.param(200, marks=pytest.mark.full)])
+def test_a_drawn_plan_is_read_back_from_the_files_of_programs_with_fsdp(name: str, number: int) -> None:
+    """But for what the file says it can't."""
+    found = whole = 0
+    lost = {"zero_optimization.stage": "zero_stage", "tensor_parallel.autotp_size": "tp", "zero_shard_size": "zero_shard_size"}
+    for plan in drawn(30 * number, seed=number + 4):
+        if plan.engine != "deepspeed":
+            continue
+        with suppress(InputError):
+            written = tools.written(plan, name)
+            found, whole = found + 1, whole + (not written.unsaid)
+            (file,) = tools.files(plan, written)
+            reading = formats.read(file.content, file.path).reading
+            assert reading.unknown == (), file.content
+            unsaid = {lost[one.partition("=")[0]] for one in written.unsaid}
+            names = [
+                one for one in (*CHOSEN, "recompute") if one not in unsaid and not (one == "offload_optimizer" and plan.zero_stage == 0)
+            ]
+            had = {one: getattr(plan, one) for one in CHOSEN} | {"recompute": plan.strategy.recompute}
+            assert {one: getattr(reading.setup, one) for one in names} == {one: had[one] for one in names}, file.content
+            assert reading.keys["train.global_batch_size"] == plan.global_batch_size
+            for key in ("precision", "lr", "betas", "weight_decay", "clip", "steps"):
+                assert reading.keys[f"train.{key}"] == plain(getattr(plan.training, key)), (key, file.content)
+    assert found >= number
+    assert whole >= 2

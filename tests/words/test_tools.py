@@ -93,7 +93,7 @@ def answer(**keys: Any) -> so.Answer:
 
 def test_what_a_program_can_t_be_told_is_one_error() -> None:
     for keys, tool, message in (
-        ({"engine": "deepspeed"}, "verl", "can't be told a plan for engine=deepspeed; choose one of engine=megatron"),
+        ({"engine": "deepspeed"}, "bridge", "can't be told a plan for engine=deepspeed; choose one of engine=megatron"),
         ({"engine": "megatron", "train.schedule": "wsd"}, "nemo", "has no place for lr_decay_style=WSD, which changes what is trained"),
         ({"engine": "megatron"}, "axolotl", "can't be told a plan for engine=megatron; choose one of engine=deepspeed"),
         ({"engine": "megatron"}, "flax", "written=flax: is no program that is written for; choose one of bridge, nemo"),

@@ -1,0 +1,90 @@
+"""Configurations of programs whose trainers shard by torch's FSDP2 (words/fsdp.py): read as the ds_config that shares the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from orchestrator.audit.document import Content, Given, changed, resolved
+from orchestrator.audit.hugging_face import as_ds, read_ds, sorted_out
+from orchestrator.audit.reading import Setup, Source, changes
+from orchestrator.words import deepspeed as ds_words
+from orchestrator.words.fsdp import NEMO_RL, VERL, VERL_SFT, Sharded
+from orchestrator.words.terms import Term, decided, kinds, nested
+
+MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+
+
+def program_of(content: Mapping[str, Any]) -> Sharded | None:
+    """The program of a file that shards by FSDP, told by its sections; None: it trains by Megatron, or is none of these."""
+    actor = (content.get("actor_rollout_ref") or {}).get("actor") or {}
+    if "actor_rollout_ref" in content:
+        return None if "megatron" in actor or content.get("model_engine") == "megatron" else VERL
+    engine = content.get("engine")
+    if "optim" in content and "data" in content and (engine is None or isinstance(engine, str | dict)):
+        return None if engine == "megatron" or (isinstance(engine, dict) and {*engine} & {*MEGATRONS}) else VERL_SFT
+    policy = content.get("policy")
+    if isinstance(policy, dict) and isinstance(policy.get("dtensor_cfg"), dict):
+        megatron = policy.get("megatron_cfg")
+        return None if isinstance(megatron, dict) and megatron.get("enabled") else NEMO_RL
+    return None
+
+
+def read(
+    text: str,
+    name: str,
+    content: Content,
+    program: Sharded,
+    change: Callable[[Mapping[str, Any]], str | None] | None = None,
+    said: Sequence[str] = (),
+) -> Source:
+    """The file `name` with this text and content. `change`: the text with other values by path, of what is neither YAML nor JSON; `said`:
+    what else was assumed. Raises InputError."""
+    given = Given(resolved(content))
+    given.take(*program.others, program.recompute, program.steps, *program.length, program.samples, *program.nodes)
+    if isinstance(content.get("engine"), str):
+        given.used.add("engine")
+    ds: dict[str, Any] = {"zero_optimization.stage": 3, "bf16.enabled": True}
+    for term in program.table:
+        if (value := given.get(term.theirs)) is not None:
+            ds[term.ours] = term.back(value)
+    samples = given.number(program.samples) if program.samples else None
+    if samples and "train_batch_size" in ds:  # of prompts, of which each has so many responses
+        ds["train_batch_size"] = int(ds["train_batch_size"]) * samples
+    assumed = [*said, f"FSDP2 is priced as DeepSpeed's ZeRO-{ds['zero_optimization.stage']}, which shares the same between ranks"]
+    reading = as_ds(read_ds(nested(ds), {}), program.kind, None, assumed)
+    keys = dict(reading.keys)
+    lengths = [given.number(path) for path in program.length]
+    if all(lengths):
+        keys["train.seq_length"] = sum(lengths)
+    if steps := given.number(program.steps):
+        keys["train.steps"] = steps
+    nodes, gpus = (given.number(path) for path in program.nodes)
+    if gpus:
+        keys["gpus"] = gpus * (nodes or 1)
+    mode = "full" if given.truth(program.recompute, program.recomputes) else "none"
+    about = tuple(line for line in reading.assumed if not line.startswith("recompute="))
+    reading = replace(reading, keys=keys, setup=replace(reading.setup, recompute=mode), assumed=about, steps=None)
+    reading = sorted_out(given, kinds("verl", "nemo_rl"), reading)
+
+    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
+        to_ds = {term.theirs: term for term in ds_words.PLAN if term not in ds_words.OTHERWISE}
+        table = [
+            Term(term.theirs, to_ds[term.ours].ours, of=partial(_theirs, term, to_ds[term.ours]))
+            for term in program.table
+            if term.ours in to_ds and to_ds[term.ours].ours in Setup.__struct_fields__ and term.theirs in given.values
+        ]
+        table.append(Term(program.recompute, "recompute", to=lambda mode: mode == "full"))
+        values = changes(table, before, after)
+        ends = after.recompute in ("none", "full") and after.zero_stage in (2, 3)
+        return (change or partial(changed, text, name))(values) if values is not None and ends else None
+
+    return Source(text=text, reading=reading, edited=edited)
+
+
+def _theirs(term: Term, ours: Term, setup: Setup) -> Any:
+    """What a setting of the file is for a setup, whose ds_config has it by `ours`."""
+    return term.to(decided([ours], ours.theirs, setup))
