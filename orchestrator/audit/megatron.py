@@ -239,7 +239,10 @@ def _mixers(f: Fields) -> tuple[dict[str, Any], dict[str, Any] | None, list[int]
     if not window:
         return (attention if len(attention) > 1 else {}), None, []
     left = window[0] if isinstance(window, list | tuple) else str(window).strip("()[]").split(",")[0]
-    windowed = attention | {"window": int(left) + 1}
+    try:
+        windowed = attention | {"window": int(left) + 1}
+    except (TypeError, ValueError):
+        raise InputError("window_size", window, "is no pair of numbers") from None
     return (windowed, None, []) if skip is None else (attention, windowed, _all_but_every(skip))
 
 
@@ -432,8 +435,42 @@ OFFLOADED: Final = "optimizer_offload_fraction"
 """The share of the optimizer's states that optimizer_cpu_offload keeps in host memory."""
 
 
+NEEDED: Final = {
+    **dict.fromkeys(("recompute_modules", "recompute_method", "recompute_num_layers"), "recompute_granularity"),
+    **dict.fromkeys(("cuda_graph_modules", "cuda_graph_scope"), "cuda_graph_impl"),
+    **dict.fromkeys(("fp8_recipe", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_compute_algo"), "fp8"),
+    **dict.fromkeys(("exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype"), "use_precision_aware_optimizer"),
+    "data_parallel_sharding_strategy": "use_megatron_fsdp",
+    "optimizer_offload_fraction": "optimizer_cpu_offload",
+    "moe_flex_dispatcher_backend": "moe_token_dispatcher_type=flex",
+    "moe_pad_expert_input_to_capacity": "moe_expert_capacity_factor",
+    "hierarchical_context_parallel_sizes": "cp_comm_type=a2a+p2p",
+}  # fmt: skip
+"""Settings of time and memory that Megatron asks for beside another one alone, and that one."""
+DEFAULT_VALUES: Final[tuple[Any, ...]] = (
+    None, False, 0, 1, 1.0, [], (), "", "full", ["full"], "core_attn", ["core_attn"], "no_shard", "delayed", "most_recent", "deepep",
+    "float32", "fp32", "torch.float32", "none",
+)  # fmt: skip
+"""Values of those that a file may have without asking for anything: Megatron's own."""
+ON_BY: Final = {"recompute_granularity": ("recompute_activations", "checkpoint_activations")}
+"""Other settings that turn one on."""
+
+
+def idle(f: Fields) -> list[str]:
+    """The settings that do nothing, a sentence each: what they need is off."""
+    found = []
+    for name, needed in NEEDED.items():
+        partner, _, value = needed.partition("=")
+        has, said = f.given.get(partner), f.given.get(name)
+        on = str(has) == value if value else has not in (None, False, "none", 0)
+        if (said is True or said not in DEFAULT_VALUES) and not on and not any(f.given.get(other) for other in ON_BY.get(partner, ())):
+            found.append(f"{name}={','.join(map(str, said)) if isinstance(said, list) else said} does nothing without {needed}")
+    return found
+
+
 def setup_of(f: Fields, engine: str) -> Setup:
     """Parallel sizes, stages, recompute and options as these settings choose them. Raises InputError for what is missing."""
+    f.assumed += idle(f)
     said = f.read(*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH, *UNEVEN)
     if said["offload_optimizer"]:  # a part of it stays unpriced; the flag's own default is all (training/arguments.py:2061)
         fraction = float(f.given.get(OFFLOADED, 1.0))

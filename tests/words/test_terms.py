@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 from orchestrator.audit import script
 from orchestrator.engines.passthrough import FIELD_OF, fields, flags
 from orchestrator.engines.transformer_config import PLAN
+from orchestrator.errors import InputError
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
@@ -115,6 +116,72 @@ def test_nothing_that_costs_is_called_harmless() -> None:
     assert free.isdisjoint(decided | terms.names(words.DELTA_NET, words.LATENT_ATTENTION, words.EXPERTS, words.ROUTING, words.ACTIVATION))
     assert terms.kind("megatron_lm", "no_such_setting") == "cost"
     assert sorted(name for name in decided if name not in KNOWN) == [*READ_ALONE], "no setting that no program has"
+
+
+MEANS_NOTHING_ALONE = frozenset(
+    (
+        # of latent attention, of rotary positions and windows that this model has not, of experts' routers as they are without
+        *("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "mscale", "mscale_all_dim", "rope_type"),
+        *("rotary_scaling_factor", "rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling_factor", "window_attn_skip_freq"),
+        *("softmax_type", "glu_linear_offset", "activation_func_clamp_value", "moe_shared_expert_gate", "moe_router_bias_update_rate"),
+        *("moe_router_load_balancing_type", "moe_router_score_function"),
+        # of schedules by samples, or of another decay
+        *("lr_decay_iters", "lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_iters", "lr_wsd_decay_style", "train_samples"),
+        # what holds in any case, or with another program
+        *("accumulate_allreduce_grads_in_fp32", "attention_softmax_in_fp32", "moe_permute_fusion", "openai_gelu", "tokenizer_model"),
+        *("vocab_extra_ids", "checkpoint_num_layers", "recompute_granularity"),
+    )
+)
+"""Destinations of flags which, alone and with a made-up value, change nothing of what this script trains, nor how."""
+
+
+def test_no_flag_of_any_release_is_read_in_silence() -> None:
+    """Each either changes the plan or the training that is read, or is listed: as not priced, beside, assumed, idle, unknown or broken."""
+    base = (
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --bf16 "
+        "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --train-iters 10 --lr 1e-4 --vocab-size 32000 "
+        "--tokenizer-type NullTokenizer --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 --sequence-parallel "
+        "--tensor-model-parallel-size 2 --use-distributed-optimizer --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4 "
+        "--moe-token-dispatcher-type alltoall --moe-grouped-gemm "
+    )
+    plain = script.read(base).reading
+    made_up = {"int": "3", "float": "0.3", "true": "", "false": "", "both": "", "str": "zzz", "list": "3 5"}
+    silent = set()
+    for flag, (destination, kind) in script.known_flags().items():
+        if f"{flag} " in base:
+            continue
+        values = kind.removesuffix("?").split("|") if "|" in kind else [made_up.get(kind, "3")]
+        if all(_says_nothing(f"{base}{flag} {value}\n", plain) for value in values):
+            silent.add(destination)
+    assert silent - MEANS_NOTHING_ALONE == set()
+    assert len(silent) > 20
+
+
+def _says_nothing(text: str, plain: Any) -> bool:
+    try:
+        return bool(script.read(text).reading == plain)
+    except InputError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("said", "needs"),
+    [
+        ("--data-parallel-sharding-strategy optim_grads_params", "use_megatron_fsdp"),
+        ("--recompute-modules core_attn mlp", "recompute_granularity"),
+        ("--cuda-graph-modules attn moe_router", "cuda_graph_impl"),
+        ("--fp8-recipe blockwise", "fp8"),
+        ("--moe-flex-dispatcher-backend hybridep", "moe_token_dispatcher_type=flex"),
+    ],
+)
+def test_a_setting_whose_other_half_is_off_is_said_to_do_nothing(said: str, needs: str) -> None:
+    base = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+    (line,) = [one for one in script.read(f"{base}{said}\n").reading.assumed if "does nothing without" in one]
+    assert line.endswith(f" does nothing without {needs}")
+    on = {"fp8": "--bf16 --fp8-format hybrid", "recompute_granularity": "--recompute-granularity selective"}
+    on |= {"use_megatron_fsdp": "--use-megatron-fsdp", "cuda_graph_impl": "--cuda-graph-impl local"}
+    with_it = on.get(needs, "--num-experts 4 --moe-token-dispatcher-type flex")
+    assert not any("does nothing without" in one for one in script.read(f"{base}{said} {with_it}\n").reading.assumed)
 
 
 def test_every_pattern_is_of_settings_that_some_program_has() -> None:
