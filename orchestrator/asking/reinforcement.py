@@ -16,12 +16,12 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.folder import new_folder, write_folder
 from orchestrator.job import File
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import Planner
+from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.rl import text
 from orchestrator.rl.choose import Chosen, Question, fastest
 from orchestrator.rl.job import RlJob
-from orchestrator.rl.step import Step, batch
+from orchestrator.rl.step import Step, batch, loss_bytes
 from orchestrator.values import Printed
 from orchestrator.words.rollouts import LANGUAGES
 
@@ -124,12 +124,20 @@ class Asker:
         return found
 
     def _planned(self, gpus: int, reserved: float) -> Plan:
+        """The fastest plan whose last stage has room for what this loss keeps beside that of a pretraining."""
+        found = self._found(gpus, reserved)
+        more = loss_bytes(found.plan)
+        if found.plan.prediction.by_stage[-1].peak_memory_bytes + more > found.limit.usable:
+            found = self._found(gpus, reserved + more)
+        return found.plan
+
+    def _found(self, gpus: int, reserved: float) -> Found:
         settings = self.settings
         limit = msgspec.structs.replace(settings.limit, limit=settings.limit.limit - round(reserved))
         training = batch(self.job, settings.training, gpus)
         cluster = recipe.resized(settings.cluster, gpus)
         planner = Planner(msgspec.structs.replace(settings, cluster=cluster, training=training, limit=limit))
-        return planner.fastest(planner.space(top_k=1).unproven()).plan
+        return planner.fastest(planner.space(top_k=1).unproven())
 
     @cached_property
     def question(self) -> Question:

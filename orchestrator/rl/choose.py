@@ -155,8 +155,7 @@ def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
 
 def split(question: Question, ask: Ask, sizes: list[int], whole: Step | None) -> tuple[Step | None, str]:
     """(the fastest step with generation on GPUs of its own, why there is none). `whole`: a step with all phases on all GPUs, by which the
-    size is guessed that is tried first; from there on the next ones, while they are faster. On-policy, where one half waits for the other,
-    there is no gain over such a step: then the guess alone is tried."""
+    size is guessed that is tried first; from there on the next ones, while they are faster and generation alone does not take as long."""
     made: list[tuple[int, Generation]] = []
     why = "no division of the GPUs is left"
     for size in sizes:
@@ -193,8 +192,8 @@ def split(question: Question, ask: Ask, sizes: list[int], whole: Step | None) ->
     while seconds(here) == inf and here > 0:  # too few are left for the training
         here -= 1
     best = here
-    for way in () if whole is not None and not question.job.keys.staleness else (-1, 1):
-        while 0 <= best + way < len(made) and seconds(best + way) < seconds(best):
+    for way in (-1, 1):
+        while 0 <= best + way < len(made) and made[best + way][1].seconds < seconds(best) > seconds(best + way):
             best += way
     return tried.get(best), why
 
@@ -260,11 +259,13 @@ def fastest(question: Question, ask: Ask) -> Chosen:
     if keys.placement != "colocated" and cluster.num_gpus > 1:
         sizes = divisions(cluster) if keys.generation_gpus is None else [keys.generation_gpus]
         whole = steps[0] if steps else None
+        if not keys.staleness:
+            stale, _ = split(aged(question, 1), ask, sizes, whole)
+            if stale is not None and whole is not None:  # there is no gain where one half waits for the other: one division says how much
+                sizes = [stale.generation_gpus]
         apart, lacking = split(question, ask, sizes, whole)
         steps += [apart] if apart is not None else []
         why += [f"split: {lacking}"] if apart is None else []
-        if not keys.staleness:
-            stale, _ = split(aged(question, 1), ask, sizes, whole)
     if not steps:
         lacking = "; ".join(why) or "one GPU can't be divided"
         raise NoPlanError(f"no placement fits {question.architecture.name} on {cluster.types}: {lacking}")

@@ -33,6 +33,9 @@ ONCE: Final = ("optimizer", "dp", "overhead")
 """Causes of a training step's seconds that hardly depend on its tokens."""
 GENERATION_OFF: Final = (0.75, 1.35)
 """The ends of the 90% interval of a generation's seconds over the predicted ones, by the errors on published steps (rl/README.md)."""
+LOGIT_BYTES: Final = 4
+"""Bytes of a rank's logit more than in a pretraining's loss: log-probabilities and entropy have an fp32 copy of their own (verl,
+utils/megatron/tensor_parallel.py, vocab_parallel_entropy, where github:verl-project/verl issue 5840 runs out of memory)."""
 PACKED: Final = 8192
 """Samples that are packed one by one."""
 ROUNDED: Final = 64
@@ -176,6 +179,12 @@ def forward_seconds(plan: Plan, packed: Packed, updates: int) -> float:
 def states_bytes(plan: Plan) -> float:
     """Bytes of weights, gradients and optimizer states on the rank that has most of them."""
     return max(sum(stage.memory_by_cause.get(cause, 0.0) for cause in STATES) for stage in plan.prediction.by_stage)
+
+
+def loss_bytes(plan: Plan) -> float:
+    """Bytes of the last stage's ranks for a log-probability's loss beside that of a pretraining."""
+    tokens = plan.micro_batch_size * plan.training.seq_length / plan.cp
+    return LOGIT_BYTES * tokens * plan.model.vocab_size / plan.tp
 
 
 def transfer_seconds(generation: Generation, cluster: Cluster, calibration: Calibration, *, colocated: bool) -> float:

@@ -10,7 +10,7 @@ from rl_cases import SMALL, asker
 
 from orchestrator.errors import NoPlanError
 from orchestrator.rl.choose import Question, divisions, fastest, fastest_generation
-from orchestrator.rl.step import Step, step
+from orchestrator.rl.step import Step, loss_bytes, step
 
 
 def asked(question: Question, **keys: object) -> Question:
@@ -112,3 +112,12 @@ def test_states_that_the_hosts_memory_does_not_hold_stay_on_the_gpu() -> None:
     assert {one.offloads for one in (fastest(question, ask).best, *fastest(question, ask).others)} == {False, True}
     assert not fastest(poor, ask).best.offloads
     assert not fastest(poor, ask).others
+
+
+def test_a_plan_leaves_room_for_the_losss_own_copy_of_the_logits() -> None:
+    """On a limit that the plan fills to the last GiB, the next one is taken."""
+    ask = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", "memory.reserve_gib=0")
+    peak = ask(8, 0.0).prediction.peak_memory_bytes
+    tight = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", "memory.reserve_gib=0", f"memory.limit_gib={peak / 2**30 + 0.01}")
+    plan = tight(8, 0.0)
+    assert plan.prediction.by_stage[-1].peak_memory_bytes + loss_bytes(plan) <= peak + 0.02 * 2**30
