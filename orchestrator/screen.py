@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
+import msgspec
+
 from orchestrator.engines import ENGINES
 from orchestrator.folder import saved_bytes
 from orchestrator.job import Job
@@ -129,6 +131,9 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         if getattr(plan, resort.name) != resort.default and any(resort.name in each.options for each in found.searched):
             assert resort.offered is not None
             say(f"{resort.name}={shown(getattr(plan, resort.name))}: nothing fits without such options; {resort.offered.asks}")
+    if plan.training.lengths is not None:
+        padded = msgspec.structs.replace(plan, training=msgspec.structs.replace(plan.training, packing=False))
+        say(text.samples_text(plan, Planner(settings).prices_of(plan).priced(padded)))
     if settings.packs_unasked and plan.training.packing is False:
         say("data.packing=false: no plan has several samples in a sequence; data.packing=true says why")
     if needs := text.needs_text(plan):

@@ -106,6 +106,10 @@ class Inputs(Value, frozen=True, kw_only=True):
         tuple[float, ...],
         Key("data.split", "shares of each source to train on, to evaluate on and to leave alone: 99,1,0", type=str, read=split_of),
     ] = ()
+    lengths: Annotated[str | None, Key(
+        "data.lengths",
+        "of task=sft before there is data=: tokens of samples, as a mean (900), a mean and a standard deviation (900+600), or a file "
+        "with a length a line", type=str, path=True)] = None  # fmt: skip
     tokens: Annotated[
         int | None,
         Key("train.tokens", "to train, in place of train.steps: 1T, 300B", type=int, read=count, unit="tokens", low=1, high=10**18),

@@ -143,15 +143,20 @@ def with_sequence_length(merged: Flat) -> Flat:
 def with_samples(training: Training, merged: Flat) -> Training:
     """The training with the lengths of its supervised samples, and whether they are packed: wherever sequences are not divided and a reader
     knows the layers. Raises InputError."""
+    said: str | None = value_of(merged, "data.lengths", None)
     if training.task == "pretrain":
-        if training.packing is not None:
-            raise InputError("data.packing", str(training.packing).lower(), "is of samples: task=sft")
+        for name, value in (("data.packing", training.packing), ("data.lengths", said)):
+            if value is not None:
+                raise InputError(name, shown(value), "is of samples: task=sft")
         return training
     data = data_settings(merged, RunSettings())
     path = supervised.check_data(data)
+    if path is not None and said is not None:
+        raise InputError("data.lengths", shown(said), f"is for a plan before there are samples: data={path} has lengths of its own")
     whole = (value_of(merged, "pin.cp", None) or 1) == 1 and value_of(merged, TRACED, None) is None
     packing = whole if training.packing is None else training.packing
-    lengths = supervised.lengths(supervised.token_counts(path, data["tokenizer"]), training.seq_length) if path else None
+    counts = supervised.token_counts(path, data["tokenizer"]) if path else supervised.drawn_counts(said) if said else []
+    lengths = supervised.lengths(counts, training.seq_length) if counts else None
     return msgspec.structs.replace(training, packing=packing, lengths=lengths)
 
 

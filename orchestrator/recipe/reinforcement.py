@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, pstdev
 
 import msgspec
@@ -13,7 +12,7 @@ from orchestrator.key import shown
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
-from orchestrator.recipe.sources import read_text
+from orchestrator.recipe.lengths import said_lengths
 from orchestrator.rl.job import Responses, RlJob, RlKeys
 from orchestrator.rl.step import longest
 
@@ -27,8 +26,6 @@ USUAL = {"train.lr": 1e-6, "train.schedule": "constant"}
 NEEDED = ("prompts", "samples", "prompt_length", "response_length")
 MOST_SAMPLES = 250_000
 """Samples of a step; each has a length that is drawn."""
-SPREAD = 0.75
-"""Standard deviation of responses' lengths over their mean, where only the mean is said."""
 
 
 def not_here() -> InputError:
@@ -99,48 +96,21 @@ def responses(text: str, longest_response: int, *, capped: bool) -> Responses:
     """Lengths from MEAN, MEAN+SPREAD or a file with a length a line (or the last column of a CSV). `capped`: whether longer ones are cut
     off by rl.max_response_length and not by the model's positions. Raises InputError."""
     name = "rl.response_length"
-    mean_text, plus, spread_text = text.partition("+")
-    try:
-        mean, spread = float(mean_text), float(spread_text) if plus else None
-    except ValueError:
-        values = read_lengths(name, text)
-        over = max(values)
+    said = said_lengths(name, text)
+    if isinstance(said, list):
+        over = max(said)
         if over > longest_response and not capped:
             raise InputError(
                 name, shown(text), f"has {over} tokens, and the prompt leaves {longest_response} of the model's positions; "
                 "rl.max_response_length= cuts longer ones"
-            ) from None  # fmt: skip
-        kept = tuple(min(value, longest_response) for value in values)
+            )  # fmt: skip
+        kept = tuple(min(value, longest_response) for value in said)
         return Responses(mean=fmean(kept), spread=pstdev(kept), longest=min(over, longest_response), values=kept)
-    if not (mean > 0 and (spread is None or spread >= 0)):
-        raise InputError(name, shown(text), "needs a mean above 0, and a standard deviation of 0 or more")
+    mean, spread = said
     if mean > longest_response:
         what = "rl.max_response_length" if capped else "what the prompt leaves of the model's positions"
         raise InputError(name, shown(text), f"is a mean above {what}, {longest_response}")
-    spread = SPREAD * mean if spread is None else spread
     return Responses(mean=mean, spread=spread, longest=longest_response if spread else round(mean))
-
-
-def read_lengths(name: str, path: str) -> list[int]:
-    """The lengths of a file, a number a line; of lines with commas the last one's; words in the first line are a heading. Raises
-    InputError."""
-    found = []
-    try:
-        text = read_text(Path(path))
-    except InputError as error:
-        raise InputError(name, shown(path), f"is no mean, no mean+deviation, and as a file: {error.why}") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        last = line.strip().rpartition(",")[2].strip()
-        if not last:
-            continue
-        if not last.isdecimal() or not int(last):
-            if number == 1:
-                continue
-            raise InputError(name, f"{path}:{number}", f"is {shown(last)}: a length is a whole number of tokens above 0")
-        found.append(int(last))
-    if not found:
-        raise InputError(name, shown(path), "has no length")
-    return found
 
 
 def at_length(job: RlJob | None, training: Training) -> Training:

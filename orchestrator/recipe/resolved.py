@@ -38,6 +38,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "data.blend": [[source.weight, source.path] for source in settings.run.blend] or None,
         "task": task,
         "data.packing": packing,
+        "data.lengths": settings.lengths,
         "data.valid": settings.run.valid,
         "data.split": list(settings.run.split) or None,
         "tokenizer": settings.run.tokenizer,

@@ -103,6 +103,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     """What train.resume= names."""
     extra: dict[str, dict[str, Any]]
     open_batch: bool
+    lengths: str | None = None
+    """What data.lengths= says of supervised samples."""
     packs_unasked: bool = False
     """Whether samples are packed though data.packing= says nothing: a plan may pad them where none fits with them packed."""
     explain_cluster: Cluster | None = None
@@ -162,6 +164,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, with_gene
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         open_batch=_open_batch(merged, trained.engine),
+        lengths=value_of(merged, "data.lengths", None),
         packs_unasked=bool(trained.training.packing) and "data.packing" not in merged and plan is None and continued is None,
         explain_cluster=explain_cluster,
         slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),

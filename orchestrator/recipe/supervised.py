@@ -16,6 +16,9 @@ from typing import Any, Final
 from orchestrator.errors import InputError
 from orchestrator.key import NO_TEXT, is_text, shown
 from orchestrator.model.training import Lengths
+from orchestrator.recipe.lengths import said_lengths
+from orchestrator.rl.job import Responses
+from orchestrator.rl.lengths import drawn
 
 FIRST: Final = 5_000
 """Samples of a file that are looked at."""
@@ -25,6 +28,8 @@ PER_MESSAGE: Final = 5
 """Tokens that a chat template puts around a message: begin, role, line break, end, line break."""
 BYTES_PER_TOKEN: Final = 4
 """Bytes of a token in English text under a vocabulary of 32,000 or more ids, about."""
+LONGEST: Final = 1 << 24
+"""Tokens of the longest sample that is drawn."""
 ROUNDED: Final = 64
 """A sequence length that is chosen here is a multiple of it."""
 KINDS: Final = ('{"messages": [{"role": "user", "content": "..."}, ...]}', '{"prompt": "...", "completion": "..."}')
@@ -96,6 +101,15 @@ def token_counts(path: str, tokenizer: str | None) -> list[int]:
     if not found:
         raise InputError("data", shown(path), "has no sample")
     return found
+
+
+def drawn_counts(said: str) -> Sequence[int]:
+    """Tokens of each sample as data.lengths= says them: a file's, or a draw that is the same every time. Raises InputError."""
+    found = said_lengths("data.lengths", said)
+    if isinstance(found, list):
+        return found
+    mean, spread = found
+    return drawn(Responses(mean=mean, spread=spread, longest=LONGEST), FIRST, seed=0)
 
 
 def lengths(counts: Sequence[int], seq_length: int) -> Lengths:

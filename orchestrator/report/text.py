@@ -455,6 +455,20 @@ def unusual_text(plan: Plan) -> str:
     return ", ".join([f"{first[0]} ({first[1]} of {PUBLISHED:,} published runs)", *(f"{name} ({seen})" for name, seen in rest)])
 
 
+def samples_text(plan: Plan, padded: Plan) -> str:
+    """How long supervised samples are, and what packing them gains over `padded`, the same plan with a sequence for each. The plan must
+    know their lengths."""
+    training = plan.training
+    assert training.lengths is not None
+    found = training.lengths
+    said = f"samples: {found.mean:,.0f} tokens in the mean, {found.longest:,} at most; "
+    share = training.seq_length / found.mean
+    if not training.packing:
+        return f"{said}{100 * (1 - 1 / share):.0f}% of a sequence of {training.seq_length:,} is padding"
+    faster = share * padded.prediction.step_time_s / plan.prediction.step_time_s
+    return f"{said}about {share:.1f} share a sequence, {faster:.1f} times the samples a second of padded ones under this plan"
+
+
 def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities], *, brief: bool = False) -> str:
     """What is known of the best plan of the space that was searched, which the sentence names: plans of these engines under the pins and
     the memory limit, and what of theirs only a pin takes.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from orchestrator import recipe
+from orchestrator.__main__ import main
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.recipe import supervised
@@ -55,6 +57,10 @@ def test_the_longest_sample_says_the_length_where_nothing_else_does(pairs: str, 
         (["task=sft", "data=README.md"], "data", "is not a .jsonl of samples"),
         (["task=sft", "data.blend=0.5 README.md 0.5 setup.cfg"], "data.blend", "is for task=pretrain"),
         (["task=sft", "data.split=90,10"], "data.split", "data.valid="),
+        (["data.lengths=900"], "data.lengths", "is of samples: task=sft"),
+        (["task=sft", "data.lengths=0"], "data.lengths", "needs a mean above 0"),
+        (["task=sft", "data.lengths=9+-1"], "data.lengths", "needs a mean above 0"),
+        (["task=sft", "data.lengths=nowhere.csv"], "data.lengths", "is no mean, no mean.deviation, and as a file"),
         (["lora.alpha=4"], "lora.alpha", "give lora.rank= beside it"),
         (["lora.merge=true"], "lora.merge", "give lora.rank= beside it"),
         (["lora.rank=4", "lora.targets=q_prj"], "lora.targets", "did you mean q_proj"),
@@ -114,3 +120,33 @@ def test_a_length_that_is_chosen_is_the_least_round_one_that_holds_all() -> None
     found = supervised.lengths([4, 8, 16], 8)
     assert (found.samples, found.mean, found.mean_square, found.longest, found.cut) == (3, 20 / 3, (16 + 64 + 64) / 3, 16, 1)
     assert found.lost == pytest.approx(8 / 28)
+
+
+def test_lengths_are_said_before_there_are_samples(pairs: str, tmp_path: Path) -> None:
+    """As a file they are what the same samples have; as mean and deviation they are a draw, the same every time."""
+    words = ("recipe=llama_tiny", "task=sft", "train.seq_length=100")
+    path = tmp_path / "lengths.csv"
+    path.write_text("sample,tokens\n" + "".join(f"{n},{20 * n}\n" for n in range(1, 11)))
+    read = settings(*words, f"data={pairs}").training.lengths
+    assert read is not None
+    assert settings(*words, f"data.lengths={path}").training.lengths == read
+    long = ("train.seq_length=8192", "model.max_position_embeddings=8192", "data.lengths=900+600")
+    drawn = [settings("recipe=llama_tiny", "task=sft", *long).training.lengths for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert drawn[0] is not None
+    assert drawn[0].mean == pytest.approx(900, rel=0.03)
+    assert drawn[0].mean_square == pytest.approx(900**2 + 600**2, rel=0.1)
+    with pytest.raises(InputError, match="has lengths of its own"):
+        settings(*words, f"data={pairs}", "data.lengths=900")
+
+
+def test_what_packing_gains_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """The samples of a step by its seconds, packed and padded: each priced."""
+    words = ["plan", "recipe=llama3_8b", "task=sft", "gpus=8", "cluster=dgx_h100", "train.global_batch_size=64", "data.lengths=1000+0"]
+    assert main([*words, "data.packing=true"]) == 0
+    said = capsys.readouterr().out
+    assert "samples: 1,000 tokens in the mean, 1,000 at most; about 8.2 share a sequence, " in said
+    (gain,) = re.findall(r"sequence, ([\d.]+) times the samples a second", said)
+    assert 8.2 < float(gain) < 12, "a token attends to its own sample alone"
+    assert main([*words, "data.packing=false"]) == 0
+    assert "88% of a sequence of 8,192 is padding" in capsys.readouterr().out
