@@ -44,7 +44,8 @@ def with_task(merged: Flat, layers: Sequence[Flat], *, known: bool) -> Flat:
         return merged
     if not known:
         raise not_here()
-    said = {name: value for layer in layers if "task" in layer or layer is layers[-1] for name, value in layer.items()}
+    of_task = [layer for layer in layers if layer is layers[-1] or value_of(layer, "task", None) == TASK]
+    said = {name: value for layer in of_task for name, value in layer.items()}
     for name in OF_THE_STEP:
         if name in said:
             raise InputError(name, shown(said[name].text), "follows from rl.prompts, rl.samples, rl.updates and the lengths in task=rl")

@@ -108,7 +108,7 @@ class Decoder:
         self._rate = cluster.gpu.memory_bandwidth * UNTUNED.get(cluster.gpu.compute_capability.partition(".")[0], 1.0)
         spec = describe(a, 1)
         self._layers: list[tuple[LayerSpec, int]] = [(run.layer, run.count) for run in spec.runs if run.layer.kind != "embedding"]
-        self._looked_up = 0 if a.tie_embeddings else spec.runs[0].layer.parameters
+        self._looked_up = spec.runs[0].layer.parameters - (a.vocab_size * a.hidden_size if a.tie_embeddings else 0)
 
     # ---- bytes
 

@@ -145,6 +145,12 @@ def test_a_recipe_of_ones_own_says_how_it_learns(tmp_path: Path) -> None:
     assert (found.plan.training.lr, found.plan.training.schedule, found.plan.training.warmup) == (2e-6, "constant", 0)
 
 
+def test_a_recipe_of_chats_is_generated_for_too() -> None:
+    keys = {"prompts": 32, "samples": 8, "prompt_length": 200, "response_length": "800+500", "max_response_length": 4096}
+    chats, plain = (so.plan_rl(recipe=recipe, gpus=8, cluster="dgx_h100", rl=keys) for recipe in ("qwen3_8b_sft", "qwen3_8b"))
+    assert chats.step.tokens == plain.step.tokens
+
+
 def test_an_engine_that_is_asked_for_is_tried_on_every_division_that_it_divides() -> None:
     found = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl={
         "prompts": 32, "samples": 8, "prompt_length": 200, "response_length": 800, "tp": 4, "placement": "split",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rl_cases import SMALL, job, question
 
+from orchestrator.model.families import describe
 from orchestrator.rl.choose import fastest_generation
 from orchestrator.rl.decode import VLLM, Decoder, Layout, layout_refused
 from orchestrator.rl.generation import generation, played, room
@@ -12,7 +13,7 @@ from orchestrator.units import GIB
 
 
 def decoder(recipe: str, gpus: int, layout: Layout) -> Decoder:
-    of = question(f"recipe={recipe}", f"gpus={gpus}", "cluster=dgx_h100", of=(*SMALL[:-1], "rl.max_response_length=2000"))
+    of = question(f"recipe={recipe}", f"gpus={gpus}", "cluster=dgx_h100", of=(*SMALL[:-1], "rl.max_response_length=800"))
     return Decoder(of.architecture, of.cluster, of.calibration, of.traits, layout)
 
 
@@ -23,6 +24,13 @@ def test_llama_3_8b_has_sixteen_gigabytes_of_weights_and_128_kib_of_cache_a_toke
     assert one.token_bytes == 32 * 2 * 8 * 128 * 2
     four = decoder("llama3_8b", 8, Layout(tp=4))
     assert (four.weight_bytes, four.token_bytes) == (pytest.approx(one.weight_bytes / 4), one.token_bytes / 4)
+
+
+@pytest.mark.parametrize("recipe", ["gpt2_xl", "mixtral_8x7b", "gpt_oss_120b", "qwen3_next_80b_a3b", "deepseek_v3"])
+def test_an_engine_has_the_models_parameters_but_those_of_prediction_layers(recipe: str) -> None:
+    one = decoder(recipe, 8, Layout())
+    spec = describe(one.architecture, 64)
+    assert one.weight_bytes == pytest.approx(2 * spec.parameters, rel=1e-3)
 
 
 def test_deepseek_caches_576_numbers_a_token_and_layer_on_every_rank() -> None:
