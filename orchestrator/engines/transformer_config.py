@@ -323,6 +323,9 @@ CHOICES: Final[Table] = (
     *_when(_has_experts, words.EXPERT_PARALLEL),
     Term("moe_flex_dispatcher_backend", "", of=lambda plan: flex_backend(plan.cluster.gpu),
          when=lambda plan: plan.moe_token_dispatcher_type == "flex"),
+    # HybridEP's buffers of one size want the experts' products in Transformer Engine's fuser (transformer_config.py:1699 of 0.19).
+    Term("use_transformer_engine_op_fuser", "", unless=False,
+         of=lambda plan: any(part.rank_capacity_factor is not None for part in plan.model.experts)),
     # Products of all experts at once are Transformer Engine's, from Ampere on (training/arguments.py:852).
     Term("moe_grouped_gemm", "", when=_has_experts,
          of=lambda plan: _has_te(plan) and float(plan.cluster.gpu.compute_capability) >= GROUPED_COMPUTE_CAPABILITY),

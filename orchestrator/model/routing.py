@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
 from heapq import heapify, heappop, heapreplace
 from typing import Any, Final
 
@@ -58,6 +59,17 @@ def times(pairs: Times, parts: int) -> float:
     (1.6, 1.0)
     """
     return dict(pairs).get(parts, 1.0)
+
+
+@cache
+def buffered(rows: float, num_experts: int) -> Routing:
+    """The routing of experts whose ranks compute `rows` times an even share whatever they get.
+
+    >>> buffered(7.0, 4).busiest
+    ((1, 7.0), (2, 7.0), (4, 7.0))
+    """
+    pairs = tuple((parts, rows) for parts in range(1, num_experts + 1) if num_experts % parts == 0)
+    return Routing(source=f"buffers of {rows:g} even shares", busiest=pairs, fullest=pairs, copied=pairs)
 
 
 def stated(skew: float, num_experts: int, topk: int, capacity: float | None = None) -> Routing:

@@ -161,7 +161,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         schedule="interleaved" if degrees.vpp > 1 else engine.schedule,
     )
     try:
-        model = uneven.sent(_model(architecture, training.seq_length, training.decoder_seq_length, engine.name, lora), row)
+        model = _model(architecture, training.seq_length, training.decoder_seq_length, engine.name, lora)
     except (KeyError, ValueError, OverflowError) as error:
         raise SkipError(f"model: {error}") from None
     split = split_of(row, engine, architecture, model, degrees)

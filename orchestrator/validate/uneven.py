@@ -20,10 +20,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.ops import Dispatch, Op
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.routing import Routing, measured
-from orchestrator.model.spec import ModelSpec
 from orchestrator.validate.mixtures import plain_name
 
 FROM_SCRATCH: Final = 0.8
@@ -74,41 +72,15 @@ def drawn(spread: float, num_experts: int, topk: int) -> Routing:
     return measured(f"loads spread by {spread:g}", rows, None)
 
 
-@cache
-def buffered(rows: float, num_experts: int) -> Routing:
-    """The routing of experts whose ranks compute `rows` times an even share whatever they get.
-
-    >>> buffered(7.0, 4).busiest
-    ((1, 7.0), (2, 7.0), (4, 7.0))
-    """
-    pairs = tuple((parts, rows) for parts in range(1, num_experts + 1) if num_experts % parts == 0)
-    return Routing(source=f"buffers of {rows:g} even shares", busiest=pairs, fullest=pairs, copied=pairs)
-
-
 def routed(architecture: Architecture, row: dict[str, str]) -> Architecture:
-    """The architecture with its experts' routing as uneven as the row's was. Where a whole iteration is one CUDA graph, its shapes are
-    fixed: a rank's experts compute all rows of the buffer (`rank_capacity`: Megatron-core's moe_expert_rank_capacity_factor, of which it
-    makes num_permuted_tokens, transformer/moe/token_dispatcher.py:1098 at 0.19.2)."""
-    spread, rows = spread_of(row), float(row.get("rank_capacity") or 0)
-    if not spread and not rows:
+    """The architecture with its experts' routing as uneven as the row's was, and with the buffer that its ranks compute (`rank_capacity`),
+    where a whole iteration is one CUDA graph."""
+    spread, rows = spread_of(row), float(row.get("rank_capacity") or 0) or None
+    if not spread and rows is None:
         return architecture
 
     def uneven(part: Experts) -> Experts:
-        return replace(part, routing=buffered(rows, part.num_experts) if rows else drawn(spread, part.num_experts, part.topk))
+        routing = drawn(spread, part.num_experts, part.topk) if spread else None
+        return replace(part, routing=routing, rank_capacity_factor=rows)
 
     return architecture.with_experts(uneven)
-
-
-def sent(model: ModelSpec, row: dict[str, str]) -> ModelSpec:
-    """The model whose tokens travel as its routers choose, where its experts compute the rows of a buffer (HybridEP sends no padding)."""
-    spread = spread_of(row)
-    if not row.get("rank_capacity"):
-        return model
-
-    def chosen(op: Op) -> Op:
-        if not isinstance(op, Dispatch):
-            return op
-        return replace(op, routing=drawn(spread, model.architecture.experts[0].num_experts, op.topk) if spread else None)
-
-    runs = (replace(run, layer=replace(run.layer, ops=tuple(map(chosen, run.layer.ops)))) for run in model.runs)
-    return replace(model, runs=tuple(runs))

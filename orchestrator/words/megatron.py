@@ -155,6 +155,7 @@ ROUTING: Final[Table] = (
     Term("moe_expert_capacity_factor", "capacity_factor", unless=None, back=float),
     Term("moe_pad_expert_input_to_capacity", "pad_to_capacity", unless=False, back=bool,
          when=lambda experts: experts.capacity_factor is not None),
+    Term("moe_expert_rank_capacity_factor", "rank_capacity_factor", unless=None, back=float),
     flag("moe_router_enable_expert_bias", "expert_bias"),
     Term("moe_router_bias_update_rate", "bias_update_rate", back=float, when=lambda experts: experts.expert_bias),
 )  # fmt: skip

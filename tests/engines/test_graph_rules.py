@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 from hand_plans import LLAMA, candidate, make_plan
 from msgspec.structs import replace
-from test_rules import MIXTURE, SHARED, SIX, STATES, workload
+from test_rules import BUFFERED, MIXTURE, SHARED, SIX, STATES, workload
 
 from orchestrator.engines import ENGINES
+from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.engines.megatron_versions import RELEASES
-from orchestrator.engines.rules import graphs
+from orchestrator.engines.rules import graphs, options
 from orchestrator.engines.transformer_config import engine_fields, recompute_modules
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Run
+from orchestrator.model.families import describe
+from orchestrator.model.ops import ROUTED
 from orchestrator.model.parts.mlp import Mlp
+from orchestrator.model.routing import times
+from orchestrator.model.spec import Dispatch
 from orchestrator.strategy.graphs import graphed_modules
 from orchestrator.strategy.spec import RECOMPUTE_MODULES
 
@@ -121,6 +126,36 @@ def test_whole_steps_and_modules_are_said_in_the_words_of_the_release(version: s
     assert (layers["cuda_graph_impl"], layers.get(scope), layers["nan"]) == ("transformer_engine", None, True)
     routers = said(cuda_graph_impl="transformer_engine", model=MIXTURE)
     assert routers[scope] == ["attn", "moe_router", "moe_preprocess"]
+
+
+def test_experts_of_one_size_are_replayed_with_the_whole_step() -> None:
+    """HybridEP's buffers, of which 0.16.1 has none and DeepEP, before Blackwell, has none either."""
+    later = Software(megatron_core="0.19.2")
+    choices = {"cuda_graph_impl": "full_iteration", "moe_token_dispatcher_type": "flex", "ep": 2, "dp": 8}
+    whole = candidate(**choices)
+    given = workload(BUFFERED, gpu="B200", software=later)
+    assert graphs.cuda_graphs.check(whole, given) is options.rank_capacity.check(whole, given) is None
+    for gpu, software, dispatcher, why in (
+        ("H100-SXM-80GB", later, "flex", "on H100-SXM-80GB: it is HybridEP's"),
+        ("B200", later, "alltoall", "moe_token_dispatcher_type=alltoall on B200"),
+        ("B200", Software(megatron_core="0.16.1"), "flex", "0.16.1 has none"),
+    ):
+        other = candidate(**choices | {"moe_token_dispatcher_type": dispatcher})
+        assert why in (options.rank_capacity.check(other, workload(BUFFERED, gpu=gpu, software=software)) or "")
+    plan = make_plan(model=BUFFERED, gpu="B200", software=later, ep=2)
+    flags = {
+        flag: values for flag, *values in megatron_flags(replace(plan, moe_token_dispatcher_type="flex", cuda_graph_impl="full_iteration"))
+    }
+    assert flags["--moe-expert-rank-capacity-factor"] == ["1.5"]
+    assert {"--use-transformer-engine-op-fuser", "--no-check-for-nan-in-loss-and-grad"} <= {*flags}
+    assert flags["--moe-flex-dispatcher-backend"] == ["hybridep"]
+
+
+def test_a_buffer_of_one_size_is_computed_whole_and_filled_by_what_is_sent() -> None:
+    (layer,) = (run.layer for run in describe(BUFFERED, 64, None).runs if run.layer.recomputable)
+    computed = [op.routing for op in layer.ops if op.role in (*ROUTED, "permute")]
+    assert [times(routing.busiest, 3) for routing in computed if routing is not None] == [1.5] * 4
+    assert [op.routing for op in layer.ops if isinstance(op, Dispatch)] == [None]
 
 
 def test_unset_modules_are_all_that_can_be_a_graph() -> None:

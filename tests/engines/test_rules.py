@@ -55,6 +55,7 @@ M, D = "megatron", "megatron_deepspeed"
 SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
 SHARED = replace(SIX, shared_ffn_hidden_size=32)
 MIXTURE = replace(LLAMA, feed_forward=SIX)
+BUFFERED = replace(LLAMA, feed_forward=replace(SIX, rank_capacity_factor=1.5))
 BALANCED = replace(LLAMA, feed_forward=replace(SIX, aux_loss_coeff=0.01))
 OVERLAP: dict[str, Any] = {"overlap_moe_expert_parallel_comm": True}
 UNNORMALIZED = replace(LLAMA, feed_forward=replace(SIX, score="sigmoid", normalized=False))
@@ -191,7 +192,8 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("tp_comm_overlap", M, workload(world=16), {"tp": 16, "dp": 1, "sequence_parallel": True, "tp_comm_overlap": True}, "8 GPUs of node"),
     ("cuda_graphs", M, workload(gpu="cpu"), {"cuda_graph_impl": "local"}, "on GPUs"),
     ("cuda_graphs", M, workload(MIXTURE), {"cuda_graph_impl": "local", "ep": 2}, "Megatron-core 0.16.1 has it for inference alone"),
-    ("cuda_graphs", M, workload(MIXTURE), {"cuda_graph_impl": "full_iteration"}, "don't pad to a capacity"),
+    ("cuda_graphs", M, workload(MIXTURE), {"cuda_graph_impl": "full_iteration"}, "it needs their rank_capacity_factor, or pad_to_capacity"),
+    ("rank_capacity", M, workload(BUFFERED), {"moe_token_dispatcher_type": "flex", "ep": 2}, "Megatron-core 0.16.1 has none"),
     ("cuda_graph_modules", M, workload(), {"cuda_graph_impl": "local", "cuda_graph_modules": "attn+moe"}, "a dense model has no experts"),
     (
         *("cuda_graph_overlap", M, workload(MIXTURE)),

@@ -31,9 +31,10 @@ def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
         return None
     if impl == "local" and candidate.mesh.ep > 1 and not release.local_graphs_with_ep:
         return f"{said} with ep={candidate.mesh.ep}: Megatron-core {release.version} has it for inference alone; transformer_engine has it"
-    if impl == "full_iteration" and not all(part.pad_to_capacity for part in a.experts):
+    fixed = (part.pad_to_capacity or part.rank_capacity_factor is not None for part in a.experts)
+    if impl == "full_iteration" and not all(fixed):
         # ours: nothing asks for it, and the copy of the experts' counts to the host ends the capture (moe/token_dispatcher.py:672)
-        return f"{said} with experts: a graph has as many tokens in every step, which experts that don't pad to a capacity have not"
+        return f"{said} with experts: a graph has as many tokens in every step: it needs their rank_capacity_factor, or pad_to_capacity"
     return None
 
 

@@ -87,6 +87,22 @@ def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+@rule("rank_capacity", "core/transformer/transformer_config.py:1692-1706 (0.19)", "moe_token_dispatcher_type")
+def rank_capacity(candidate: Candidate, workload: Workload) -> str | None:
+    cluster, kind = workload.cluster, candidate.strategy.moe_token_dispatcher_type
+    factor = next(
+        (part.rank_capacity_factor for part in workload.model.architecture.experts if part.rank_capacity_factor is not None), None
+    )
+    if factor is None:
+        return None
+    release, said = release_of(cluster.software.megatron_core), f"experts.rank_capacity_factor={factor:g}"
+    if not release.has_rank_capacity:
+        return f"{said}: Megatron-core {release.version} has none"
+    if kind != "flex" or cluster.is_cpu or flex_backend(cluster.gpu) != "hybridep":
+        return f"{said} with moe_token_dispatcher_type={kind} on {cluster.gpu.name}: it is HybridEP's, which is flex from Blackwell on"
+    return None
+
+
 @rule("shared_expert_overlap", "core/transformer/transformer_config.py:1090", "moe_shared_expert_overlap moe_token_dispatcher_type")
 def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
     strategy = candidate.strategy
@@ -200,7 +216,7 @@ def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
 
 
 OPTION_RULES: Final = (
-    tp_comm_overlap, cp_kind, dispatcher, shared_expert_overlap, expert_overlap, delayed_weight_gradients, fp32_accumulation,
+    tp_comm_overlap, cp_kind, dispatcher, rank_capacity, shared_expert_overlap, expert_overlap, delayed_weight_gradients, fp32_accumulation,
     fp8_weights, megatron_fsdp,
 )  # fmt: skip
 """Rules on what the user chooses of Megatron's own ways."""

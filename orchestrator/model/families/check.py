@@ -95,6 +95,8 @@ def _check_experts(experts: Experts) -> None:
     if factor is not None and not 0 < factor <= experts.num_experts / experts.topk:
         most = f"num_experts/topk={experts.num_experts / experts.topk:g}, with which an expert can take every token"
         raise InputError("model.experts.capacity_factor", factor, f"must be above 0 and at most {most}")
+    if (rows := experts.rank_capacity_factor) is not None and rows <= 0:
+        raise InputError("model.experts.rank_capacity_factor", rows, "must be above 0")
     if experts.pad_to_capacity and factor is None:
         raise InputError("model.experts.pad_to_capacity", "true", "needs capacity_factor")
     if experts.groups and experts.num_experts % experts.groups:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from orchestrator.model.ops import Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Weight
 from orchestrator.model.parts.mlp import activation_moved
 from orchestrator.model.parts.part import READ, WRITE, Part
-from orchestrator.model.routing import Routing
+from orchestrator.model.routing import Routing, buffered
 from orchestrator.model.shared import Shared
 from orchestrator.values import Value
 
@@ -53,6 +53,9 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     arXiv 2006.16668, section 2.2). None: all that are sent to it, which is called dropless."""
     pad_to_capacity: bool = False
     """Whether every expert computes as many tokens as it could take, zeros where fewer come: shapes that don't depend on the routing."""
+    rank_capacity_factor: float | None = None
+    """Rows of the buffer that a rank's experts compute, whatever comes, as a multiple of its even share; tokens beyond pass them by
+    (Megatron-core 0.19's moe_expert_rank_capacity_factor, of HybridEP). None: as many as come."""
     router_bias: bool = False
     """The router's linear has a bias that is trained (GPT-OSS)."""
     scores_on_input: bool = False
@@ -73,6 +76,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             ("sigmoid_router", self.score == "sigmoid"),
             ("grouped_router", self.groups is not None),
             ("expert_bias", self.expert_bias),
+            ("rank_capacity", self.rank_capacity_factor is not None),
             ("router_bias", self.router_bias),
             ("scores_on_input", self.scores_on_input),
             ("expert_mlp_bias", a.add_bias_linear),
@@ -96,7 +100,8 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
         n = 2 * f if a.gated else f
         share, uneven = self.computed_share, None if self.pad_to_capacity else self.routing
         routed = ceil(tokens * self.topk * share)
-        grouped = partial(Gemm, tokens=routed, experts=experts, routing=uneven)
+        rows = uneven if self.rank_capacity_factor is None else buffered(self.rank_capacity_factor, experts)
+        grouped = partial(Gemm, tokens=routed, experts=experts, routing=rows)
         activation = partial(Pointwise, moved=activation_moved(a), shard="tp")
         # The norm's output, which the router's product needs in backward (mcore transformer/moe/moe_utils.py, RouterGatingLinearFunction);
         # a checkpoint of the experts keeps it too, as its input.
@@ -118,10 +123,10 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             ]
         ops: list[Op] = [
             Gemm(name="mlp.router", role="router", tokens=tokens, k=h, n=experts, saves=(scored,)),
-            Pointwise(name="mlp.permute", role="permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp", routing=uneven),
+            Pointwise(name="mlp.permute", role="permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp", routing=rows),
             Dispatch(elements=ceil(tokens * h * share), topk=self.topk, routing=uneven, limit=(self.groups or 1, self.group_topk or 1)),
             grouped(name="mlp.experts.linear_fc1", role="routed_fc1", k=h, n=n, split="column", saves=(kept,)),
-            activation(name="mlp.experts.activation", role="routed_activation", elements=routed * f, saves=(act_input,), routing=uneven),
+            activation(name="mlp.experts.activation", role="routed_activation", elements=routed * f, saves=(act_input,), routing=rows),
             grouped(name="mlp.experts.linear_fc2", role="routed_fc2", k=f, n=h, split="row", saves=(product,)),
         ]
         if self.shared_ffn_hidden_size:
