@@ -44,8 +44,8 @@ def as_trainers(content: Content, program: Around) -> Content:
         found["fsdp"] = ("full_shard" if whole else "shard_grad_op") + (" offload" if offload else "")
         if fsdp.get("activation_checkpointing"):
             found.setdefault("gradient_checkpointing", True)
-    if isinstance(found.get("gradient_checkpointing"), str):
-        found["gradient_checkpointing"] = True
+    if isinstance(found.get("gradient_checkpointing"), str):  # where Axolotl keeps what is kept: "offload", "offload_disk"
+        found |= {"activation_offloading": found["gradient_checkpointing"], "gradient_checkpointing": True}
     return found
 
 

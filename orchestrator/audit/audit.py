@@ -255,6 +255,8 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
         keys["cluster"] = ASSUMED_CLUSTER
     if reading.accumulation is not None and "train.global_batch_size" not in given:
         keys["train.global_batch_size"] = _batch(reading, given, keys, machine)
+    if "train.lr" in keys:  # a recipe's own end of the rate may be above it
+        keys.setdefault("train.min_lr", 0.0)
     whole = {**recipe.as_texts(keys), **given}
     try:
         settings = recipe.load_tree(whole, machine, engines)

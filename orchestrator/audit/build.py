@@ -109,6 +109,8 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
     options = options_of(setup) | {"overlap_grad_reduce": reduce, "overlap_param_gather": gather, "zero_shard_size": copies}
     if not settings.architecture.experts:  # a file of overrides does not say whether its model has any
         options |= {name: DEFAULTS[name] for name in OF_EXPERTS}
+    if not any(part.shared_ffn_hidden_size for part in settings.architecture.experts):
+        options["moe_shared_expert_overlap"] = False
     cp_comm = options["cp_comm_type"] if setup.cp > 1 else "p2p"
     schedule = "interleaved" if setup.vpp > 1 else "deepspeed_1f1b" if setup.by_deepspeed_pipeline and setup.pp > 1 else "1f1b"
     sizes = chunks(setup, model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from orchestrator.audit.document import Content
 from orchestrator.errors import InputError
@@ -40,7 +40,9 @@ def content_of(text: str, name: str) -> tuple[Content, list[str]]:
     return content, notes
 
 
-UNKNOWN = object()
+UNKNOWN: Final = object()
+OF_A_CLASS: Final = ("Config", "Partial")
+"""Calls of nemo_run that make a configuration of the class that they are given."""
 
 
 def _plain(node: ast.expr) -> Any:
@@ -48,11 +50,15 @@ def _plain(node: ast.expr) -> Any:
     if isinstance(node, ast.Attribute):
         return ast.unparse(node) if ast.unparse(node).startswith("torch.") else UNKNOWN
     if isinstance(node, ast.Call):
+        called = ast.unparse(node.func).rpartition(".")[2]
         named = {word.arg: _plain(word.value) for word in node.keywords if word.arg}
-        texts = [ast.unparse(one).strip("'\"") for one in node.args]
         known = {key: value for key, value in named.items() if value is not UNKNOWN}
-        target = texts[0] if len(texts) == 1 else ast.unparse(node.func).rpartition(".")[2]
-        return {"_target_": target, **known} if known or isinstance(node.func, ast.Attribute) else target
+        if called in OF_A_CLASS and node.args:  # run.Config(CosineAnnealingScheduler)
+            return {"_target_": ast.unparse(node.args[0]), **known}
+        texts = [one.value if isinstance(one, ast.Constant) else UNKNOWN for one in node.args]
+        if texts and (len(texts) > 1 or not isinstance(texts[0], str)):
+            return UNKNOWN
+        return {"_target_": called, **known} if known else texts[0] if texts else called
     try:
         return ast.literal_eval(node)
     except ValueError:

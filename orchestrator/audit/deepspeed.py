@@ -31,7 +31,8 @@ def read(text: str, content: Mapping[str, Any]) -> Source:
 
 def kind_of(path: str) -> Kind | None:
     """What a setting does of which no plan says anything; None: DeepSpeed has none such."""
-    known = path in paths() or any(path == section or path.startswith(f"{section}.") for section in OPEN_SECTIONS)
+    short = path.replace("zero_optimization.", "zero_optimization.stage3_", 1)  # runtime/zero/config.py takes both names
+    known = path in paths() or short in paths() or any(path == section or path.startswith(f"{section}.") for section in OPEN_SECTIONS)
     return kind("ds_config", path) if known else None
 
 

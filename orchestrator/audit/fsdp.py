@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -13,23 +13,24 @@ from orchestrator.audit.hugging_face import as_ds, read_ds, sorted_out
 from orchestrator.audit.reading import Setup, Source, changes
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words.fsdp import NEMO_RL, VERL, VERL_SFT, Sharded
-from orchestrator.words.terms import Term, decided, kinds, nested
+from orchestrator.words.terms import Term, decided, kinds, nested, section
 
-MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+MEGATRONS: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+
+
+OF_VERL: Final = {"train_batch_size", "micro_batch_size_per_gpu", "max_token_len_per_gpu"}
 
 
 def program_of(content: Mapping[str, Any]) -> Sharded | None:
     """The program of a file that shards by FSDP, told by its sections; None: it trains by Megatron, or is none of these."""
-    actor = (content.get("actor_rollout_ref") or {}).get("actor") or {}
+    actor = section(content, "actor_rollout_ref.actor")
     if "actor_rollout_ref" in content:
         return None if "megatron" in actor or content.get("model_engine") == "megatron" else VERL
     engine = content.get("engine")
-    if "optim" in content and "data" in content and (engine is None or isinstance(engine, str | dict)):
+    if "optim" in content and OF_VERL & {*section(content, "data")} and (engine is None or isinstance(engine, str | dict)):
         return None if engine == "megatron" or (isinstance(engine, dict) and {*engine} & {*MEGATRONS}) else VERL_SFT
-    policy = content.get("policy")
-    if isinstance(policy, dict) and isinstance(policy.get("dtensor_cfg"), dict):
-        megatron = policy.get("megatron_cfg")
-        return None if isinstance(megatron, dict) and megatron.get("enabled") else NEMO_RL
+    if section(content, "policy.dtensor_cfg"):
+        return None if section(content, "policy.megatron_cfg").get("enabled") else NEMO_RL
     return None
 
 
@@ -47,17 +48,23 @@ def read(
     given.take(*program.others, program.recompute, program.steps, *program.length, program.samples, *program.nodes)
     if isinstance(content.get("engine"), str):
         given.used.add("engine")
-    ds: dict[str, Any] = {"zero_optimization.stage": 3, "bf16.enabled": True}
+    # Weights are fp32 in shards, cast for each layer, and gradients are summed in fp32 (both programs' MixedPrecisionPolicy).
+    ds: dict[str, Any] = {"zero_optimization.stage": 3, "bf16.enabled": True, "communication_data_type": "fp32",
+                          "data_types.grad_accum_dtype": "fp32"}  # fmt: skip
     for term in program.table:
         if (value := given.get(term.theirs)) is not None:
             ds[term.ours] = term.back(value)
     samples = given.number(program.samples) if program.samples else None
     if samples and "train_batch_size" in ds:  # of prompts, of which each has so many responses
         ds["train_batch_size"] = int(ds["train_batch_size"]) * samples
+    lengths = [given.number(path) for path in program.length]
+    switch, most = program.tokens
+    if switch and given.truth(switch, program.by_tokens) and (tokens := given.number(most)) and all(lengths):
+        samples_of_tokens = max(1, tokens * int(ds.get("sequence_parallel_size", 1)) // sum(lengths))
+        ds["train_micro_batch_size_per_gpu"] = 1 << samples_of_tokens.bit_length() - 1  # a power of two divides batches
     assumed = [*said, f"FSDP2 is priced as DeepSpeed's ZeRO-{ds['zero_optimization.stage']}, which shares the same between ranks"]
     reading = as_ds(read_ds(nested(ds), {}), program.kind, None, assumed)
     keys = dict(reading.keys)
-    lengths = [given.number(path) for path in program.length]
     if all(lengths):
         keys["train.seq_length"] = sum(lengths)
     if steps := given.number(program.steps):

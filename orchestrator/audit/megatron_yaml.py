@@ -94,8 +94,9 @@ MORE: Final = ("activation_func", "gated_linear_unit", "share_embeddings_and_out
 def _kind(path: str, tool: Tool) -> Kind | None:
     """What a setting does that is none of Megatron's; None: nobody knows that the tool has it."""
     section, name = tool.place(path)
-    if found := next((of for one in (name, name.split(".")[0], name.rpartition(".")[2]) if (of := kind_in(tool.known, one))), None):
-        return found
+    found = [of for one in (name, *name.split(".")) if (of := kind_in(tool.known, one))]
+    if found:
+        return "cost" if "cost" in found else found[0]
     known = name in megatron.DEFAULTS or name.rpartition(".")[2] in ("_target_", "_call_", "_factory_")
     known = known or bool(section and "." in name and tool is BRIDGE)
     return "harmless" if known or any(path == one or path.startswith(f"{one}.") for one in tool.others) else None
@@ -107,8 +108,12 @@ def _seen(content: Content, tool: Tool) -> tuple[Seen, Lists, list[str]]:
     seen: Seen = {}
     others: dict[str, tuple[str, Kind | None, Any]] = {}
     notes: list[str] = []
+    off = tuple(path.removesuffix("enabled") for path, value in leaves(content) if path.endswith(".enabled") and value is False)
     for path, value in leaves(content):
         if value in (None, {}, []):
+            continue
+        if path.startswith(off):  # of what is not used
+            others[path] = f"{path}={value}", "harmless", value
             continue
         table = _terms(path, tool)
         if table and isinstance(value, str) and (INTERPOLATION in value or value == MISSING):

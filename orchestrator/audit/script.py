@@ -95,6 +95,9 @@ def _overridden(text: str, name: str, script: Script, words: overrides.Overrides
 def _with_gpus(source: Source, words: overrides.Overrides, script: Script) -> Source:
     """The source with the number of GPUs that the launcher says, where the settings don't."""
     gpus, keys = gpus_of(Line(words.launcher, (), ""), script), source.reading.keys
+    if gpus is None:  # ms-swift's, before the command
+        said = {name: int(number) for name, number in PER_NODE.findall(source.text)}
+        gpus = said.get("NNODES", 1) * said["NPROC_PER_NODE"] if "NPROC_PER_NODE" in said else None
     return structs.replace(source, reading=replace(source.reading, keys=keys if gpus is None else {"gpus": gpus, **keys}))
 
 
@@ -239,6 +242,7 @@ def reading_of(line: Line, script: Script) -> Reading:
     return megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **lists)
 
 
+PER_NODE: Final = re.compile(r"^\s*(NNODES|NPROC_PER_NODE)=(\d{1,6})\b", re.MULTILINE)
 ACTORS: Final = ("--actor-num-nodes", "--actor-num-gpus-per-node")
 """slime's flags of how many GPUs train (slime/utils/arguments.py)."""
 ENTERING: Final = frozenset(
@@ -289,8 +293,6 @@ def gpus_of(line: Line, script: Script) -> int | None:
     if "ranks" in found:
         return found.get("nodes", 1) * found["ranks"]
     said = {name: int(value[0].text) for name, value in script.variables.items() if len(value) == 1 and value[0].text.isdecimal()}
-    if "NPROC_PER_NODE" in said:  # ms-swift's
-        return said.get("NNODES", 1) * said["NPROC_PER_NODE"]
     return next((said[name] for name in ("WORLD_SIZE", "NUM_GPUS", "NGPUS") if name in said), None)
 
 

@@ -22,6 +22,9 @@ class Sharded(NamedTuple):
     steps: str
     nodes: tuple[str, str]
     samples: str = ""
+    tokens: tuple[str, str] = ("", "")
+    """Paths of a switch by which a pass has as many samples as tokens allow, and of these; it is on where `by_tokens` says so."""
+    by_tokens: bool = False
     beside: Mapping[str, Any] = {}
     """What a written file says whatever the plan, by path."""
     recomputes: bool = False
@@ -69,6 +72,7 @@ VERL: Final = Sharded(
     steps="trainer.total_training_steps",
     nodes=("trainer.nnodes", "trainer.n_gpus_per_node"),
     samples="actor_rollout_ref.rollout.n",
+    tokens=(f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_max_token_len_per_gpu"),
     beside={
         "hydra.searchpath": ["pkg://verl.trainer.config"], "defaults": ["ppo_trainer", "_self_"], f"{ACTOR}.strategy": "fsdp2",
         f"{ACTOR}.fsdp_config.strategy": "fsdp2", "actor_rollout_ref.rollout.n": 1, f"{ACTOR}.use_dynamic_bsz": False,
@@ -98,7 +102,7 @@ NEMO_RL: Final = Sharded(
     },
     others=("sft", "grpo", "dpo", "ppo", "rm", "distillation", "checkpointing", "data", "env", "logger", "cluster", "loss_fn", "teacher",
             "policy.tokenizer", "policy.generation", "policy.megatron_cfg", "policy.scheduler", "value", "reward_model", "defaults",
-            "policy.optimizer.name"),
+            "policy.optimizer.name", "data_plane"),
 )  # fmt: skip
 VERL_SFT: Final = VERL._replace(
     table=[
@@ -112,6 +116,8 @@ VERL_SFT: Final = VERL._replace(
     recompute="model.enable_gradient_checkpointing",
     length=("data.max_length",),
     samples="",
+    tokens=("data.use_dynamic_bsz", "data.max_token_len_per_gpu"),
+    by_tokens=True,
     others=("data", "trainer", "model", "checkpoint", "hydra", "defaults", "profiler"),
 )
 """verl's supervised training, which is read alone."""

@@ -160,6 +160,17 @@ def put(content: dict[str, Any], path: str, value: Any) -> None:
     content[last] = value
 
 
+def section(content: Any, path: str) -> dict[str, Any]:
+    """The group of settings at a path of nested ones; an empty one where it is none.
+
+    >>> section({"a": {"b": {"c": 1}}}, "a.b"), section({"a": 3}, "a.b")
+    ({'c': 1}, {})
+    """
+    for name in path.split("."):
+        content = content.get(name) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by path as groups in groups.
 

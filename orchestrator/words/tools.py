@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from orchestrator.model.shared import GATED
 from orchestrator.words import megatron as words
 from orchestrator.words.megatron import ALIASES
-from orchestrator.words.terms import NOTHING, Kind, Table, Term, kinds, named, same, short_type
+from orchestrator.words.terms import NOTHING, Kind, Table, Term, kinds, named, same, section, short_type
 
 Content = dict[str, Any]
 Seen = dict[str, tuple[str, Any]]
@@ -339,24 +339,25 @@ MEGATRON_LM: Final = Tool(
 
 def _length(seen: Seen, content: Content) -> None:
     """A sequence is a prompt and its response, or what a text may have at most."""
-    data = content.get("data")
-    parts = [data.get(name) for name in ("max_prompt_length", "max_response_length")] if isinstance(data, dict) else []
-    if parts and all(isinstance(part, int) for part in parts):
+    data = section(content, "data")
+    parts = [data.get(name) for name in ("max_prompt_length", "max_response_length")]
+    if all(isinstance(part, int) for part in parts):
         seen.setdefault("seq_length", ("data.max_response_length", sum(parts)))
 
 
 def _verl(seen: Seen, content: Content) -> None:
     _length(seen, content)
-    actor = content.get("actor_rollout_ref") or {}
-    samples = (actor.get("rollout") or {}).get("n")
-    of, tokens = actor.get("actor") or {}, (actor.get("actor") or {}).get("ppo_max_token_len_per_gpu")
+    responses = section(content, "actor_rollout_ref.rollout").get("n")
+    of = section(content, ACTOR)
+    tokens = of.get("ppo_max_token_len_per_gpu")
     _, length = seen.get("seq_length", ("", None))
     if of.get("use_dynamic_bsz") and isinstance(tokens, int) and isinstance(length, int):  # as many samples as these tokens are
         cp = seen.get("context_parallel_size", ("", 1))[1]
-        seen["micro_batch_size"] = f"{ACTOR}.ppo_max_token_len_per_gpu", max(1, tokens * int(cp) // length)
+        samples = max(1, tokens * int(cp) // length)
+        seen["micro_batch_size"] = f"{ACTOR}.ppo_max_token_len_per_gpu", 1 << samples.bit_length() - 1  # a power of two divides batches
     path, batch = seen.get("global_batch_size", ("", None))
-    if isinstance(samples, int) and isinstance(batch, int):  # of prompts, of which each has so many responses (workers/engine_workers.py)
-        seen["global_batch_size"] = path, batch * samples
+    if isinstance(responses, int) and isinstance(batch, int):  # of prompts, of which each has so many responses (workers/engine_workers.py)
+        seen["global_batch_size"] = path, batch * responses
 
 
 def verl(actor: str, engine: str, batch: str, micro: str, **more: Any) -> Tool:
@@ -468,7 +469,7 @@ NEMO_RL: Final = Tool(
               "policy.megatron_cfg.scheduler", "policy.megatron_cfg.distributed_data_parallel_config", "policy.megatron_cfg.fp8_cfg"),
     others=("sft", "grpo", "dpo", "ppo", "rm", "distillation", "checkpointing", "data", "env", "logger", "cluster", "loss_fn", "teacher",
             "policy.tokenizer", "policy.generation", "policy.dtensor_cfg", "policy.optimizer", "policy.scheduler", "value", "reward_model",
-            "policy.megatron_cfg.env_vars", "policy.megatron_cfg.checkpoint", "defaults"),
+            "policy.megatron_cfg.env_vars", "policy.megatron_cfg.checkpoint", "defaults", "data_plane"),
     known=kinds("nemo_rl"),
     adapt=_nemo_rl,
     made={

@@ -30,8 +30,15 @@ AT: Final = {
     "huggingface/accelerate": "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83",
     "huggingface/alignment-handbook": "925acdfe4b2b4e38c3dabd1851bc418f0b656351",
     "hiyouga/LLaMA-Factory": "ff6d4d12eeb035d6ce06805a5733dd7b29f2ac30",
+    "verl-project/verl": "1dda039b9c6311889a9c9a26040677e1254814f9",
+    "NVIDIA-NeMo/RL": "7ea279abfbeb698b092856d0dab61e7cf39bc909",
+    "THUDM/slime": "624b824a898ab0ec1fcb4d373004c7f3852bf515",
+    "modelscope/ms-swift": "3602360a562313afbf2ef6065fdf61f271a2c5b9",
+    "axolotl-ai-cloud/axolotl": "067b021c8b87a9e5e380b9173c704cf7340e30f5",
 }
 """Commits of the repositories."""
+AROUND: Final = ("verl-project/verl", "NVIDIA-NeMo/RL", "THUDM/slime", "modelscope/ms-swift", "axolotl-ai-cloud/axolotl")
+"""Programs that people start around Megatron and DeepSpeed."""
 COLUMNS: Final = (
     "repository",
     "commit",
@@ -94,6 +101,13 @@ def test_fifty_published_files_are_cited() -> None:
     assert all(row["commit"] == AT[row["repository"]] for row in table)
     assert len({row["format"] for row in table}) >= 8
     assert sum(row["legal"] == "yes" for row in table) >= 30
+
+
+def test_of_thirty_files_of_programs_around_the_engines_every_setting_is_known() -> None:
+    table = [row for row in rows() if row["repository"] in AROUND or (row["path"].endswith(".sh") and "Bridge" in row["repository"])]
+    assert len(table) >= 30
+    assert {row["repository"] for row in table} >= {*AROUND}
+    assert [row["path"] for row in table if row["unknown"] != "0"] == []
 
 
 @pytest.mark.full

@@ -51,13 +51,16 @@ def settings_of(plan: Plan, name: str) -> tuple[dict[str, Any], tuple[str, ...],
         lost["zero_optimization.stage"] = plan.zero_stage
     lost |= {path: size for path, size in (("tensor_parallel.autotp_size", plan.tp), ("expert_parallel.autoep_size", plan.ep))
              if size > 1 and path not in placed}  # fmt: skip
+    if training.grad_reduce_dtype != "fp32":
+        lost["communication_data_type"] = training.grad_reduce_dtype
     others = {name: getattr(plan, name) for name in ("zero_shard_size", "offload_activations") if getattr(plan, name)}
     said |= {program.recompute: plan.strategy.recompute == "full", program.steps: training.steps}
     if len(program.length) == 1:
         said[program.length[0]] = training.seq_length
     nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
     said |= {**_schedule(plan, name), **program.beside, program.nodes[0]: nodes, program.nodes[1]: plan.world_size // nodes}
-    pins = {HELD[path][0]: HELD[path][1] for path in lost} | {PINS[one][0]: PINS[one][1] for one in others if PINS[one][1] is not None}
+    pins = {pin: value for path, (pin, value) in HELD.items() if path in lost}
+    pins |= {pin: value for one, (pin, value) in PINS.items() if one in others and value is not None}
     unsaid = tuple(f"{path}={value}" for path, value in (lost | others).items())
     return said, unsaid, pins
 
