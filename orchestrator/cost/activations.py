@@ -147,14 +147,19 @@ class LayerActivations:
         return working + logits_bytes(layer, strategy, micro_batch_size, traits)
 
 
+FUSED_LOSS_BYTES: Final = 2.0
+"""Bytes per logit of Megatron's fused loss beyond the unfused one's: 16-bit logits 2, fp32 copy 4 and exponentials 4, which jit's kernels
+don't write over that copy (core/fusions/fused_cross_entropy.py; peaks of Megatron-core's own tests, validate/engines/megatron.py)."""
+
+
 def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, traits: Traits) -> float:
     """Bytes of the logits, their fp32 copy and the softmax kept for backward, of one micro-batch over the local vocabulary
     (cross_entropy.py:28); over the whole one where the engine gathers them; of a piece of the sequence where they are computed so."""
-    mesh = strategy.mesh
+    mesh, fused = strategy.mesh, strategy.cross_entropy_loss_fusion
     total = 0.0
     for op in layer.ops:
         if isinstance(op, Gemm) and op.pad_to:
             whole = op.split is None or traits.layers == "hugging_face"
             local = op.n if whole else padded(op.n, op.pad_to, mesh.tp) // mesh.tp
-            total += op.tokens * micro_batch_size / mesh.cp * local * traits.logits_bytes
+            total += op.tokens * micro_batch_size / mesh.cp * local * (traits.logits_bytes + FUSED_LOSS_BYTES * fused)
     return total / strategy.tiled_logits

@@ -54,6 +54,7 @@ OPTIONS: Final[Table] = (
     flag("overlap_grad_reduce", "overlap_grad_reduce"),
     flag("overlap_param_gather", "overlap_param_gather"),
     flag("optimizer_cpu_offload", "offload_optimizer"),
+    flag("cross_entropy_loss_fusion", "cross_entropy_loss_fusion"),
 )
 BATCH: Final[Table] = (Term("micro_batch_size", "micro_batch_size", default=1, back=int),)
 

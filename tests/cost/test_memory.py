@@ -22,6 +22,7 @@ from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
 from orchestrator.units import GIB, MIB
+from orchestrator.validate.engines.megatron import FUSED_LOSS_LOGITS
 
 S, H, A = 2048, 1024, 16
 
@@ -196,6 +197,9 @@ def test_logits_stand_on_the_last_stage_for_one_micro_batch() -> None:
     padded = 50432  # 50257 up to a multiple of 128 x 2
     assert head.transient_backward_bytes >= 3 * S * padded / 2 * 8
     assert head.transient_backward_bytes < 1.1 * 3 * S * padded / 2 * 8
+    fused = model.layer(candidate(tp=2, pp=2, micro_batch_size=3, cross_entropy_loss_fusion=True), "head", "none")
+    more = fused.transient_backward_bytes - head.transient_backward_bytes
+    assert more == pytest.approx(3 * S * padded / 2 * (FUSED_LOSS_LOGITS - 8), rel=0.01), "the loss whose peaks were published"
 
 
 def test_recomputed_layers_live_one_at_a_time() -> None:

@@ -33,4 +33,4 @@ srun torchrun --nnodes 4 --nproc_per_node 8 pretrain_gpt.py $MODEL ${ARGS[@]} \
     --tensor-model-parallel-size ${TP} \
     --micro-batch-size 1 --global-batch-size 256 \
     --train-iters 1000 --lr 3e-4 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 \
-    --save checkpoints/$NAME --cross-entropy-loss-fusion --not-a-flag 3
+    --save checkpoints/$NAME --manual-gc --not-a-flag 3

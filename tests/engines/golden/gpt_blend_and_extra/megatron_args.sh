@@ -21,6 +21,7 @@ MEGATRON_ARGS=(
   --use-distributed-optimizer
   --overlap-grad-reduce
   --overlap-param-gather
+  --cross-entropy-loss-fusion
   --micro-batch-size '1'
   --global-batch-size '64'
   --train-iters '20'
@@ -51,6 +52,5 @@ MEGATRON_ARGS=(
   --init-method-std '0.01'
   --no-bias-dropout-fusion
   --ddp-bucket-size '1000'
-  --cross-entropy-loss-fusion
   --log-throughput
 )
