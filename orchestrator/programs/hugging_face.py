@@ -11,39 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.programs import hugging_face_hooks as hooks  # isort: skip  (before DeepSpeed)
-import numpy as np
 import torch
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-from orchestrator.plan import Plan
-from orchestrator.programs.hugging_face_callback import RunCallback
+from orchestrator.programs.hooks import PlannedSamples
 from orchestrator.workers import as_planned
-from orchestrator.workers.data import Samples
 from orchestrator.workers.deepspeed_trainer import parameter_groups
 from orchestrator.workers.hf_model import summed_over_sequence
 from orchestrator.workers.schedule import learning_rate
-
-
-class PlannedSamples(Dataset[dict[str, torch.Tensor]]):
-    """The plan's samples, by their number in the run."""
-
-    def __init__(self, plan: Plan, samples: Samples, count: int) -> None:
-        self.plan, self.samples, self.count = plan, samples, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        found, scale = self.samples.sample(index), self.samples.scale(index // self.plan.global_batch_size)
-        if "loss_mask" in found:
-            found["labels"] = np.where(found["loss_mask"] > 0, found["labels"], -100)
-        return found | ({} if scale is None else {"loss_scale": np.float32(scale)})
-
-    def collate(self, samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Samples as a micro-batch."""
-        return {name: torch.as_tensor(array) for name, array in self.samples.stack(samples).items()}
 
 
 class PlannedTrainer(Trainer):
@@ -67,33 +44,28 @@ class PlannedTrainer(Trainer):
         if self.optimizer is None:
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
             self.optimizer = kind(parameter_groups(self.model), **settings | {"weight_decay": self.args.weight_decay})
-            if self._steps_when_built():
+            if self.states.steps_when_built():
                 for group in self.optimizer.param_groups:
                     group["initial_lr"], group["lr"] = group["lr"], 0.0  # the schedule begins with initial_lr
         return self.optimizer
 
-    def _steps_when_built(self) -> bool:
-        """Whether DeepSpeed takes a step as it is built (stage 0 in 16 bits, fp16/fused_optimizer.py:125): at rate 0, and forgotten."""
-        return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None, last_epoch: int = -1) -> Any:
         """The plan's schedule, of which transformers has some alone (its linear one ends at 0)."""
         if self.lr_scheduler is None:
-            peak = self.plan.training.lr
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: learning_rate(self.plan.training, step) / peak)
+            training = self.plan.training
+            share = lambda step: learning_rate(training, step) / training.lr  # noqa: E731
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, share, last_epoch)
         return self.lr_scheduler
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         """What DeepSpeed makes otherwise than the plan is mended (workers/hf_model.py, corrected). A checkpoint is read into any layout
         and ZeRO stage, where DeepSpeed's own is of one (integrations/deepspeed.py, deepspeed_load_checkpoint)."""
-        self.states = self.run.states(self.model)
+        self.states = self.run.kind(self.plan, self.run.engine, self.run.device, self.run.groups, self.model)
         if self.plan.zero_stage == 0 and not self.plan.training.clip:  # there DeepSpeed tells a norm only where it clips
             self.accelerator.deepspeed_plugin.deepspeed_config["gradient_clipping"] = as_planned.UNCLIPPED
         with self.states.corrected():
             prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         self.states.take(self.model_wrapped)
-        if self._steps_when_built():
-            self.model_wrapped.optimizer.optimizer.state.clear()
         if self.run.saved is not None:
             self.states.load(self.run.saved)
             self._go_on_as_planned(self.run.saved.step)
@@ -102,38 +74,29 @@ class PlannedTrainer(Trainer):
     def _go_on_as_planned(self, step: int) -> None:
         """Rates, decay and betas are the plan's, which train.change= may have changed: DeepSpeed's own checkpoint brings those that it was
         written with, in the groups of the optimizer (torch/optim/optimizer.py, load_state_dict)."""
-        said, schedule = self.args, self.lr_scheduler
-        schedule.last_epoch = step
-        rates = [said.learning_rate * share(step) for share in schedule.lr_lambdas]
-        schedule._last_lr = rates
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            decay = 0.0 if group["name"] == "free" else said.weight_decay
-            own = {"betas": (said.adam_beta1, said.adam_beta2), "eps": said.adam_epsilon}
-            group |= {"lr": rate, "initial_lr": said.learning_rate, "weight_decay": decay} | {k: v for k, v in own.items() if k in group}
+        said = self.args
+        own = {"betas": (said.adam_beta1, said.adam_beta2), "eps": said.adam_epsilon, "initial_lr": said.learning_rate}
+        for group in self.optimizer.param_groups:
+            group |= {name: value for name, value in own.items() if name in group}
+            group["weight_decay"] = 0.0 if group["name"] == "free" else said.weight_decay
+        self.lr_scheduler = None
+        self.create_scheduler(self.plan.training.steps, last_epoch=step - 1)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Writes weights and moments by their places in the whole model, once the step's row is written: a run that is killed goes on
         behind it."""
-        self.run.write_row()
+        self.run.rows.write()
         self.run.saves.save(self.states, self.state.global_step)
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """The training's samples."""
-        return super().get_train_dataloader() if self.plan.cp == 1 else self._same_for_a_sequence(self.train_dataset)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """The samples that were held out."""
-        if self.plan.cp == 1:
-            return super().get_eval_dataloader(eval_dataset)
-        return self._same_for_a_sequence(self.eval_dataset if eval_dataset is None else eval_dataset)
-
-    def _same_for_a_sequence(self, dataset: Any) -> DataLoader[Any]:
-        """The ranks of a sequence read the same samples under Ulysses. DeepSpeed's own adapter would shift labels once more, and lose the
-        last of each sequence (runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter)."""
+    def _get_dataloader(self, dataset: Any, description: str, batch_size: int, *words: Any, **more: Any) -> DataLoader[Any]:
+        """Samples in their order, the same for all ranks of a sequence. DeepSpeed's own adapter for Ulysses would shift labels once more,
+        and lose the last of each sequence (runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter)."""
         self.accelerator.deepspeed_ulysses_dl_adapter = lambda loader, model: loader
-        size, dp = self.plan.micro_batch_size, self.plan.dp
-        mine = [at + i for at in range(self.run.groups.rank("dp") * size, len(dataset), dp * size) for i in range(size)]
-        return DataLoader(dataset, batch_size=size, sampler=mine, collate_fn=self.data_collator)
+        dp, rank = self.plan.dp, self.run.groups.rank("dp")
+        starts = [(number * dp + rank) * batch_size for number in range(len(dataset) // (dp * batch_size))]
+        mine = [start + i for start in starts for i in range(batch_size)]
+        workers = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
+        return DataLoader(dataset, batch_size, sampler=mine, collate_fn=self.data_collator, **workers)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """The plan's samples have the plan's loss: means are those of the global batch, whatever the layout and the answers' lengths, and
@@ -169,18 +132,14 @@ class PlannedTrainer(Trainer):
             self.states.export(Path(output_dir))
 
 
-def trainer(run: hooks.Run) -> Trainer:
-    """The Trainer of the plan, with the run's callback."""
+def trainer(run: hooks.Run, training: PlannedSamples, valid: PlannedSamples | None) -> Trainer:
+    """The Trainer of the plan on these samples (valid: to evaluate on, or None), with the run's callback."""
     [arguments] = HfArgumentParser(TrainingArguments).parse_yaml_file("trainer.yaml")  # before the model, which ZeRO-3 divides
-    training, valid = run.samples(PlannedSamples)
     run.complete(arguments, evaluates=valid is not None)
-    said = {"model": run.first_model(), "args": arguments, "data_collator": training.collate}
-    return PlannedTrainer(run, **said, train_dataset=training, eval_dataset=valid, callbacks=[RunCallback(run)], compute_metrics=run.scores)
-
-
-def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> hooks.Steps:
-    """The Trainer's steps one at a time, for who measures them (rehearse=true, orchestrator.profile)."""
-    return hooks.Steps(trainer, plan, engine, device)
+    return PlannedTrainer(
+        run, model=run.kind.first(run.plan, run.engine, run.device), args=arguments, train_dataset=training, eval_dataset=valid,
+        data_collator=training.collate, compute_metrics=run.kind.scores(run.plan), callbacks=[hooks.RunCallback(run)],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.programs import megatron_hooks as hooks
+from orchestrator.programs.hooks import read_plan
 
 hooks.prepare()  # before Megatron is imported
 
@@ -49,7 +50,7 @@ def forward_step(batches: Iterator[dict[str, Any]], model: torch.nn.Module, retu
 
 def data_sets(samples: Sequence[int], vp_stage: int | None = None) -> Any:
     """For training, validation and test, each of so many samples, on every rank: the files are mapped, and nothing needs to be sent."""
-    if hooks.read_plan().training.task == "sft":
+    if read_plan().training.task == "sft":
         return hooks.supervised(*samples)
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -18,11 +17,11 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.errors import InputError
-from orchestrator.plan import Plan, from_json
+from orchestrator.plan import Plan
+from orchestrator.programs.hooks import OUT, PlannedSamples, Rows, as_rank, read_plan
 from orchestrator.programs.megatron_writers import Writers
 from orchestrator.workers import checkpoint, data, distributed, loop, preflight, saving, unpickling
 from orchestrator.workers.groups import Groups
-from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import Watchdog
 
 CHECKOUT: Final = "MEGATRON_LM"
@@ -36,13 +35,6 @@ TRACKER: Final = "latest_checkpointed_iteration.txt"
 """Names that Megatron's checkpoints have (training/checkpointing.py, get_checkpoint_name and get_checkpoint_tracker_filename)."""
 ENCODED: Final = "data/"
 """How the prefixes of corpora begin that are made of the plan's text in the run's folder (engines/megatron/own.py)."""
-OUT: Final = Path()
-"""Ranks run in the run's folder."""
-
-
-def read_plan(folder: Path = OUT) -> Plan:
-    path = folder / "plan.json"
-    return from_json(path.read_bytes(), str(path))
 
 
 def program_of(checkout: Path, kind: str) -> Path:
@@ -73,44 +65,32 @@ def prepare() -> None:
 def run(train: Callable[[], None]) -> NoReturn:
     """`train`, or the program of the checkout in its place, as one rank of the job; ends the process."""
 
-    def program() -> None:
-        plan = read_plan()
-        engine = loop.read_engine(OUT) if (OUT / "engine.json").exists() else {}  # our worker has none for what it can't train
+    def body(plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
+        hooks = Hooks(plan, engine, device, watchdog)
+        hooks.rows.phase("building the model", loop.BUILD_S)
+        sys.argv = [word for word in sys.argv if word != CONTINUE] + resumed(plan)
+        data.write_indexed(plan, OUT, [word for word in sys.argv if word.startswith(ENCODED)])
+        hooks.install()
+        checkout = os.environ.get(CHECKOUT)
+        try:
+            if checkout and plan.training.task == "pretrain":
+                sys.argv[0] = str(program_of(Path(checkout).resolve(), KINDS[plan.model.stack]))
+                runpy.run_path(sys.argv[0], run_name="__main__")
+            else:
+                train()
+        except SystemExit as end:  # Megatron's way to stop before the last step
+            if end.code:
+                raise
+        hooks.close()
 
-        def body(job: distributed.Job, watchdog: Watchdog) -> None:
-            hooks = Hooks(plan, engine, job.device, watchdog)
-            hooks.phase("building the model", loop.BUILD_S)
-            sys.argv = [word for word in sys.argv if word != CONTINUE] + resumed(plan)
-            data.write_indexed(plan, OUT, [word for word in sys.argv if word.startswith(ENCODED)])
-            hooks.install()
-            checkout = os.environ.get(CHECKOUT)
-            try:
-                if checkout and plan.training.task == "pretrain":
-                    sys.argv[0] = str(program_of(Path(checkout).resolve(), KINDS[plan.model.stack]))
-                    runpy.run_path(sys.argv[0], run_name="__main__")
-                else:
-                    train()
-            except SystemExit as end:  # Megatron's way to stop before the last step
-                if end.code:
-                    raise
-            hooks.close()
-
-        loop.as_rank(plan, OUT, engine.get("requires", {}), body)
-
-    loop.recorded(program)
+    as_rank(body)
 
 
-class Supervised(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """`count` sequences of supervised samples as `forward_step` takes them, the first `again` of `samples` over and over."""
-
-    def __init__(self, samples: data.Samples, count: int, again: int) -> None:
-        self.samples, self.count, self.again = samples, count, again
-
-    def __len__(self) -> int:
-        return self.count
+class Supervised(PlannedSamples):
+    """Sequences of supervised samples as `forward_step` takes them."""
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        found = self.samples.sample(index % self.again)
+        found = super().__getitem__(index)
         names = {"tokens": "tokens", "labels": "labels", "loss_mask": "loss_mask", "position_ids": "positions"}
         return {name: torch.from_numpy(found[ours].copy()) for name, ours in names.items()}
 
@@ -119,10 +99,10 @@ def supervised(train: int, valid: int, test: int) -> tuple[Supervised, Supervise
     """The supervised samples of data= and data.valid=, for so many sequences. Raises InputError."""
     plan = read_plan()
     training, held_out = loop.open_samples(plan, OUT / "data")
+    mine = Supervised(plan, training, train)
     if held_out is None:
-        return Supervised(training, train, train), None, None
-    again = loop.eval_steps(plan, held_out) * plan.global_batch_size
-    return Supervised(training, train, train), Supervised(held_out, valid, again), None
+        return mine, None, None
+    return mine, Supervised(plan, held_out, valid, loop.eval_steps(plan, held_out) * plan.global_batch_size), None
 
 
 def own_checkpoint() -> Path | None:
@@ -161,10 +141,7 @@ class Hooks:
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
-        self.metrics: loop.Metrics | None = None
-        self.timers: StepTimers | NoTimers = NoTimers()
-        self.row: dict[str, Any] = {}
-        """The row of metrics of the step before, while its evaluation is awaited."""
+        self.rows = Rows(plan, device, watchdog)
         self.listed = own_checkpoint()
         """The newest checkpoint of which this rank has written its files' digests."""
         self.unmarked: list[Path] = []
@@ -177,10 +154,6 @@ class Hooks:
         self.writers = Writers(OUT)
         self.places: list[Any] = []
         """The weights of this rank by their places in the whole model; none where nothing is exported."""
-
-    def phase(self, name: str, limit_s: float | None = None) -> None:
-        """Tells the watchdog what begins, and how long it may last where the plan has a limit."""
-        self.watchdog.phase(name, limit_s if limit_s is None or self.plan.run.step_timeout_s else 0.0)
 
     def install(self) -> None:
         from megatron.training import argument_utils, arguments, training
@@ -214,7 +187,7 @@ class Hooks:
         done = initialise(*args, **kwargs)
         self.watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
         loop.look_at_groups(self.plan, megatron_groups.current(), self.device)
-        self.phase("building the model", loop.BUILD_S)
+        self.rows.phase("building the model", loop.BUILD_S)
         return done
 
     def first_weights(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -279,37 +252,26 @@ class Hooks:
         from megatron.training import get_args
 
         self.mark()
-        self.write()
         arguments = get_args()
         done = int(arguments.curr_iteration)
-        if self.metrics is None:
-            self.metrics = loop.Metrics(OUT, done)
-            if self.plan.run.step_timers:
-                self.timers = StepTimers(self.plan, self.device, OUT, done, loop.peak_memory)
-        self.timers.begin(done)
-        self.watchdog.phase(f"step {done + 1}")
-        begin = time.perf_counter()
+        self.rows.begin(done)
         lr = max(group["lr"] / group.get("lr_mult", 1.0) for group in optimizer.param_groups)
 
         def timed(*inner: Any, **more: Any) -> Any:
-            self.timers.phase("passes")
+            self.rows.timers.phase("passes")
             losses = passes(*inner, **more)
-            self.timers.phase("update")
+            self.rows.timers.phase("update")
             return losses
 
         self.chunks = model
         losses, *rest = answer = step(forward, batches, model, optimizer, scheduler, config, timed, *args, **kwargs)
-        loop.synchronise(self.device)
-        self.timers.phase("agree")
+        self.rows.agree()
         loss, peak = self._agreed(losses)
-        seconds = time.perf_counter() - begin
-        self.timers.end(done)
         self.done = done + 1
-        self.row = loop.row(self.plan, self.done, loss, None if rest[4] is None else float(rest[4]), lr, seconds, peak)
+        seconds = self.rows.end(self.done)
+        self.rows.row = loop.row(self.plan, self.done, loss, None if rest[4] is None else float(rest[4]), lr, seconds, peak)
         if not (arguments.do_valid and (self.done == arguments.train_iters or self.done % arguments.eval_interval == 0)):
-            self.write()
-        evaluation = self.plan.run.step_timeout_s * (self.plan.run.eval_steps if self.plan.run.eval_every else 0)
-        self.phase(f"step {self.done}: evaluation and checkpoint", saving.limit_s(self.plan) + evaluation)
+            self.rows.write()
         return answer
 
     def _agreed(self, losses: dict[str, torch.Tensor]) -> tuple[float, int]:
@@ -321,16 +283,10 @@ class Hooks:
         """The row that waits gets the loss of the first set that is evaluated on."""
         answer = evaluate(*args, **kwargs)
         loss, _ = self._agreed(answer[0] or {})
-        if self.row:
-            self.row["valid_loss"] = loop.finite(loss)
-            self.write()
+        if self.rows.row:
+            self.rows.row["valid_loss"] = loop.finite(loss)
+            self.rows.write()
         return answer
-
-    def write(self) -> None:
-        """The row of the step before, if it is still to be written."""
-        row, self.row = self.row, {}
-        if row and self.metrics is not None:
-            self.metrics.write(**row)
 
     # --------------------------------------------------------------------------------------------------------------- checkpoints
 
@@ -364,16 +320,14 @@ class Hooks:
         self.mark(newest[0])
         torch.distributed.barrier()
         self.mark()
-        self.write()
-        if self.metrics is not None:
-            self.metrics.close()
+        self.rows.close()
         if not (self.plan.run.export_to and self.done == self.plan.training.steps):
             return
         from megatron.training.training import unwrap_model
 
         from orchestrator.workers import hf_weights, megatron_checkpoints, weights
 
-        self.phase("export", saving.limit_s(self.plan))
+        self.rows.phase("export", saving.limit_s(self.plan))
         megatron_checkpoints.gather_weights(self.chunks)
         found = [*self.places, *weights.balances(unwrap_model(self.chunks))]
         hf_weights.export(found, self.plan, Path(self.plan.run.export_to), self.engine, lambda parameter: nullcontext())

@@ -106,12 +106,20 @@ class DeepSpeedStates:
     names: Names = "megatron_core"
     """The program whose names the weights have in checkpoints."""
 
+    def steps_when_built(self) -> bool:
+        """Whether DeepSpeed steps when it is built. At stage 0 in bf16 or fp16 it allocates Adam's state by a step with gradients of zero
+        (initialize_optimizer_states in fp16/unfused_optimizer.py and fused_optimizer.py:125): it decays the weights once, and Adam's bias
+        correction is one step ahead for ever. We give that step no learning rate, and forget its count."""
+        return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
+
     def take(self, engine: Any) -> None:
         """This model's engine, as DeepSpeed has made it. In fp32 at stage 0 norm and clipping are ours: DeepSpeed tells no norm
         (engine.py:3503), and clips by one that leaves out the later stages of its pipeline (clip_grad_norm_ in runtime/utils.py counts what
         is not cut on the first rank of TP x PP alone). Raises InputError where the engine is otherwise than the plan."""
         self.engine = engine
         as_planned.require_as_planned(engine, self.plan)
+        if self.steps_when_built():
+            engine.optimizer.optimizer.state.clear()
         if self.plan.zero_stage == 0 and self.plan.training.precision == "fp32":
 
             def clip() -> None:
@@ -233,14 +241,6 @@ class DeepSpeedTrainer(DeepSpeedStates):
                 config=self._ds_config(self.engine_fields["ds_config"]),
             )
         self.take(self.engine)
-        if self._steps_when_built():
-            self.engine.optimizer.optimizer.state.clear()
-
-    def _steps_when_built(self) -> bool:
-        """Whether DeepSpeed steps when it is built. At stage 0 in bf16 or fp16 it allocates Adam's state by a step with gradients of zero
-        (initialize_optimizer_states in fp16/unfused_optimizer.py and fused_optimizer.py:125): it decays the weights once, and Adam's bias
-        correction is one step ahead for ever. We give that step no learning rate, and forget its count."""
-        return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
 
     def _ds_config(self, ds_config: dict[str, Any]) -> dict[str, Any]:
         """The file's content, with what depends on this machine."""
@@ -249,7 +249,7 @@ class DeepSpeedTrainer(DeepSpeedStates):
         as_planned.require_no_auto(ds_config)
         if not ds_config["gradient_clipping"] and self.plan.zero_stage == 0:
             ds_config = ds_config | {"gradient_clipping": as_planned.UNCLIPPED}
-        if self._steps_when_built():
+        if self.steps_when_built():
             optimizer = ds_config["optimizer"]
             ds_config = ds_config | {"optimizer": optimizer | {"params": optimizer["params"] | {"lr": 0.0}}}
         if self.device.type == "cpu":

@@ -51,6 +51,16 @@ def summed_over_sequence(plan: Plan) -> int:
     return plan.cp if plan.zero_stage < 3 else 1
 
 
+def ulysses(plan: Plan, attention: str) -> Any:
+    """What makes accelerate put DeepSpeed's exchange of sequence shards for heads around this attention."""
+    from accelerate import ParallelismConfig
+    from accelerate.utils import DeepSpeedSequenceParallelConfig
+
+    length = plan.training.seq_length
+    handler = DeepSpeedSequenceParallelConfig(sp_seq_length=length, sp_seq_length_is_variable=False, sp_attn_implementation=attention)
+    return ParallelismConfig(sp_size=plan.cp, dp_shard_size=plan.dp, sp_handler=handler)
+
+
 class HuggingFaceModel(DeepSpeedStates):
     """One rank of such a model. DeepSpeed makes groups of its own, neighbours first: the same as those of the plan's order."""
 
@@ -66,6 +76,19 @@ class HuggingFaceModel(DeepSpeedStates):
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, groups: Groups, model: torch.nn.Module) -> None:
         self.plan, self.engine_fields, self.device, self.groups, self.model = plan, engine, device, groups, model
+
+    @staticmethod
+    def first(plan: Plan, engine: dict[str, Any], device: torch.device) -> torch.nn.Module:
+        """The model with its first weights, before DeepSpeed has it. Raises InputError."""
+        model: Any = hugging_face.first_model(plan, engine, device)
+        if "expert_balance" in engine["model"]:
+            model.config.output_router_logits, model.config.router_aux_loss_coef = True, engine["model"]["expert_balance"]
+        return model
+
+    @staticmethod
+    def scores(plan: Plan) -> Any:
+        """compute_metrics= of the Trainer: what is said of what was held out, beside its loss."""
+        return None
 
     @contextlib.contextmanager
     def corrected(self) -> Iterator[None]:

@@ -183,7 +183,7 @@ def main() -> None:
     begin = time.perf_counter()
     job = distributed.join(plan)
     for folder in folders[:1]:
-        importlib.import_module((folder / "module").read_text())
+        rehearsal.builder((folder / "module").read_text())
     if "megatron.core" in sys.modules:
         importlib.import_module("orchestrator.workers.megatron_groups").prepare(plan)
     yardstick = Yardstick(job.device)

@@ -103,16 +103,22 @@ def modules_of(trainer: Any) -> list[torch.nn.Module]:
     return [trainer.model]
 
 
+def builder(module: str) -> Any:
+    """What builds the trainer of one rank: `build` of a worker, or of what takes a program's steps one at a time (MODULE_steps.py)."""
+    found = importlib.import_module(module)
+    return found.build if hasattr(found, "build") else importlib.import_module(f"{module}_steps").build
+
+
 def rehearse(
     plan: Plan, engine: dict[str, Any], folder: Path, module: str, out: Path, steps: int, together: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
     """What the rank measures of itself; the first step is not timed. `folder` has the job's files, `out` what is made of data;
     `together` is called before each step."""
     device = distributed.prepare_device(plan)
-    worker = importlib.import_module(module)
+    build = builder(module)
     gc.freeze()  # what was imported stays: collections pass over it
     with contextlib.chdir(folder):
-        trainer = worker.build(plan, engine, device)
+        trainer = build(plan, engine, device)
     samples, _ = loop.open_samples(plan, out / "data")
     answer_for_other_ranks(trainer, plan)
     count = microbatches(plan, engine)

@@ -92,8 +92,23 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:LISTED]) + more if names else "none"
 
 
+def accuracy(evaluated: Any) -> dict[str, float]:
+    """The share of right labels among samples that were evaluated: (logits [samples, classes], labels)."""
+    logits, labels = evaluated
+    return {"accuracy": float((logits.argmax(-1) == labels).mean())}
+
+
 class DescribedModel(HuggingFaceModel):
     """One rank of such a model. Its batches are `traced_data`'s, by the names of its forward's arguments."""
+
+    @staticmethod
+    def first(plan: Plan, engine: dict[str, Any], device: torch.device) -> nn.Module:
+        return first_model(plan, engine, device)
+
+    @staticmethod
+    def scores(plan: Plan) -> Any:
+        assert plan.model.traced is not None
+        return accuracy if plan.model.traced.classifies else None
 
     def _pieces(self, name: str) -> tuple[int, ...]:
         assert self.plan.model.traced is not None
@@ -124,9 +139,3 @@ class DescribedModel(HuggingFaceModel):
         traced = self.plan.model.traced
         assert traced is not None
         return build.from_config(traced.config, next(self.model.parameters()).dtype, (traced.attention, "eager"))[0]
-
-
-def scores(evaluated: Any) -> dict[str, float]:
-    """What is said of a classification of samples beside its loss. `evaluated`: the Trainer's (logits [samples, classes], labels)."""
-    logits, labels = evaluated
-    return {"accuracy": float((logits.argmax(-1) == labels).mean())}

@@ -9,5 +9,4 @@ import_deepspeed(torch.device("cpu"))
 import transformers.integrations.deepspeed  # noqa: E402, F401
 from transformers import HfArgumentParser, Trainer, TrainingArguments  # noqa: E402, F401
 
-import orchestrator.programs.hugging_face_callback  # noqa: E402
 import orchestrator.programs.hugging_face_hooks  # noqa: E402, F401

@@ -21,7 +21,7 @@ RANKS = 8
 OURS = [
     "orchestrator.workers.megatron",
     "orchestrator.workers.megatron_deepspeed",
-    "orchestrator.programs.hugging_face",
+    "orchestrator.programs.hugging_face_steps",
     "worker_cases",
     "hf_cases",
     "traced_cases",
