@@ -42,7 +42,7 @@ class Run:
     """One rank of the run: what its plan says beside the Trainer's own arguments."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog | NoWatchdog) -> None:
-        self.plan, self.engine, self.device, self.rows = plan, engine, device, hooks.Rows(plan, device, watchdog)
+        self.plan, self.engine, self.device, self.rows = plan, engine, device, loop.Rows(plan, device, OUT, watchdog)
         if plan.run.trace_routing:
             raise InputError("train.trace_routing", "true", "engine=deepspeed has no routers of megatron-core")
         as_planned.require_ranks(plan)

@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.programs.hooks import OUT, PlannedSamples, Rows, as_rank, read_plan
-from orchestrator.programs.megatron_writers import Writers
+from orchestrator.programs.hooks import OUT, PlannedSamples, as_rank, read_plan
 from orchestrator.workers import checkpoint, data, distributed, loop, preflight, saving, unpickling
 from orchestrator.workers.groups import Groups
 from orchestrator.workers.watchdog import Watchdog
@@ -141,7 +140,7 @@ class Hooks:
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
-        self.rows = Rows(plan, device, watchdog)
+        self.rows = loop.Rows(plan, device, OUT, watchdog)
         self.listed = own_checkpoint()
         """The newest checkpoint of which this rank has written its files' digests."""
         self.unmarked: list[Path] = []

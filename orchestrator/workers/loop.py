@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import IO, Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -159,24 +159,63 @@ def row(plan: Plan, step: int, loss: float, grad_norm: float | None, lr: float, 
             "tokens_per_s": tokens / seconds, "peak_memory_bytes": int(peak)}  # fmt: skip
 
 
-class Metrics:
-    """OUT/metrics.jsonl, one flushed line a step, written by rank 0. A run that resumes in its own folder keeps the lines before."""
+class Rows:
+    """OUT/metrics.jsonl, one flushed line a step, written by rank 0, and OUT/timers.jsonl. A run that resumes in its own folder keeps the
+    lines before. The last step's row waits: its evaluation may follow."""
 
-    def __init__(self, out: Path, first_step: int) -> None:
-        self.file = None
+    def __init__(self, plan: Plan, device: torch.device, out: Path, watchdog: Watchdog | NoWatchdog) -> None:
+        self.plan, self.device, self.out, self.watchdog = plan, device, out, watchdog
+        self.begun: float | None = None
+        self.file: IO[str] | None = None
+        self.timers: StepTimers | NoTimers = NoTimers()
+        self.row: dict[str, Any] = {}
+        """The row that waits."""
+
+    def phase(self, name: str, limit_s: float | None = None) -> None:
+        """Tells the watchdog what begins, and how long it may last where the plan has a limit."""
+        self.watchdog.phase(name, limit_s if limit_s is None or self.plan.run.step_timeout_s else 0.0)
+
+    def begin(self, done: int) -> None:
+        """A step begins, behind so many."""
+        self.write()
+        if self.begun is None:
+            self._open(done)
+        self.timers.begin(done)
+        self.phase(f"step {done + 1}")
+        self.begun = time.perf_counter()
+
+    def _open(self, done: int) -> None:
         if dist.get_rank() == 0:
-            path = out / METRICS
+            path = self.out / METRICS
             lines = path.read_text().splitlines() if path.exists() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= first_step]
-            path.write_text("".join(line + "\n" for line in kept))
+            path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= done))
             self.file = path.open("a")
+        if self.plan.run.step_timers:
+            self.timers = StepTimers(self.plan, self.device, self.out, done, peak_memory)
 
-    def write(self, **values: Any) -> None:
-        if self.file is not None:
-            self.file.write(json.dumps(values) + "\n")
+    def agree(self) -> None:
+        """This rank's update is done; the ranks agree on the step's numbers."""
+        synchronise(self.device)
+        self.timers.phase("agree")
+
+    def end(self, done: int) -> float:
+        """A step, by which so many are done, has ended: its seconds. What follows may last as long as an evaluation and a checkpoint."""
+        seconds, run = time.perf_counter() - (self.begun or 0.0), self.plan.run
+        self.timers.end(done - 1)
+        evaluation = run.step_timeout_s * (run.eval_steps if run.eval_every else 0)
+        self.phase(f"step {done}: evaluation and checkpoint", limit_s(self.plan) + evaluation)
+        return seconds
+
+    def write(self) -> None:
+        """Writes the row that waits, if there is one."""
+        row, self.row = self.row, {}
+        if row and self.file is not None:
+            self.file.write(json.dumps(row) + "\n")
             self.file.flush()
 
     def close(self) -> None:
+        """Ends metrics.jsonl."""
+        self.write()
         if self.file is not None:
             self.file.close()
 
@@ -222,55 +261,43 @@ def train(
     if sys.platform != "win32":
         signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
     eval_every = plan.run.eval_every if valid is not None else 0
-    metrics = Metrics(out, first_step)
     trace: Trace | None = None
     if plan.run.trace_routing:
         if not isinstance(trainer, HasExperts):
             raise InputError("train.trace_routing", "true", f"engine={plan.engine} has no routers of megatron-core")
         trace = trainer.trace_routing(out, first_step)
     losses: list[float] = []
-    saves = Saves(plan, out)
-    now = (watchdog or NoWatchdog()).phase
+    saves, rows = Saves(plan, out), Rows(plan, device, out, watchdog or NoWatchdog())
     stop = False
-    timers = StepTimers(plan, device, out, first_step, peak_memory) if plan.run.step_timers else NoTimers()
     for step in range(first_step, training.steps):
-        timers.begin(step)
-        begin = time.perf_counter()
-        now(f"step {step + 1}: data")
+        rows.begin(step)
         microbatches = read(trainer, samples, step)
-        now(f"step {step + 1}: forward and backward")
-        timers.phase("passes")
+        rows.timers.phase("passes")
         local_loss = trainer.forward_backward(microbatches)
-        now(f"step {step + 1}: update")
-        timers.phase("update")
+        rows.timers.phase("update")
         lr = learning_rate(training, step)
         grad_norm = trainer.update(lr)
-        synchronise(device)
-        timers.phase("agree")
+        rows.agree()
         loss, peak, stop = agree(local_loss, trainer.groups, device, bool(warned))
-        seconds = time.perf_counter() - begin
-        timers.end(step)
         done = step + 1
-        numbers: dict[str, Any] = row(plan, done, loss, grad_norm, lr, seconds, peak)
+        rows.row = row(plan, done, loss, grad_norm, lr, rows.end(done), peak)
         losses.append(loss)
         if trace is not None:
             trace.write(done)
         saves.poll()
         if valid is not None and eval_every and (done % eval_every == 0 or done == training.steps):
-            now(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
-            numbers["valid_loss"] = finite(evaluate(trainer, valid))
-        metrics.write(**numbers)
+            rows.row["valid_loss"] = finite(evaluate(trainer, valid))
+        rows.write()
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
-            now(f"step {done}: checkpoint", limit_s(plan))
             saves.save(trainer, done)
         if stop:
             break
-    now("the last checkpoint", limit_s(plan))
+    rows.phase("the last checkpoint", limit_s(plan))
     saves.wait()
     if not stop and plan.run.export_to:
-        now("export", limit_s(plan))
+        rows.phase("export", limit_s(plan))
         trainer.export(Path(plan.run.export_to))
-    metrics.close()
+    rows.close()
     if sys.platform != "win32":
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a reminder would end Python in its last moments, when it has no handlers any more
     return losses
