@@ -272,8 +272,10 @@ def train(
     for step in range(first_step, training.steps):
         rows.begin(step)
         microbatches = read(trainer, samples, step)
+        rows.phase(f"step {step + 1}: forward and backward")
         rows.timers.phase("passes")
         local_loss = trainer.forward_backward(microbatches)
+        rows.phase(f"step {step + 1}: update")
         rows.timers.phase("update")
         lr = learning_rate(training, step)
         grad_norm = trainer.update(lr)
@@ -286,9 +288,11 @@ def train(
             trace.write(done)
         saves.poll()
         if valid is not None and eval_every and (done % eval_every == 0 or done == training.steps):
+            rows.phase(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
             rows.row["valid_loss"] = finite(evaluate(trainer, valid))
         rows.write()
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
+            rows.phase(f"step {done}: checkpoint", limit_s(plan))
             saves.save(trainer, done)
         if stop:
             break
