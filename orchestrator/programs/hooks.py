@@ -40,7 +40,7 @@ def as_rank(train: Callable[[Plan, dict[str, Any], torch.device, Watchdog], None
 
 
 class PlannedSamples(Dataset[dict[str, Any]]):
-    """So many of a run's samples, by number; the first `again` of them over and over."""
+    """`count` of a run's samples, by number; the first `again` of them over and over."""
 
     def __init__(self, plan: Plan, samples: data.Samples, count: int, again: int | None = None) -> None:
         self.plan, self.samples, self.count, self.again = plan, samples, count, again or count

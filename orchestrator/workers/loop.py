@@ -214,7 +214,7 @@ class Rows:
             self.file.flush()
 
     def close(self) -> None:
-        """Ends metrics.jsonl."""
+        """Writes the row that waits and closes metrics.jsonl."""
         self.write()
         if self.file is not None:
             self.file.close()
