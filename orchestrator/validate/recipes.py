@@ -126,7 +126,7 @@ def run_of(recipe: dict[str, str]) -> Run:
         "cuda_graph": f"{recipe.get('cuda_graph', '')}: {recipe.get('cuda_graph_scope', '')}",
         "pipeline_layout": recipe.get("pipeline_layout") or split,
         # What a rank's experts compute then is of one size, which the table does not say: even routing fills it.
-        "rank_capacity": "1" if whole and recipe.get("num_experts") and recipe.get("dispatcher") == "flex" else "",
+        "rank_capacity": "1" if whole and recipe.get("dispatcher") == "flex" else "",
         "run_id": recipe["recipe_id"],
         "model_name": recipe["model"],
         "status": "ok",

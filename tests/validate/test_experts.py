@@ -384,6 +384,17 @@ QWEN35 = {
 }
 
 
+def test_a_recipe_whose_steps_are_graphs_is_legal_where_its_experts_compute_a_buffer() -> None:
+    """Bridge's for GB200 and later; what is sent to them otherwise is counted on the host, which ends the capture."""
+    graph = {"gpu": "GB200", "num_gpus": "8", "ep": "8", "cuda_graph": "full_iteration", "cuda_graph_scope": ""}
+    buffered, counted = (
+        recipes.Judge(named(None)).judge({**RECIPE, **graph, "dispatcher": kind, "flex_backend": backend})
+        for kind, backend in (("flex", "hybridep"), ("alltoall", ""))
+    )
+    assert (buffered.legal, counted.legal) == (True, False)
+    assert "rank_capacity_factor" in counted.why
+
+
 def test_a_recipe_of_a_model_with_vision_is_judged_by_its_text_decoder() -> None:
     """Qwen3.5-35B-A3B: 34,660,610,688 parameters of text and a layer of multi-token prediction."""
     run = recipes.run_of(QWEN35)
