@@ -46,7 +46,7 @@ def check_told(job: RlJob, step: Step, name: str) -> None:
     if name not in LANGUAGES:
         raise InputError("write", name, "is told nothing of generation", LANGUAGES)
     if keys.algorithm != "grpo":
-        raise InputError("write", name, "is written for rl.algorithm=grpo: a critic has settings of its own", ["grpo"])
+        raise InputError("write", name, f"is written for rl.algorithm=grpo: {keys.algorithm} has settings of its own", ["grpo"])
     if keys.reward != "rule":
         raise InputError("write", name, "is written for rl.reward=rule: a reward model has settings of its own")
     if job.sequences % keys.updates or (name == "verl" and job.prompts % keys.updates):

@@ -81,6 +81,10 @@ def rl_job(merged: Flat, architecture: Architecture) -> RlJob | None:
         raise InputError("rl.samples", keys.samples, why)
     if keys.updates > keys.prompts * keys.samples:
         raise InputError("rl.updates", keys.updates, f"is more than the {keys.prompts * keys.samples} samples of a step")
+    if keys.algorithm == "distill" and keys.reward != "rule":
+        raise InputError("rl.reward", keys.reward, "is not asked for: rl.algorithm=distill learns from a teacher")
+    if keys.algorithm == "dpo" and keys.samples == 1:
+        raise InputError("rl.samples", 1, "makes no pair: rl.algorithm=dpo compares responses to one prompt")
     if keys.generation_gpus is not None and keys.placement != "split":
         raise InputError("rl.generation_gpus", keys.generation_gpus, "is of generation on GPUs of its own: rl.placement=split beside it")
     if keys.staleness and keys.placement == "colocated":

@@ -8,7 +8,7 @@ from orchestrator.errors import InputError
 from orchestrator.key import Key, one_text, shown
 from orchestrator.values import Value
 
-Algorithm = Literal["grpo", "ppo"]
+Algorithm = Literal["grpo", "ppo", "dpo", "distill"]
 Placement = Literal["auto", "colocated", "split"]
 Reward = Literal["rule", "model"]
 MOST: Final = 10**9
@@ -58,7 +58,10 @@ class RlKeys(Value, frozen=True, kw_only=True):
     max_response_length: Annotated[int | None, Key(
         "rl.max_response_length", "where a response is cut off", type=int, unit="tokens", default="what the model's positions leave",
         low=1, high=MOST)] = None  # fmt: skip
-    algorithm: Annotated[Algorithm, Key("rl.algorithm", "grpo, or ppo with a critic of the model's size")] = "grpo"
+    algorithm: Annotated[Algorithm, Key(
+        "rl.algorithm",
+        "grpo; ppo: with a critic; dpo: pairs of the step's own samples, by a reference; distill: by a teacher's log-probabilities; critic "
+        "and teacher are of the model's size")] = "grpo"  # fmt: skip
     updates: Annotated[
         int, Key("rl.updates", "of the weights in a step: mini-batches that its samples are divided into", low=1, high=10**6)
     ] = 1

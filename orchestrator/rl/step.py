@@ -22,6 +22,7 @@ from orchestrator.units import GB
 from orchestrator.values import Value
 
 Pool = Literal["all", "generation", "training"]
+Model = Literal["policy", "reference", "critic", "reward", "teacher"]
 
 REFIT_RATE: Final = 2.8 * GB
 """Bytes/s at which a GPU of an engine gets its part of the new weights, whatever the links would carry: tensors are gathered, renamed and
@@ -46,7 +47,7 @@ class Phase(Value, frozen=True, kw_only=True):
     """A part of a step: of which model, over how many tokens, on which GPUs, after which others, and when."""
 
     name: str
-    model: Literal["policy", "reference", "critic", "reward"]
+    model: Model
     tokens: float
     pool: Pool
     gpus: int
@@ -223,7 +224,7 @@ def step(
     gpus = {"all": plan.world_size, "training": plan.world_size, "generation": generation.engines * generation.layout.gpus}
     found: list[Phase] = []
 
-    def add(name: str, model: Literal["policy", "reference", "critic", "reward"], pool: Pool, seconds: float, *after: str,
+    def add(name: str, model: Model, pool: Pool, seconds: float, *after: str,
             of: float = tokens, off: tuple[float, float] = train_off) -> None:  # fmt: skip
         found.append(Phase(name=name, model=model, tokens=of, pool=pool, gpus=gpus[pool], after=after, seconds=seconds, off=off))
 
@@ -243,15 +244,19 @@ def step(
     if colocated and offloads:
         add("onload", "policy", "all", states / host, "generate", of=0.0)
         before = "onload"
-    if keys.reward == "model":
-        add("reward", "reward", trained_on, forward + 2 * copy / host, before)
-    add("old log-probabilities", "policy", trained_on, forward, before)
-    learns = ["old log-probabilities"]
-    if keys.reward == "model":
-        learns.append("reward")
-    if keys.reference:
-        add("reference log-probabilities", "reference", trained_on, forward + 2 * copy / host, before)
-        learns.append("reference log-probabilities")
+    learns = [before]
+    other: list[tuple[str, Model, bool]] = [
+        ("reward", "reward", keys.reward == "model"),
+        ("reference log-probabilities", "reference", keys.reference or keys.algorithm == "dpo"),
+        ("teacher log-probabilities", "teacher", keys.algorithm == "distill"),
+    ]
+    for name, model, used in other:
+        if used:  # its weights come from the host's memory, and go
+            add(name, model, trained_on, forward + 2 * copy / host, before)
+            learns.append(name)
+    if keys.algorithm in ("grpo", "ppo"):
+        add("old log-probabilities", "policy", trained_on, forward, before)
+        learns.append("old log-probabilities")
     if keys.algorithm == "ppo":
         add("values", "critic", trained_on, forward + states / host, before)
         add("update critic", "critic", trained_on, update + states / host, "values", *learns)

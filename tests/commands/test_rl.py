@@ -54,6 +54,8 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
         (WORDS, "rl.response_length: is missing"),
         ((*WORDS, *LENGTHS, "train.global_batch_size=64"), "train.global_batch_size=64: follows from rl.prompts"),
         ((*WORDS[1:4], "rl.prompts=32"), "rl.prompts=32: is of reinforcement learning: task=rl beside it"),
+        ((*WORDS[:5], "rl.samples=1", WORDS[6], *LENGTHS, "rl.algorithm=dpo"), "rl.samples=1: makes no pair"),
+        ((*WORDS, *LENGTHS, "rl.algorithm=distill", "rl.reward=model"), "rl.reward=model: is not asked for"),
         ((*WORDS, *LENGTHS, "rl.generation_gpus=4"), "rl.placement=split beside it"),
         ((*WORDS, *LENGTHS, "rl.staleness=1", "rl.placement=colocated"), "rl.staleness=1: needs generation beside training"),
         ((*WORDS, *LENGTHS, "rl.tp=3"), "rl.tp=3: is refused for generation: tp=3 does not divide num_attention_heads=32"),

@@ -50,6 +50,22 @@ def test_phases_of_one_pool_follow_each_other_and_what_they_wait_for() -> None:
         assert one.interval[0] < one.seconds < one.interval[1]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "passes"),
+    [
+        ("grpo", {"old log-probabilities"}),
+        ("ppo", {"old log-probabilities", "values", "update critic"}),
+        ("dpo", {"reference log-probabilities"}),
+        ("distill", {"teacher log-probabilities"}),
+    ],
+)
+def test_an_algorithm_has_its_own_passes(algorithm: str, passes: set[str]) -> None:
+    ask = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", f"rl.algorithm={algorithm}", "rl.placement=colocated")
+    phases = {phase.name: phase for phase in fastest(ask.question, ask).best.phases}
+    assert {*phases} - {"transfer", "offload", "onload", "generate", "update"} == passes
+    assert passes - {"update critic"} <= {*phases["update"].after}
+
+
 def test_side_by_side_a_step_takes_as_long_as_its_longer_half() -> None:
     ask = asker("recipe=qwen3_8b", "gpus=16", "cluster=dgx_h100")
     one = fastest(asked(ask.question, placement="split", staleness=1), ask).best
