@@ -53,8 +53,7 @@ class PlannedTrainer(Trainer):
         """The plan's schedule, of which transformers has some alone (its linear one ends at 0)."""
         if self.lr_scheduler is None:
             training = self.plan.training
-            share = lambda step: learning_rate(training, step) / training.lr  # noqa: E731
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, share, last_epoch)
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: learning_rate(training, step) / training.lr, last_epoch)
         return self.lr_scheduler
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
@@ -93,8 +92,7 @@ class PlannedTrainer(Trainer):
         and lose the last of each sequence (runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter)."""
         self.accelerator.deepspeed_ulysses_dl_adapter = lambda loader, model: loader
         dp, rank = self.plan.dp, self.run.groups.rank("dp")
-        starts = [(number * dp + rank) * batch_size for number in range(len(dataset) // (dp * batch_size))]
-        mine = [start + i for start in starts for i in range(batch_size)]
+        mine = [(n * dp + rank) * batch_size + i for n in range(len(dataset) // (dp * batch_size)) for i in range(batch_size)]
         workers = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
         return DataLoader(dataset, batch_size, sampler=mine, collate_fn=self.data_collator, **workers)
 

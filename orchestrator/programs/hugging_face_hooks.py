@@ -60,16 +60,13 @@ class Run:
             self.kind = traced.DescribedModel
 
     def complete(self, arguments: TrainingArguments, *, evaluates: bool) -> None:
-        """Sets what belongs to the run's folder, whatever trainer.yaml says for use by hand. `evaluates`: whether there are samples to
-        evaluate on."""
+        """Sets what trainer.yaml says otherwise, for use by hand. `evaluates`: whether there are samples to evaluate on."""
         run, traced = self.plan.run, self.plan.model.traced
         arguments.output_dir, arguments.gradient_checkpointing = str(OUT / checkpoint.FOLDER), False  # the model has recompute already
         arguments.remove_unused_columns, arguments.logging_nan_inf_filter, arguments.disable_tqdm = False, False, True
-        arguments.report_to = ["tensorboard"] if is_tensorboard_available() else []
+        arguments.report_to = ["tensorboard"] * is_tensorboard_available() + ["wandb"] * bool(run.wandb)
+        os.environ |= {f"WANDB_{name.upper()}": value for name, value in run.wandb.items()}
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(OUT / "tensorboard")
-        if run.wandb:
-            arguments.report_to.append("wandb")
-            os.environ |= {f"WANDB_{name.upper()}": value for name, value in run.wandb.items()}
         if self.plan.cp > 1:
             arguments.parallelism_config = hf_model.ulysses(self.plan, self.engine["model"]["attn_implementation"])
         if traced is not None:
@@ -128,8 +125,7 @@ class RunCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Agrees with the other ranks whether one was warned of the time limit."""
         self.rows.agree()
-        device = self.run.device
-        values = torch.tensor([len(self.warned), loop.peak_memory(device)], dtype=torch.float64, device=device)
+        values = torch.tensor([len(self.warned), loop.peak_memory(args.device)], dtype=torch.float64, device=args.device)
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         self.seconds = self.rows.end(state.global_step)
         warned, self.peak = values.tolist()
