@@ -62,7 +62,8 @@ class Run:
     def complete(self, arguments: TrainingArguments, *, evaluates: bool) -> None:
         """Sets what trainer.yaml says otherwise, for use by hand. `evaluates`: whether there are samples to evaluate on."""
         run, traced = self.plan.run, self.plan.model.traced
-        arguments.output_dir, arguments.gradient_checkpointing = str(OUT / checkpoint.FOLDER), False  # the model has recompute already
+        arguments.output_dir = str(OUT / checkpoint.FOLDER)
+        arguments.activation_checkpointing = arguments.gradient_checkpointing = False  # two names of what the model has already
         arguments.remove_unused_columns, arguments.logging_nan_inf_filter, arguments.disable_tqdm = False, False, True
         arguments.report_to = ["tensorboard"] * is_tensorboard_available() + ["wandb"] * bool(run.wandb)
         os.environ |= {f"WANDB_{name.upper()}": value for name, value in run.wandb.items()}
@@ -139,9 +140,8 @@ class RunCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Keeps the row of a step. Raises NonFiniteLossError on every rank."""
         if "loss" in logs and state.global_step != self.rows.row.get("step"):
-            norm = logs.get("grad_norm")
-            numbers = logs["loss"], None if norm is None else float(norm), logs["learning_rate"], self.seconds, self.peak
-            self.rows.row = loop.row(self.plan, state.global_step, *numbers)
+            norm = None if logs.get("grad_norm") is None else float(logs["grad_norm"])
+            self.rows.row = loop.row(self.plan, state.global_step, logs["loss"], norm, logs["learning_rate"], self.seconds, self.peak)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Adds the loss of what was held out, and what compute_metrics= makes of it, to the step's row."""
