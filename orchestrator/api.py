@@ -68,7 +68,7 @@ __all__ = [
     "sweep",
 ]  # fmt: skip
 
-STARTS: Final = ("launch", "launch.wait", "out")
+STARTS: Final = ("launch", "launch.wait", "out", "tune")
 """Keys of a run: a plan is asked for here, and nothing is written or started."""
 
 MICRO_BATCHES: Final = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -22,6 +22,10 @@ SHOWN_LENGTH = 90
 class PrintedAudit(Audit):
     """An audit whose text is what the command prints."""
 
+    def __repr__(self) -> str:
+        said = {True: "fits", False: "does not fit", None: "may not fit"}[self.fits] if self.legal else "is not legal"
+        return f"<Audit of {self.name}: {said}>"
+
     def __str__(self) -> str:
         written = io.StringIO()
         show(Console(file=cast(TextIO, Trimmed(written)), width=FILE_WIDTH), self)

@@ -95,3 +95,6 @@ def check_samples(path: str, *, chats: bool) -> None:
         messages = json.loads(line).get("messages")
         if messages and not any(message.get("role") == ANSWERS for message in messages):
             raise InputError("data", where, "has no message of the assistant: nothing to learn")
+        for number, message in enumerate(messages or (), 1):  # a template would write None, and that would be learnt
+            if message.get("role") == ANSWERS and all(value is None for name, value in message.items() if name != "role"):
+                raise InputError("data", where, f"message {number} is the assistant's and says nothing")

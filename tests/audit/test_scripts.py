@@ -99,6 +99,7 @@ def test_a_script_becomes_its_plan() -> None:
     assert {span.recompute for stage in plan.stages for span in stage.layers if span.kind == "decoder"} == {"full"}
     assert found.legal
     assert found.fits
+    assert repr(found) == f"<Audit of {SAMPLES / 'pretrain_gpt.sh'}: fits>"
 
 
 def test_nothing_is_left_out() -> None:

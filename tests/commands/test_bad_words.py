@@ -48,6 +48,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("plan", *TINY, "gpus=4", "memory.risk=2"), "memory.risk=2"),
     (("plan", *TINY, "gpus=4", "gpus=8"), "is given twice"),
     (("plan", *TINY, "gpus=4", "launch=local"), "launch=local: is for a run"),
+    (("plan", *TINY, "gpus=4", "tune=5"), "tune=5: is for a run"),
     (("plan", "plan=nothing.json"), "plan=nothing.json: can't be read"),
     (("plan", *TINY, "gpus=2", "target.cost=5"), "target.cost=5: needs cluster.price_per_gpu_hour"),
     (("sweep", *TINY), "no key has several values"),

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import orchestrator as so
+from orchestrator import recipe
 from orchestrator.__main__ import main
+from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.plan import from_json
 from orchestrator.recipe import KEYS
@@ -81,9 +83,9 @@ def test_each_row_of_the_table_is_taken_by_its_number(take: int, tmp_path: Path)
 def test_a_number_that_is_in_no_table_is_refused() -> None:
     with pytest.raises(InputError, match=r"take=9: is more than the 4 that a search shows"):
         so.plan(recipe="llama3_70b", gpus=64, take=9)
-    for beside in ({"tune": 3}, {"largest": "seq_length"}, {"target.days": 3}):
+    for beside in ("tune=3", "largest=seq_length", "target.days=3"):
         with pytest.raises(InputError, match="take=2: names one of a search's plans"):
-            so.plan(recipe="llama3_70b", gpus=64, take=2, **beside)
+            recipe.load(("recipe=llama3_70b", "gpus=64", "take=2", beside), Machine(), ("megatron",))
 
 
 def test_a_table_of_many_plans_has_no_more_to_say() -> None:

@@ -72,6 +72,10 @@ CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "co
     ("line", "said"),
     [
         ('{"messages": [{"role": "user", "content": "a"}]}', "has no message of the assistant"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null}]}',
+            "message 2 is the assistant's and says nothing",
+        ),
         ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "has half of a surrogate pair"),
         ("[" * 100_000, "is not JSON"),
         ('{"text": "a"}', "is no sample of task=sft"),
