@@ -218,7 +218,7 @@ def fastest_of(
         if bound >= below_s:
             break
         modes = legal_modes(rules, candidate, workload, tried)
-        if not modes or costs.memory_floor(candidate) > limit.usable:
+        if not modes or costs.time_floor(candidate) >= below_s or costs.memory_floor(candidate) > limit.usable:
             continue
         leaf = Leaf(candidate, modes, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))
         inner = Inner(costs, workload.model, capabilities, leaf, limit, settings.pins.layout)
