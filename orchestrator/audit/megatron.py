@@ -539,6 +539,9 @@ def _zero(f: Fields) -> tuple[int, bool]:
     strategy, distributed = f.get("data_parallel_sharding_strategy"), f.get("use_distributed_optimizer")
     stage = words.FSDP_STRATEGIES.index(strategy) if strategy in words.FSDP_STRATEGIES else 0
     if f.get("use_megatron_fsdp"):
+        if stage < 2:
+            said = f"data_parallel_sharding_strategy={words.FSDP_STRATEGIES[stage]}"
+            f.assumed.append(f"use_megatron_fsdp with {said} is priced as Megatron's own data parallelism with zero_stage={stage}")
         return stage, stage >= 2
     if f.get("use_torch_fsdp2"):
         f.assumed.append("use_torch_fsdp2 is priced as Megatron's own FSDP with the same sharding")

@@ -184,6 +184,15 @@ def test_a_setting_whose_other_half_is_off_is_said_to_do_nothing(said: str, need
     assert not any("does nothing without" in one for one in script.read(f"{base}{said} {with_it}\n").reading.assumed)
 
 
+@pytest.mark.parametrize(("strategy", "stage"), [("no_shard", 0), ("optim", 1), ("optim_grads", None), ("optim_grads_params", None)])
+def test_what_megatrons_fsdp_shares_no_more_of_than_its_data_parallelism_is_said_to_be_priced_as_that(strategy: str, stage: Any) -> None:
+    base = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+    reading = script.read(f"{base}--use-megatron-fsdp --data-parallel-sharding-strategy {strategy}\n").reading
+    priced = [line for line in reading.assumed if "is priced as Megatron's own data parallelism" in line]
+    assert [line.endswith(f"zero_stage={stage}") for line in priced] == ([] if stage is None else [True])
+    assert reading.setup.megatron_fsdp == (stage is None)
+
+
 def test_every_pattern_is_of_settings_that_some_program_has() -> None:
     known = KNOWN | {destination for destination, _ in script.known_flags().values()}
     patterns = [*terms.kinds("megatron_lm")]
