@@ -9,6 +9,7 @@ predicted time; then the three changes that gain most, each alone and together, 
 
 FILE, known by what is in it:
   a shell script or a line that starts Megatron-LM's or Megatron-DeepSpeed's programs, or Megatron-LM's --yaml-cfg
+  YAML whose keys are Megatron-LM's flags, as Megatron-MoE-ModelZoo has it
   a ds_config.json (the model and the sequence are keys beside it; pin.recompute=full where the model checkpoints activations)
   arguments of Hugging Face's Trainer, YAML or JSON, as TRL, alignment-handbook and LLaMA-Factory have them
   Axolotl's and ms-swift's configurations, ms-swift's commands (swift sft, megatron sft), slime's

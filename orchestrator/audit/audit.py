@@ -29,6 +29,8 @@ from orchestrator.report.budget import budget
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import CHOICES, OFFERED
 
+HAS_BF16: Final = 8.0
+"""Compute capability from which a GPU multiplies bf16 as fast as fp16 (NVIDIA's A100 and later)."""
 ASSUMED_CLUSTER: Final = "dgx_h100"
 PADDED: Final = "model.make_vocab_size_divisible_by"
 """A key that may follow a change of tp, by which Megatron pads the vocabulary."""
@@ -89,8 +91,26 @@ class Audit:
         """The file's plan with its prediction; None: the file's numbers make no plan."""
         return None if self.judged is None else self.judged.plan
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the file's plan has that is legal and hardly meant, a sentence each."""
+        plan = self.plan
+        if plan is None:
+            return ()
+        inner, gpu = plan.cluster.levels[0], plan.cluster.gpu
+        found = []
+        if plan.tp > inner.size:
+            found.append(f"tp={plan.tp} is wider than the {inner.size} GPUs of {inner.name}: every layer's exchange leaves it")
+        if plan.training.precision == "fp16" and not plan.cluster.is_cpu and float(gpu.compute_capability) >= HAS_BF16:
+            found.append(f"fp16 on {gpu.name}: as fast as bf16, with a loss scale and steps that it skips")
+        return tuple(found)
+
     def _miscounted(self, plan: Plan) -> str:
-        """Why DeepSpeed refuses the file's batch, micro-batch and accumulation on these GPUs; "": it does not, or a key replaces one."""
+        """Why Megatron refuses the batch that the file begins with, or DeepSpeed its batch, micro-batch and accumulation, on these GPUs;
+        "": they don't, or a key replaces one."""
+        first, share = self.reading.first_batch, plan.micro_batch_size * plan.dp
+        if first is not None and first % share:
+            return f"rampup_batch_size={first}: is no multiple of dp x micro-batch = {plan.dp} x {plan.micro_batch_size}"
         steps, said = self.reading.steps, self.reading.setup
         own = (said.tp, said.cp, said.micro_batch_size) == (plan.tp, plan.cp, plan.micro_batch_size)
         if not own or self._counts(self.reading, plan):
@@ -210,6 +230,7 @@ class Audit:
             "unpriced": list(self.reading.unpriced),
             "beside": list(self.reading.beside),
             "assumed": list(self.reading.assumed),
+            "remarks": list(self.remarks),
             "changes": [{"what": row.what, "step_time_s": row.judged.step_time_s, "peak_memory_bytes": row.judged.peak_memory_bytes,
                          "fits": not row.judged.lacking_bytes, "chance_of_not_fitting": row.judged.chance, "diff": row.diff}
                         for row in rows],

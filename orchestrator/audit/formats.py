@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from orchestrator.audit import accelerate, code, deepspeed, fsdp, megatron_yaml, own, script, trainer
+from orchestrator.audit import accelerate, code, deepspeed, flags_yaml, fsdp, megatron_yaml, own, script, trainer
 from orchestrator.audit.document import content_of, is_json, over_defaults
 from orchestrator.audit.reading import Source
 from orchestrator.errors import InputError
@@ -33,6 +33,8 @@ def read(text: str, name: str) -> Source:
         return trainer.read(text, name, content)
     if deepspeed.is_ds_config(content):
         return deepspeed.read(text, content)
+    if (section := flags_yaml.section_of(content)) is not None:
+        return flags_yaml.read(text, name, content, section)
     whole, notes = over_defaults(content, name)
     if (program := fsdp.program_of(whole)) is not None:
         return fsdp.read(text, name, whole, program, said=notes)

@@ -302,6 +302,7 @@ def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: M
         setup=setup,
         weak=frozenset(f.weak),
         broken=tuple(f.broken),
+        first_batch=(ramp_of(f) or (None,))[0],
         assumed=(*lists.get("assumed", ()), *f.assumed),
         **{name: (*lines, *lists.get(name, ())) for name, lines in found.items()},  # type: ignore[arg-type]
     )
@@ -311,6 +312,11 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
     """The keys train.* of a recipe. Raises InputError for what is missing."""
     micro = int(f.get("micro_batch_size") or 1)
     batch = f.get("global_batch_size")
+    if ramp := ramp_of(f):
+        start, step = ramp[:2]
+        if batch is not None and (start > int(batch) or (int(batch) - start) % step):
+            f.broken.append(f"rampup_batch_size={start} {step}: from {start} to {batch} are no whole steps of {step} samples "
+                            "(core/num_microbatches_calculator.py:425-433)")  # fmt: skip
     if f.get("rampup_batch_size"):
         f.assumed.append(f"rampup_batch_size: the batch at its end is priced, {batch}")
     if schedule := f.get("step_batch_size_schedule"):
@@ -363,6 +369,13 @@ SAID_BY: Final[dict[str, tuple[str, ...]]] = {
 """Settings that a file of overrides leaves to its recipe, by what would say them."""
 EXPERTS: Final = {"expert_model_parallel_size", *(term.theirs for term in words.EXPERT_PARALLEL[2:])}
 """Settings of a part of a model by which it has experts."""
+
+
+def ramp_of(f: Fields) -> tuple[int, ...] | None:
+    """The first batch, the step and the samples of a batch that grows; None: it does not, or is no three numbers above 0."""
+    said = _texts(f.given.get("rampup_batch_size") or ())
+    numbers = tuple(int(one) for one in said if one.isdecimal())
+    return numbers if len(numbers) == len(said) == 3 and min(numbers[:2]) > 0 else None
 
 
 def part_keys(f: Fields, stack: str, said: Collection[str]) -> dict[str, Any]:
@@ -468,9 +481,22 @@ def idle(f: Fields) -> list[str]:
     return found
 
 
+def refused(f: Fields) -> list[str]:
+    """The settings that Megatron refuses beside each other, a sentence each (training/arguments.py:597-601, 703 and 712, core_v0.16.1)."""
+    on = {name for name, value in f.given.items() if value not in (None, False)}
+    found = ["fp16 and bf16: Megatron takes one of them"] if {"fp16", "bf16"} <= on else []
+    if "overlap_param_gather" in on:
+        if not on & {"use_distributed_optimizer", "use_megatron_fsdp"}:
+            found.append("overlap_param_gather needs use_distributed_optimizer or use_megatron_fsdp")
+        if "overlap_grad_reduce" not in on:
+            found.append("overlap_param_gather needs overlap_grad_reduce")
+    return found
+
+
 def setup_of(f: Fields, engine: str) -> Setup:
     """Parallel sizes, stages, recompute and options as these settings choose them. Raises InputError for what is missing."""
     f.assumed += idle(f)
+    f.broken += refused(f)
     said = f.read(*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH, *UNEVEN)
     if said["offload_optimizer"]:  # a part of it stays unpriced; the flag's own default is all (training/arguments.py:2061)
         fraction = float(f.given.get(OFFLOADED, 1.0))

@@ -59,6 +59,8 @@ class Reading(Value, frozen=True, kw_only=True):
     """Micro-batches of a step that DeepSpeed counts where the file says the batch too: the three numbers must be one for the GPUs."""
     divided: bool = False
     """Whether the micro-batch is the batch over `steps` and the ranks: DeepSpeed's own division where a file leaves it out."""
+    first_batch: int | None = None
+    """Samples of the first step, where Megatron's batch grows (rampup_batch_size); None: it does not."""
     broken: tuple[str, ...] = ()
     """Rules of the engine that the file breaks in what no plan says."""
     unknown: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ LAUNCHER: Final = {
 }
 """Words of torchrun, deepspeed, accelerate and sbatch that say how many nodes there are, how many ranks on each, or how many ranks in
 all."""
-SEVERAL_WORDS: Final = ("step_batch_size_schedule",)
+SEVERAL_WORDS: Final = ("step_batch_size_schedule", "rampup_batch_size")
 """Flags whose one value has blanks, also where a script's variables have lost its quotes."""
 ENOUGH: Final = 3
 """A command with fewer known flags trains nothing."""

@@ -46,6 +46,8 @@ def show(console: Console, audit: Audit) -> None:
     say(audit.settings.why_cluster)
     for line in left_lines(audit):
         say(line)
+    for remark in audit.remarks:
+        say(f"remark     {remark}")
     say(f"legal      {'yes' if audit.legal else f'NO: {audit.problem}'}")
     if judged is not None:
         say(f"memory     {fits_text(audit, judged)}")

@@ -121,3 +121,44 @@ def test_nemo_rl_s_defaults_are_the_file_that_they_name(tmp_path: Path) -> None:
     assert (reading.setup.tp, reading.setup.pp, reading.keys["train.global_batch_size"]) == (4, 2, 64)
     alone = formats.read(text.replace("base", "none"), str(tmp_path / "mine.yaml")).reading
     assert any("defaults: none.yaml is not here" in line for line in alone.assumed)
+
+
+MODEL = (
+    "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --lr 1e-4 --train-iters 9 "
+    "--micro-batch-size 1 --global-batch-size 64"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--bf16 --rampup-batch-size 30 16 1000", "from 30 to 64 are no whole steps of 16 samples"),
+        ("--bf16 --rampup-batch-size 24 8 1000", "rampup_batch_size=24: is no multiple of dp x micro-batch = 16 x 1"),
+        ("--bf16 --fp16", "fp16 and bf16: Megatron takes one of them"),
+        ("--bf16 --overlap-param-gather --use-distributed-optimizer", "overlap_param_gather needs overlap_grad_reduce"),
+        ("--bf16 --overlap-param-gather --overlap-grad-reduce", "overlap_param_gather needs use_distributed_optimizer"),
+        ("--fp16", "fp16 on H100-SXM-80GB: as fast as bf16"),
+        ("--bf16 --tensor-model-parallel-size 16", "tp=16 is wider than the 8 GPUs of nvlink"),
+        ("--bf16 --recompute-num-layers 4", "recompute_num_layers=4 does nothing without recompute_granularity"),
+    ],
+)
+def test_what_is_wrong_or_hardly_meant_is_named(flags: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {MODEL} {flags}\n")
+    found = so.audit(tmp_path / "train.sh", cluster="dgx_h100")
+    assert any(said in line for line in (found.problem, *found.remarks, *found.reading.assumed)), found.summary()
+    assert said in str(found)
+
+
+def test_yaml_of_megatron_s_flags_is_read_and_changed(tmp_path: Path) -> None:
+    """As Megatron-MoE-ModelZoo has it (model_configs/benchmarking, 1707096)."""
+    pairs = MODEL.replace("--", "|--").split("|")[1:]
+    lines = [f"  {pair.split()[0]}: {pair.split()[1]}" for pair in pairs]
+    text = "ENV_VARS:\n  A: 1\nMODEL_ARGS:\n  --bf16: true\n  --moe-router-pre-softmax: false # no\n  --context-parallel-size: ${CP}\n"
+    text += "\n".join(lines) + "\n"
+    source = formats.read(text, str(tmp_path / "zoo.yaml"))
+    assert source.reading.unknown == ()
+    assert any("${CP}, which the script does not say" in line for line in source.reading.assumed)
+    changed = source.edited(source.reading.setup, replace(source.reading.setup, tp=2, sequence_parallel=True, micro_batch_size=2), 16)
+    assert changed is not None
+    assert {"  --micro-batch-size: 2", "  --tensor-model-parallel-size: 2", "  --sequence-parallel: true"} <= {*changed.splitlines()}
+    assert "  --moe-router-pre-softmax: false # no" in changed.splitlines()

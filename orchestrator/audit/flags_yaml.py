@@ -1,0 +1,45 @@
+"""YAML whose keys are Megatron-LM's flags, as Megatron-MoE-ModelZoo has it (MODEL_ARGS: {--tensor-model-parallel-size: 4})."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from orchestrator.audit import megatron, script
+from orchestrator.audit.document import Content, changed
+from orchestrator.audit.reading import Setup, Source
+from orchestrator.audit.script import ENOUGH, Flag, Line
+from orchestrator.audit.shell import Piece, Script, Word
+
+PROGRAM: Final = "pretrain_gpt.py"
+NOTHING_AROUND: Final = Script(commands=(), variables={}, files={}, sbatch=(), notes=())
+
+
+def section_of(content: Mapping[str, Any]) -> str | None:
+    """The section that has Megatron's flags; None: none has enough."""
+    for name, value in content.items():
+        if isinstance(value, dict) and sum(str(key).startswith("--") for key in value) >= ENOUGH:
+            return name
+    return None
+
+
+def read(text: str, name: str, content: Content, section: str) -> Source:
+    """The file's flags as a command line has them. A value that a variable holds is said. Raises InputError."""
+    given = {str(flag): value for flag, value in content[section].items() if str(flag).startswith("--")}
+    flags = tuple(_flag(flag, value) for flag, value in given.items() if value is not False and value is not None)
+    reading = script.reading_of(Line((), flags, PROGRAM), NOTHING_AROUND)
+
+    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
+        changes: dict[str, Any] = {}
+        for flag, values in megatron.flags_changed(before, after).items():
+            if values is None and flag not in given:
+                continue
+            changes[f"{section}.{flag}"] = False if values is None else values[0] if len(values) == 1 else " ".join(values) or True
+        return changed(text, name, {path: int(value) if str(value).isdecimal() else value for path, value in changes.items()})
+
+    return Source(text=text, reading=reading, edited=edited)
+
+
+def _flag(flag: str, value: Any) -> Flag:
+    words = [] if value is True else [str(one) for one in value] if isinstance(value, list) else str(value).split()
+    return Flag(flag, tuple(Word((Piece(one),)) for one in words), Word((Piece(flag),)))
