@@ -89,9 +89,17 @@ def report(rows: Sequence[Priced]) -> dict[str, Any]:
 
 
 def real_routing(rows: Sequence[Priced]) -> dict[str, dict[str, Any]]:
-    """`real_routing` of the report: how far off runs are whose routers nothing forced to be even. `runs`: each. `configurations`: those of
+    """`real_routing` of the report: how far off runs are whose routers nothing forced to be even, on tuned stacks, where what else they wait
+    for is known. `runs`: each. `configurations`: those of
     one configuration as one, their times' geometric mean; a card that is measured again is no other training."""
-    real = [row for row in rows if row.run.experts.balanced is False and row.run.training.lora is None and row.run.time_s is not None]
+    real = [
+        row
+        for row in rows
+        if row.run.experts.balanced is False
+        and row.run.training.lora is None
+        and row.run.time_s is not None
+        and row.run.cluster.stack == "tuned"
+    ]
     alike: dict[Hashable, list[float]] = defaultdict(list)
     for row in real:
         alike[configuration(row.run)].append(math.log(row.time_s / row.run.time_s) if row.run.time_s else 0.0)
