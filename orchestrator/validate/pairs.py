@@ -89,9 +89,9 @@ def report(rows: Sequence[Priced]) -> dict[str, Any]:
 
 
 def real_routing(rows: Sequence[Priced]) -> dict[str, dict[str, Any]]:
-    """`real_routing` of the report: how far off runs are whose routers nothing forced to be even, on tuned stacks, where what else they wait
-    for is known. `runs`: each. `configurations`: those of
-    one configuration as one, their times' geometric mean; a card that is measured again is no other training."""
+    """`real_routing` of the report: how far off runs are whose routers nothing forced to be even, on tuned stacks, where what else they
+    wait for is known. `runs`: each. `configurations`: those of one configuration as one, their times' geometric mean; a card that is
+    measured again is no other training."""
     real = [
         row
         for row in rows
