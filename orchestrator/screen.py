@@ -136,8 +136,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         say(text.samples_text(plan, Planner(settings).prices_of(plan).priced(padded)))
     if settings.packs_unasked and plan.training.packing is False:
         say("data.packing=false: no plan has several samples in a sequence; data.packing=true says why")
-    if needs := text.needs_text(plan):
-        say(needs)
+    if not plan.cluster.is_cpu and (software := text.software_text(plan, ENGINES[plan.engine].requirements.versions(plan.cluster))):
+        say(software)
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan), brief=brief)}")
     say(f"data: {data_text(settings)}")
     nbytes = saved_bytes(plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby, takewhile
 
 from rich import box
@@ -442,11 +442,13 @@ def difference_text(plan: Plan, others: Sequence[Plan] = (), by_price: Plan | No
     return said
 
 
-def needs_text(plan: Plan) -> str:
-    """What must be on the nodes for the plan that other plans do without, and how to have one of those; "" where there is nothing."""
-    if plan.moe_token_dispatcher_type != "flex":
-        return ""
-    return "needs      DeepEP (or HybridEP; deep_ep) on every node: cluster.software.deep_ep=false plans without"
+def software_text(plan: Plan, requires: Mapping[str, str]) -> str:
+    """The releases that the plan is for, as its files name them too, and what must be on the nodes that other plans do without; "" where
+    there is neither. `requires`: versions by distribution ("": any)."""
+    releases = ", ".join(f"{name} {version}" for name, version in requires.items() if version)
+    flex = plan.moe_token_dispatcher_type == "flex"
+    needs = "DeepEP or HybridEP (deep_ep) on every node: cluster.software.deep_ep=false plans without" if flex else ""
+    return f"software   {'; '.join(filter(None, (releases, needs)))}" if releases or needs else ""
 
 
 def unusual_text(plan: Plan) -> str:

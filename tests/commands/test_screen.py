@@ -3,6 +3,7 @@ and that what is printed can be typed."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import orchestrator as so
 from orchestrator import recipe
 from orchestrator.__main__ import main
 from orchestrator.detect import Machine
+from orchestrator.engines.megatron_versions import release_of
 from orchestrator.errors import InputError
 from orchestrator.plan import from_json
 from orchestrator.recipe import KEYS
@@ -112,3 +114,16 @@ def test_every_word_of_a_printed_plan_can_be_typed_as_a_pin(gpus: int) -> None:
         words = choice(plan).partition(" recompute in ")[0].split()
         pins = {f"pin.{word.partition('=')[0]}": word.partition("=")[2] or "true" for word in words}
         assert so.plan(recipe="llama3_8b", gpus=gpus, cluster="dgx_h100", engine="megatron", **pins).plan.candidate == plan.candidate
+
+
+@pytest.mark.parametrize("release", ["0.16.1", "0.19.2"])
+def test_screen_files_and_header_name_one_release_and_what_must_be_on_the_nodes(
+    release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["recipe=mixtral_8x7b", "gpus=64", "engine=megatron", "pin.dispatcher=flex", f"cluster.software.megatron_core={release}"]
+    assert main(["plan", *words, f"out={tmp_path / 'run'}"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("software ")]
+    assert line.split(maxsplit=1)[1].startswith(f"megatron-core {release}; DeepEP or HybridEP (deep_ep) on every node: ")
+    required = json.loads((tmp_path / "run" / "engine.json").read_text())["requires"]
+    assert (required["megatron-core"], required["deep_ep"]) == (release, "")
+    assert f"Megatron-LM, tag {release_of(release).tag}," in (tmp_path / "run" / "megatron_args.sh").read_text()
