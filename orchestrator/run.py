@@ -122,6 +122,7 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
         check_route(settings.continues, found.plan, Planner(settings).trained_by(found.plan)[0])
     check_range(settings, found.plan)
     check_async(settings, found.plan)
+    check_routed(found.plan)
     planner = Planner(settings)
     job = planner.job(found.plan, planner.for_program(found))
     loop, why_worker = planner.trained_by(found.plan)
@@ -278,6 +279,13 @@ def check_async(settings: Settings, plan: Plan) -> None:
     if not ENGINES[plan.engine].saves_beside(plan):
         why = f"engine={plan.engine} has no copy to write from under this plan (stage 0 in 16 bits, fp16, sgd)"
         raise InputError("train.async_save", "true", why, ["false", "pin.zero_stage=1"])
+
+
+def check_routed(plan: Plan) -> None:
+    """Raises InputError where what routers do shall be written, and they are transformers'."""
+    if plan.run.trace_routing and ENGINES[plan.engine].traits(plan.cluster.software).layers == "hugging_face":
+        why = f"engine={plan.engine} has no routers of megatron-core, whose choices are written"
+        raise InputError("train.trace_routing", "true", why, ["false", "engine=megatron"])
 
 
 def layerwise_run(settings: Settings, out: Path, answer: dict[str, Any] | None = None) -> int:

@@ -385,3 +385,10 @@ def test_a_search_that_fails_leaves_the_garbage_collector_on(tmp_path: Path) -> 
     assert gc.isenabled()
     assert run.main(["recipe=gpt_tiny", "gpus=4", "pin.tp=3", f"out={tmp_path / 'x'}", "launch=none"]) == 2
     assert gc.isenabled()
+
+
+def test_routers_of_transformers_write_no_trace_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recipe=qwen3_moe_tiny", "gpus=2", "cluster=cpu", "engine=deepspeed", "train.trace_routing=true", "launch=none"]
+    assert run.main([*words, f"out={tmp_path / 'x'}"]) == 2
+    assert "train.trace_routing=true: engine=deepspeed has no routers of megatron-core" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
