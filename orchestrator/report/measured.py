@@ -55,7 +55,7 @@ def stack_said(stack: str, predicted_s: float, other: str, other_s: float, measu
     not, or where the two can't be told apart.
 
     >>> stack_said("tuned", 2.9, "stock", 4.9, 5.0)
-    'a step of 5.00 s is that of a stock stack (predicted 4.90 s; tuned 2.90 s): plan with cluster.stack=stock'
+    'a step of 5 s is that of a stock stack (predicted 4.9 s; tuned 2.9 s): plan with cluster.stack=stock'
     >>> stack_said("tuned", 2.9, "stock", 4.9, 3.0), stack_said("stock", 5.0, "tuned", 4.9, 4.9)
     ('', '')
     """

@@ -184,12 +184,12 @@ LONG = (
 
 def test_options_that_save_memory_are_searched_where_nothing_fits_without() -> None:
     """It was "needs 2138 GiB", with the pins to type. The plan is the fastest of all that pins of these options give."""
-    best = asked(*LONG, "data.packing=false")
+    best = asked(*LONG, "data.packing=false", "engine=deepspeed")
     assert best.offload_activations
     by_pins = []
     for mlp, logits, offload in product((1, 8, 64), (1, 8, 64), ("false", "true")):
         with contextlib.suppress(NoPlanError):
-            by_pins.append(asked(*LONG, "data.packing=false", f"pin.tiled_mlp={mlp}", f"pin.tiled_logits={logits}",
+            by_pins.append(asked(*LONG, "data.packing=false", "engine=deepspeed", f"pin.tiled_mlp={mlp}", f"pin.tiled_logits={logits}",
                                  f"pin.offload_activations={offload}"))  # fmt: skip
     assert best.prediction.step_time_s == pytest.approx(min(plan.prediction.step_time_s for plan in by_pins), rel=1e-9)
 
@@ -203,7 +203,7 @@ def test_samples_that_nobody_asked_to_pack_are_padded_where_packed_ones_fit_nowh
     settings, found = planned(recipe.load([*LONG, "launch=none"], machine(), list(ENGINES)))
     assert settings.training.packing is False
     assert found.plan.training.packing is False
-    with pytest.raises(NoPlanError, match=r"to relax: data\.packing=false \(deepspeed "):
+    with pytest.raises(NoPlanError, match=r"to relax: data\.packing=false \((megatron|deepspeed) "):
         planned(recipe.load([*LONG, "data.packing=true", "launch=none"], machine(), list(ENGINES)))
 
 
