@@ -132,11 +132,11 @@ def gather(plan: Plan, out: Path, store: dist.Store, rank: int, names: Iterable[
         token = _read_token(path, expected) if expected else ""
     facts: dict[str, Any] = {}
     if not plan.cluster.is_cpu:
-        names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-        facts["gpus"] = names
-        if local_rank < len(names):
+        gpus = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        facts["gpus"] = gpus
+        if local_rank < len(gpus):
             free, total = torch.cuda.mem_get_info(local_rank)
-            facts |= {"gpu_free": free, "gpu_memory": total, "mig": "MIG" in names[local_rank].split()}
+            facts |= {"gpu_free": free, "gpu_memory": total, "mig": "MIG" in gpus[local_rank].split()}
     return Facts(rank=rank, host=host(), local_rank=local_rank, python=platform.python_version(), packages=packages(names), token=token,
                  unwritable=unwritable, data=data_files(plan), **facts)  # fmt: skip
 

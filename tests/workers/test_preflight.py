@@ -153,6 +153,15 @@ def test_folders_and_data_of_this_machine_are_really_looked_at(tmp_path: Path, m
     assert not list((tmp_path / "a" / "logs").iterdir()), "the token is taken away"
 
 
+def test_what_is_installed_is_looked_up_on_nodes_of_gpus_too(tmp_path: Path) -> None:
+    """The names of the GPUs took the place of those that are looked up: every start on GPUs would have ended in "not installed"."""
+    for plan in (make_plan(), on_gpus()):
+        found = preflight.gather(plan, tmp_path, dist.HashStore(), 0, ["deepspeed", "no-such-distribution"])
+        assert {"torch", "deepspeed"} <= found.packages.keys()
+        assert "no-such-distribution" not in found.packages
+        assert len(found.gpus) == (0 if plan.cluster.is_cpu else torch.cuda.device_count())
+
+
 def test_a_slow_network_is_reported_with_what_it_does_to_the_step() -> None:
     plan = on_gpus()
     healthy = {"tp": Measured(nbytes=10**8, seconds=0.2)}
