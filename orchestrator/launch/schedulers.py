@@ -125,8 +125,11 @@ def _storage(folder: str, container: ContainerOptions | None) -> tuple[list[dict
     return [*volumes, shared | {"emptyDir": {"medium": "Memory"}}], [*places, shared | {"mountPath": SHARED_MEMORY}]
 
 
-def _resources(job: Job) -> dict[str, Any]:
-    return {"limits": {"nvidia.com/gpu": job.ranks_per_node}} if job.backend == "nccl" else {}
+def _resources(job: Job, options: SlurmOptions) -> dict[str, Any]:
+    """What a pod takes of its node: its GPUs, and for each the cores that slurm.cpus_per_gpu= says."""
+    cores = (options.cpus_per_gpu or 0) * job.ranks_per_node
+    asked = {"requests": {"cpu": str(cores)}} if cores else {}
+    return ({"limits": {"nvidia.com/gpu": job.ranks_per_node}} if job.backend == "nccl" else {}) | asked
 
 
 def _pod(
@@ -142,7 +145,7 @@ def _pod(
                 "name": name,
                 "image": _image(container, scheduler),
                 "command": command,
-                "resources": _resources(job),
+                "resources": _resources(job, options),
                 "volumeMounts": places,
             }
         ],
@@ -156,6 +159,8 @@ def _described(job: Job, file: str, documents: list[dict[str, Any]], more: str =
         f"# {checked('recipe', job.name)}: {job.num_nodes} pod(s) of {job.ranks_per_node} ranks. kubectl apply -f {file}\n"
         "# The run's folder is the nodes' own path, on storage that they share: another volume goes in place of hostPath.\n"
     )
+    if job.num_nodes > 1 and job.backend == "nccl":
+        head += "# RDMA between nodes is the cluster's own (a resource, IPC_LOCK, hostNetwork): without it NCCL goes over TCP.\n"
     return head + more + yaml.safe_dump_all(json.loads(json.dumps(documents)), sort_keys=False, width=10**6)
 
 
@@ -229,7 +234,7 @@ def trainjob(job: Job, folder: str, options: SlurmOptions, container: ContainerO
             "command": _command(job, folder, "PET_NODE_RANK", '"$PET_MASTER_ADDR"'),
             "numNodes": job.num_nodes,
             "numProcPerNode": job.ranks_per_node,
-            "resourcesPerNode": _resources(job),
+            "resourcesPerNode": _resources(job, options),
         },
         "runtimePatches": [
             {"manager": "orchestrator", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [node]}}}},
@@ -343,7 +348,8 @@ def pbs(job: Job, folder: str, options: SlurmOptions, container: ContainerOption
     """A script for qsub: a chunk a node, pbsdsh on each (OpenPBS reference guide, qsub and pbsdsh)."""
     minutes = _minutes(options)
     gpus = f":ngpus={job.ranks_per_node}" if job.backend == "nccl" else ""
-    lines = [f"-N {label(job.name)[:15]}", f"-l select={job.num_nodes}:ncpus={options.cpus_per_task or job.ranks_per_node}{gpus}"]
+    cores = options.cpus_per_task or (options.cpus_per_gpu or 1) * job.ranks_per_node
+    lines = [f"-N {label(job.name)[:15]}", f"-l select={job.num_nodes}:ncpus={cores}{gpus}"]
     lines += ["-l place=scatter:excl", "-j oe"]
     lines += [f"-q {shlex.quote(options.partition)}"] if options.partition else []
     lines += [f"-A {shlex.quote(options.account)}"] if options.account else []

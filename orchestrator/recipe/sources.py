@@ -64,7 +64,7 @@ def data_settings(merged: Mapping[str, Any], base: RunSettings, traced: Traced |
         found |= {"split": given["data.split"], "valid": None}
     for key in ("tokenizer", "data.tokenizer"):
         if key in given:
-            found["tokenizer"] = existing_folder(key, given[key]) if given[key] is not None else None
+            found["tokenizer"] = existing_tokenizer(key, given[key]) if given[key] is not None else None
     found |= {name: given[f"train.{name}"] for name in ("eval_every", "eval_steps") if f"train.{name}" in given}
     supervised = "task" in given and given["task"] == "sft"
     if traced is not None and not supervised:
@@ -153,6 +153,18 @@ def existing_folder(key: str, folder: str) -> str:
     if not Path(folder).is_dir():
         raise InputError(key, shown(folder), "is a file; a folder is needed" if Path(folder).exists() else "no such folder")
     return str(Path(folder).resolve())
+
+
+TOKENIZERS: Final = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model", "*.model", "*.tiktoken")
+"""Files of which a folder with a tokenizer has one."""
+
+
+def existing_tokenizer(key: str, folder: str) -> str:
+    """The absolute path of a folder with a tokenizer. Raises InputError where there is none."""
+    path = existing_folder(key, folder)
+    if not any(next(Path(path).glob(pattern), None) for pattern in TOKENIZERS):
+        raise InputError(key, shown(folder), f"holds no tokenizer: none of {', '.join(TOKENIZERS)}")
+    return path
 
 
 def check_can_be_made(key: str, text: str, folder: Path) -> None:

@@ -48,6 +48,22 @@ def check_whole(run: RunSettings, *, supervised: bool) -> None:
             check_samples(path, chats=run.tokenizer is not None)
 
 
+def check_first_texts(run: RunSettings) -> None:
+    """Raises InputError for a .jsonl to pretrain on whose first line has no text: a job that waits in a queue would end there."""
+    for path in dict.fromkeys(filter(None, (run.data, *(source.path for source in run.blend), run.valid))):
+        if not (path.endswith(".jsonl") and Path(path).is_file()):
+            continue
+        where, line = next(lines_of(path), (path, b""))
+        try:
+            first = json.loads(line)
+        except (ValueError, RecursionError):
+            first = None
+        if not (isinstance(first, dict) and isinstance(first.get("text"), str)):
+            said = isinstance(first, dict) and bool({"messages", "prompt"} & first.keys())
+            why = f'is not a JSON object with a string in "text"{": task=sft trains on chats and prompts" if said else ""}'
+            raise InputError("data", where, why)
+
+
 def check_index(prefix: str) -> None:
     """Raises InputError for an index that is cut, of a wrong type, or that points outside its .bin."""
     import numpy as np

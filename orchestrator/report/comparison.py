@@ -68,6 +68,14 @@ class Comparison(Printed, frozen=True, kw_only=True):
         apart = "further apart" if abs(log1p(self.difference)) > pairs.half else "nearer"
         return f"{said}, by pairs of published runs), {apart} than the {100 * pairs.half:.1f}% by which half of these pairs are off"
 
+    def per_token_text(self) -> str:
+        """How much longer the other takes a token, where its steps have another number of tokens; else ""."""
+        one, other = (plan.global_batch_size * plan.training.seq_length for plan in (self.one, self.other))
+        if one == other:
+            return ""
+        share = (1 + self.difference) * one / other - 1
+        return f". Its step has {other / one:.3g} times the tokens: {100 * share:+.1f}% a token"
+
     def __str__(self) -> str:
         """The tables that the command prints."""
         return as_text(comparison_tables(self), PIPE_WIDTH)
@@ -89,7 +97,8 @@ def facts(plan: Plan) -> dict[str, Any]:
     of, predicted = budget(plan), plan.prediction
     return {
         "model": plan.model.name, "cluster": plan.cluster.name, "gpus": plan.world_size, "engine": plan.engine, "choice": choice(plan),
-        "calibration": plan.calibration, "step_time_s": predicted.step_time_s, "interval_s": predicted.interval,
+        "calibration": plan.calibration, "global_batch_size": plan.global_batch_size, "seq_length": plan.training.seq_length,
+        "steps": plan.training.steps, "step_time_s": predicted.step_time_s, "interval_s": predicted.interval,
         "peak_memory_bytes": predicted.peak_memory_bytes, **of.figures(),
     }  # fmt: skip
 
@@ -112,12 +121,14 @@ def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other"))
     head = _table(("", False), (names[0], False), (names[1], False))
     for name in ("model", "cluster", "gpus", "engine", "choice", "calibration"):
         head.add_row(name, Text(str(first[name])), Text(str(second[name])))
+    head.add_row("batch", *(f"{plan.global_batch_size:,} sequences of {plan.training.seq_length:,}" for plan in (of.one, of.other)))
+    head.add_row("steps", *(f"{plan.training.steps:,}" for plan in (of.one, of.other)))
     for name, figure, write in WRITTEN:
         head.add_row(name, *(budget(plan).said(figure, write) for plan in (of.one, of.other)))
     head.add_row("memory", format_bytes(first["peak_memory_bytes"]), format_bytes(second["peak_memory_bytes"]))
     if any(chance is not None for chance in of.chances):
         head.add_row("runs out", *("" if chance is None else f"{format_amount(100 * chance, 2)}% chance" for chance in of.chances))
-    longer = Text(f"{names[1]} takes {of.difference_text()}")
+    longer = Text(f"{names[1]} takes {of.difference_text()}{of.per_token_text()}")
     step = _causes("step time", of.seconds, names, seconds=True)
     memory = _causes("memory of the fullest stage", of.memory_bytes, names, seconds=False)
     return Group(head, longer, step, memory)

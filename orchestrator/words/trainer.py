@@ -45,8 +45,10 @@ class Around(NamedTuple):
     """Names of the program by the Trainer's."""
     defaults: Mapping[str, Any] = {}
     """Values by the Trainer's names where the file does not say them."""
-    says: Mapping[str, Any] = {}
-    """What a written file says whatever the plan."""
+    says: Mapping[str, Mapping[str, Any]] = {}
+    """What a written file says of a plan's task beside the plan."""
+    packs: tuple[str, ...] = ()
+    """The program's switches for several supervised samples in a sequence, of which none sees another."""
 
 
 SEQUENCE: Final = ("max_length", "finetuning_type", "lora_rank", "lora_alpha", "lora_dropout", "lora_target")
@@ -57,7 +59,8 @@ AROUND: Final[Mapping[str, Around]] = {
         release="LLaMA-Factory 0.9.6.dev0, ff6d4d1 (src/llamafactory/hparams)",
         start="FORCE_TORCHRUN=1 llamafactory-cli train RUN/llama_factory.yaml, with your model_name_or_path, dataset and template in it",
         names={"max_length": "cutoff_len"},
-        says={"stage": "sft", "do_train": True},
+        says={"sft": {"stage": "sft", "do_train": True}, "pretrain": {"stage": "pt", "do_train": True}},
+        packs=("packing", "neat_packing"),  # the second keeps samples apart (data/collator.py)
     ),
     "axolotl": Around(
         kind="Axolotl's configuration",
@@ -69,13 +72,15 @@ AROUND: Final[Mapping[str, Around]] = {
             "lora_rank": "lora_r", "finetuning_type": "adapter", "lora_target": "lora_target_modules",
         },
         defaults={"per_device_train_batch_size": 1, "lr_scheduler_type": "cosine"},
+        packs=("sample_packing",),
     ),
     "ms_swift": Around(
         kind="ms-swift's arguments for the Trainer",
         release="ms-swift 4.6.0.dev0, 3602360 (swift/arguments)",
-        start="swift sft RUN/ms_swift.yaml, with your model and dataset in it",
+        start="swift sft (swift pt for text) RUN/ms_swift.yaml, with your model and dataset in it",
         names={"model_name_or_path": "model", "finetuning_type": "tuner_type", "lora_target": "target_modules"},
         defaults={"per_device_train_batch_size": 1, "gradient_checkpointing": True, "lr_scheduler_type": "cosine"},
+        packs=("packing",),
     ),
 }  # fmt: skip
 """Programs for which a plan of DeepSpeed's is written, by the name that `write=` takes."""

@@ -126,6 +126,18 @@ def test_limit_queue_and_starting_again_are_said_in_each_ones_words() -> None:
         assert one["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "train"}
 
 
+def test_cores_of_a_gpu_and_rdma_are_said() -> None:
+    options = replace(OPTIONS, cpus_per_gpu=12)
+    assert "-l select=32:ncpus=96:ngpus=8" in written("pbs", options=options)
+    for name in PODS:
+        text = written(name, options=options)
+        *_, job = yaml.safe_load_all(text)
+        for _, _, container in pods_of(name, job):
+            assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}, "requests": {"cpu": "96"}}
+        assert "RDMA" in text
+        assert "RDMA" not in written(name, replace(JOB, num_nodes=1))
+
+
 @pytest.fixture(scope="module")
 def validator(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with the package kubernetes-validate."""

@@ -158,6 +158,7 @@ def test_a_label_that_the_model_does_not_have_is_found_before_anything_is_planne
 ) -> None:
     (tmp_path / name).write_text(text)
     words = ["recipe=bert_tiny_classify", f"data={tmp_path / name}"]
+    (tmp_path / "tokenizer.json").touch()
     with pytest.raises(InputError, match=re.escape(message)):
         recipe.load([*words, f"tokenizer={tmp_path}"], NO_GPU, NAMES)
     with pytest.raises(InputError, match=r"tokenizer: is missing: .* is text, which BertForSeq"):

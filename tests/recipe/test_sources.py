@@ -32,6 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("a.txt", "b.txt", "c d.txt", "x.bin", "x.idx"):
         (tmp_path / name).write_text("text")
     (tmp_path / "tok").mkdir()
+    (tmp_path / "tok" / "tokenizer.json").touch()
     return tmp_path
 
 

@@ -14,8 +14,9 @@ from orchestrator import run
 from orchestrator.errors import InputError
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.documents import HEADER, sequence_lengths
+from orchestrator.recipe.sources import existing_tokenizer
 from orchestrator.recipe.supervised import samples_of
-from orchestrator.recipe.whole_data import check_index, check_samples, check_whole
+from orchestrator.recipe.whole_data import check_first_texts, check_index, check_samples, check_whole
 
 
 def index(
@@ -120,3 +121,24 @@ def test_gpus_train_on_nothing_that_nobody_chose(
     assert "data: is missing" not in capsys.readouterr().err
     assert run.main((*words[:3], "launch=none", "out=p")) == 0
     assert "data: Python's own sources, byte by byte, as data= is not given; a start on GPUs asks for data=PATH" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [('{"foo": 1}', 'is not a JSON object with a string in "text"$'), ("{", "is not a JSON object"), ("", "is not a JSON object"),
+     ('{"messages": []}', "task=sft trains on chats and prompts"), ('{"text": 3}', "is not a JSON object")],
+)  # fmt: skip
+def test_texts_whose_first_line_has_none_are_refused_before_a_job_waits(line: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"\n{line}\n")
+    with pytest.raises(InputError, match=why):
+        check_first_texts(RunSettings(data=str(path)))
+    path.write_text('{"text": "a"}\n{"foo": 1}\n')
+    check_first_texts(RunSettings(data=str(path), valid=str(tmp_path / "none.jsonl")))
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"tokenizer={tmp_path}: holds no tokenizer: none of tokenizer.json"):
+        existing_tokenizer("tokenizer", str(tmp_path))
+    (tmp_path / "spiece.model").write_bytes(b"")
+    assert existing_tokenizer("tokenizer", str(tmp_path)) == str(tmp_path)

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from report_plans import PLAN, PREDICTED, SLOWER
 
+import orchestrator as so
 from orchestrator.report.comparison import compared, comparison_tables, facts
 from orchestrator.report.text import as_text
 
@@ -50,3 +51,13 @@ def test_a_plans_figures_follow_from_its_step() -> None:
     assert found["tokens_per_s"] == pytest.approx(512 * 8192 / 12.0, rel=1e-4)
     assert found["days"] * 86400 == pytest.approx(PLAN.training.steps * 12.0)
     assert found["gpu_hours"] == pytest.approx(found["days"] * 24 * 64)
+
+
+def test_steps_of_other_sizes_are_compared_by_the_token() -> None:
+    one, other = (so.plan(recipe="llama3_8b", gpus=16, train={"global_batch_size": size}).plan for size in (128, 256))
+    found = compared(one, other)
+    said = str(found)
+    assert "128 sequences of 8,192" in said
+    share = 100 * ((1 + found.difference) / 2 - 1)
+    assert f"Its step has 2 times the tokens: {share:+.1f}% a token" in " ".join(said.split())
+    assert compared(one, one).per_token_text() == ""

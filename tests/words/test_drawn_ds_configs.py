@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from msgspec.structs import replace
 
+import orchestrator as so
 from orchestrator.audit import deepspeed, formats, reading
 from orchestrator.engines import ENGINES, passthrough, tools
 from orchestrator.engines.deepspeed.trainer_files import ACCELERATE, DS_CONFIG, TRAINER, why_not_alone
@@ -163,6 +166,20 @@ def test_a_drawn_plan_is_read_back_from_the_files_of_programs_around_the_trainer
             for key in ("precision", "lr", "betas", "eps", "weight_decay", "clip", "steps", "warmup"):
                 assert reading.keys[f"train.{key}"] == plain(getattr(plan.training, key)), (key, file.content)
     assert found >= number
+
+
+def test_programs_around_the_trainer_are_told_to_pack_and_what_is_trained() -> None:
+    plan = so.plan(recipe="llama3_8b", gpus=8, cluster="dgx_h100", task="sft", engine="deepspeed", train={"global_batch_size": 64}).plan
+    for packing in (True, False):
+        found = replace(plan, training=replace(plan.training, packing=packing))
+        files = {name: yaml.safe_load(tools.around_files(found, name)[0].content) for name in AROUND}
+        assert (files["llama_factory"]["packing"], files["llama_factory"]["neat_packing"]) == (packing, packing)
+        assert (files["axolotl"]["sample_packing"], files["ms_swift"]["packing"]) == (packing, packing)
+        assert files["llama_factory"]["stage"] == "sft"
+    text = replace(plan, training=replace(plan.training, task="pretrain", packing=None))
+    of_text = yaml.safe_load(tools.around_files(text, "llama_factory")[0].content)
+    assert of_text["stage"] == "pt"
+    assert "packing" not in of_text
 
 
 @pytest.mark.parametrize("name", SHARDED)

@@ -182,6 +182,8 @@ def around(plan: Plan, name: str) -> File:
         said |= {"lora_target_linear": True} if name == "axolotl" and lora.targets == (ALL,) else {}
     if name == "axolotl":
         said["finetuning_type"] = None if lora is None else "lora"
-    content = {program.names.get(key, key): value for key, value in (said | dict(program.says)).items() if key not in LEFT_OUT}
+    said |= dict(program.says.get(training.task, {}))
+    said |= dict.fromkeys(program.packs, bool(training.packing)) if training.task == "sft" else {}
+    content = {program.names.get(key, key): value for key, value in said.items() if key not in LEFT_OUT}
     head = AROUND_HEAD.format(model=plan.model.name, ranks=plan.world_size, engine=plan.engine, program=program)
     return File(path=f"{name}.yaml", content=head + yaml.safe_dump(content, sort_keys=False, width=10**6))
