@@ -466,20 +466,18 @@ class Planner:
         return job
 
 
-def planned(
-    settings: Settings, progress: Progress | None = None, without: Collection[str] = (), *, with_fuller: bool = False
-) -> tuple[Settings, Found]:
-    """The plan of these settings (`Planner.plan`), and the settings as they are then: samples that nobody asked to pack are padded where
-    nothing fits with them packed. Raises InputError, NoPlanError."""
+def planned(settings: Settings, ask: Callable[[Planner], Found]) -> tuple[Settings, Found]:
+    """What `ask` finds for these settings, and the settings as they are then: samples that nobody asked to pack are padded where nothing
+    fits with them packed. Raises InputError, NoPlanError."""
     try:
-        return settings, Planner(settings).plan(progress, without, with_fuller=with_fuller)
+        return settings, ask(Planner(settings))
     except NoPlanError:
         if not settings.packs_unasked:
             raise
         training = msgspec.structs.replace(settings.training, packing=False)
         padded = msgspec.structs.replace(settings, training=training)
         try:
-            return padded, Planner(padded).plan(progress, without, with_fuller=with_fuller)
+            return padded, ask(Planner(padded))
         except NoPlanError:
             pass
         raise

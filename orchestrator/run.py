@@ -118,7 +118,7 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
     else:
         with SearchProgress() as progress:
             try:
-                settings, found = planned(settings, progress.show, absent)
+                settings, found = planned(settings, lambda planner: planner.plan(progress.show, absent))
             except NoPlanError as error:
                 raise resuming.with_inherited_pins(error, settings.continues, settings.pins) from None
     if settings.continues is not None:

@@ -12,7 +12,7 @@ from orchestrator.cost.uncertainty import pairs_of
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.key import count, is_structured, options_of, parse, share, shown
-from orchestrator.planning import Planner
+from orchestrator.planning import Planner, planned
 from orchestrator.recipe import KEYS, Settings, check_no_question
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.clusters import read_named
@@ -178,7 +178,7 @@ def point(load: Load, keys: Mapping[str, str]) -> Point:
     """The plan of one combination, or what makes it impossible, which the point says."""
     try:
         settings = load(keys)
-        found = Planner(settings).saved() if settings.plan is not None else Planner(settings).fastest()
+        settings, found = planned(settings, Planner.saved if settings.plan is not None else Planner.fastest)
     except (InputError, NoPlanError) as error:
         return Point(keys=dict(keys), why=str(error))
     return Point(keys=dict(keys), answer=Answer(settings=settings, found=found))

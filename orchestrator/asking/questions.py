@@ -44,7 +44,7 @@ def answered(
         return least_gpus(load, settings, bounded="gpus" in given)
     if settings.largest is not None:
         return most_that_fits(load, settings)
-    settings, found = planned(settings, progress, with_fuller=with_fuller)
+    settings, found = planned(settings, lambda planner: planner.plan(progress, with_fuller=with_fuller))
     return Answer(settings=settings, found=found), ()
 
 
@@ -52,7 +52,7 @@ def whole(load: Load, keys: Mapping[str, str]) -> Answer:
     """The plan at these keys, with what a user may want to know beside it, and without the question that led there."""
     settings = load(keys)
     settings = msgspec.structs.replace(settings, targets=type(settings.targets)(), largest=None)
-    settings, found = planned(settings)
+    settings, found = planned(settings, Planner.plan)
     return Answer(settings=settings, found=found)
 
 
@@ -75,7 +75,7 @@ def tried_for_targets(load: Load, keys: Mapping[str, str]) -> Point:
     """The plan at these keys, with what it misses. Whether it is the fastest is not proven where no plan there could reach the targets."""
     try:
         settings = load(keys)
-        found = Planner(settings).fastest(Planner(settings).space(top_k=1).unproven())
+        settings, found = planned(settings, lambda planner: planner.fastest(planner.space(top_k=1).unproven()))
         answer = Answer(settings=settings, found=found)
         at_best = 1.0 if found.at_least_s is None else found.at_least_s / answer.step_time_s
         if at_best < 1 and not lacking(answer, at_best):

@@ -278,7 +278,7 @@ STOCK_HOST: Final = 8.0
 """Times as long as on a tuned stack the host takes to launch an operation or a collective of a layer on a stock one: no rank is pinned to
 cores, and what else runs on the node has them too. Qwen3-8B with tp 8 takes 4.2 to 4.4 ms for each layer and micro-batch of 4,096 tokens on
 16 H100 with Megatron-Bridge as it comes, on one node as over two, and 4.5 with tp 4; its 13 operations and 4 all-reduces are 4.1 ms so
-(shared/measurements, third_party_h100_qwen3). nanotron's runs on AWS ask for 4.1 ms a layer too (`layer_floor_s` of its calibration).
+(a third party's campaign with Megatron-Bridge 0.1.0rc4). nanotron's runs on AWS ask for 4.1 ms a layer too (its `layer_floor_s`).
 How much of it is Python's, and would be there on a tuned stack without CUDA graphs, no published run tells: those are bound by the GPU."""
 STOCK: Final = ("op_overhead_s", "collective_launch_s")
 """The constants that are `STOCK_HOST` times as large on a stock stack."""

@@ -15,6 +15,7 @@ from small_engines import deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
 
 from orchestrator import recipe
+from orchestrator.asking.grid import point
 from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import NoPlanError
@@ -200,11 +201,14 @@ def test_they_stay_out_of_the_search_where_a_plan_fits_without() -> None:
 
 
 def test_samples_that_nobody_asked_to_pack_are_padded_where_packed_ones_fit_nowhere() -> None:
-    settings, found = planned(recipe.load([*LONG, "launch=none"], machine(), list(ENGINES)))
+    settings, found = planned(recipe.load([*LONG, "launch=none"], machine(), list(ENGINES)), Planner.plan)
+    swept = point(lambda _: recipe.load([*LONG, "launch=none"], machine(), list(ENGINES)), {})
+    assert swept.answer is not None, swept.why
+    assert swept.answer.plan.candidate == found.plan.candidate
     assert settings.training.packing is False
     assert found.plan.training.packing is False
     with pytest.raises(NoPlanError, match=r"to relax: data\.packing=false \((megatron|deepspeed) "):
-        planned(recipe.load([*LONG, "data.packing=true", "launch=none"], machine(), list(ENGINES)))
+        planned(recipe.load([*LONG, "data.packing=true", "launch=none"], machine(), list(ENGINES)), Planner.plan)
 
 
 def test_the_refusal_is_of_the_space_with_the_options_that_save_memory() -> None:
