@@ -146,7 +146,7 @@ def _megatron(given: Given, precision: str) -> Reading:
     keys = {"train.precision": "fp32" if precision == "no" else precision, "train.clip": float(fields.get("clip_grad", 1.0))}
     keys |= given.read(*(Term(f"{PREFIX}{name}", f"model.{name}", back=float) for name in ("hidden_dropout", "attention_dropout")))
     return Reading(format="accelerate's configuration, MEGATRON_LM", keys=keys, setup=setup, broken=tuple(f.broken),
-                   assumed=(*assumed, *f.assumed))  # fmt: skip
+                   unpriced=tuple(f.unpriced), assumed=(*assumed, *f.assumed))  # fmt: skip
 
 
 def _table(kind: str, content: Content) -> Table:

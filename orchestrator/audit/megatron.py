@@ -15,7 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.shared import SENTINELS
 from orchestrator.strategy.graphs import modules_of
 from orchestrator.strategy.megatron_layout import expand
-from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
+from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, RECOMPUTE_ORDER, Recompute
 from orchestrator.words import megatron as words
 from orchestrator.words import terms
 from orchestrator.words.terms import NOTHING, Term, differs, names, read
@@ -48,8 +48,6 @@ COMMON_VOCABULARY: Final = 50257
 """GPT-2's, which is assumed where nothing says the tokenizer's."""
 ACTIVATIONS: Final = frozenset(term.theirs for term in (*words.ACTIVATION, *words.OTHER_ACTIVATION))
 """Megatron's switches of activations."""
-MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
-"""Our recompute mode for a set of --recompute-modules."""
 
 BESIDE: Final = {"shared_gate": "shared_ffn_hidden_size", "pad_to_capacity": "capacity_factor", "bias_update_rate": "expert_bias"}
 """What Megatron looks at beside another of its experts' settings alone."""
@@ -77,6 +75,8 @@ class Fields:
         """Sentences for the user: what the file does not say, or what is priced as something else."""
         self.broken: list[str] = []
         """Rules of Megatron that the settings break, a sentence each."""
+        self.unpriced: list[str] = []
+        """Parts of settings of which the prediction knows nothing."""
         self.weak: set[str] = set()
         """Keys of the recipe ("model.vocab_size") whose value was assumed."""
 
@@ -296,6 +296,7 @@ def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: M
     what they do; `lists`: more for the lists of a Reading."""
     left = {name: text for name, text in said.items() if name not in f.used and f.given.get(name) != AS_PRICED.get(name, NOTHING)}
     found = listed((text, terms.kind("megatron_lm", name), f.given.get(name, True)) for name, text in left.items())
+    found["unpriced"] += tuple(f.unpriced)
     return Reading(
         format=kind,
         keys=keys,
@@ -575,11 +576,22 @@ def _zero(f: Fields) -> tuple[int, bool]:
     return (1 if distributed else 0), False
 
 
+NO_NORMS: Final = " does nothing: Transformer Engine's norms are part of the linears behind them"
+
+
 def _priced_modules(f: Fields, named: frozenset[str]) -> frozenset[str]:
     """The modules that Megatron recomputes as plans name them: "mlp" is all feed-forwards of a layer-by-layer schedule, and those of layers
     without experts in the combined one (transformer_layer.py:445, moe_layer.py:432, fine_grained_callables.py:509)."""
     plain = named - {"moe"}
-    if not (f.given.get("num_moe_experts")):
+    experts = bool(f.given.get("num_moe_experts"))
+    if f.given.get("transformer_impl", "transformer_engine") != "local":
+        if "layernorm" in named:  # which Transformer Engine keeps apart beside latent attention and before experts (gpt_layer_specs.py)
+            apart = experts or f.given.get("multi_latent_attention")
+            (f.unpriced if apart else f.assumed).append(f"recompute_modules=layernorm{'' if apart else NO_NORMS}")
+        if len(named) > 1 and "core_attn" in named:
+            f.unpriced.append("recompute_modules=core_attn")
+        plain -= {"layernorm"} | ({"core_attn"} if len(named) > 1 else set())
+    if not experts:
         return plain
     if f.get("overlap_moe_expert_parallel_comm"):
         if "moe" in named:
@@ -606,12 +618,12 @@ def recompute_of(f: Fields) -> tuple[Recompute, int | None]:
     f.used |= {"activations_checkpoint_method", "checkpoint_num_layers", "activations_checkpoint_num_layers"}
     if granularity == "selective":
         named = [str(one) for one in (modules.split(",") if isinstance(modules, str) else modules or ["core_attn"])]
-        if not (wanted := _priced_modules(f, frozenset(named))):
-            return "none", None
-        mode = MODES.get(wanted)
-        if mode is None:
-            f.assumed.append(f"recompute_modules={','.join(named)} is priced as no recompute: no such combination is")
-        return mode or "none", None
+        wanted = _priced_modules(f, frozenset(named))
+        within = [(len(of), RECOMPUTE_ORDER.index(mode), mode) for mode, of in RECOMPUTE_MODULES.items() if wanted >= {*of}]
+        mode: Recompute = max(within)[2] if within else "none"
+        if left := sorted(wanted - {*RECOMPUTE_MODULES.get(mode, ())}):
+            f.unpriced.append(f"recompute_modules={','.join(left)}")
+        return mode, None
     if granularity == "full":
         if method == "uniform" and layers is not None and int(layers) > 1:
             f.assumed.append(f"recompute_method=uniform keeps one input for {layers} layers: priced as one for each")

@@ -60,7 +60,7 @@ def read(text: str, content: Content) -> Source:
         assumed=tuple(f.assumed),
         beside=tuple(f"{name}={given[name]}" for name in given if name not in f.used),
         unknown=unknown,
-        unpriced=unpriced,
+        unpriced=(*f.unpriced, *unpriced),
     )
 
     def unchanged(before: Setup, after: Setup, gpus: int) -> str | None:

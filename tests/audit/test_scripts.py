@@ -390,6 +390,40 @@ def test_mlp_and_moe_of_megatron_are_told_apart(modules: str, given: dict[str, o
     assert [note in one for one in f.assumed] == ([True] if note else [])
 
 
+LATENT = EXPERTS | {"multi_latent_attention": True}
+
+
+@pytest.mark.parametrize(
+    ("modules", "given", "mode", "unpriced", "idle"),
+    [
+        ("mlp moe mla_up_proj layernorm", LATENT, "mla_up_proj+mlp", ["layernorm"], False),
+        ("mla_up_proj shared_experts", LATENT, "mla_up_proj", ["shared_experts"], False),
+        ("layernorm mlp", {}, "mlp", [], True),
+        ("layernorm mlp", {"transformer_impl": "local"}, "layernorm+mlp", [], False),
+        ("core_attn mlp", {}, "mlp", ["core_attn"], False),
+        ("core_attn", {}, "selective", [], False),
+    ],
+)
+def test_modules_that_no_mode_has_leave_the_most_that_one_has(
+    modules: str, given: dict[str, object], mode: str, unpriced: list[str], idle: bool
+) -> None:
+    f = megatron.Fields({"recompute_granularity": "selective", "recompute_modules": modules.split(), **given})
+    assert megatron.recompute_of(f) == (mode, None)
+    assert f.unpriced == [f"recompute_modules={name}" for name in unpriced]
+    assert [one for one in f.assumed if "layernorm does nothing" in one] == f.assumed[-1:] * idle
+
+
+def test_what_lacks_memory_without_a_module_that_has_no_price_is_no_verdict(tmp_path: Path) -> None:
+    """As NVIDIA's script of DeepSeek-V3 on Megatron's FSDP recomputes norms beside experts."""
+    words = (
+        f"{MODEL} {REST} --disable-bias-linear --micro-batch-size 16 --num-experts 8 --recompute-granularity selective --recompute-modules"
+    )
+    found = {modules: audited(tmp_path, f"{words} --recompute-modules {modules}", gpus=8) for modules in ("mlp moe", "mlp moe layernorm")}
+    assert [one.fits for one in found.values()] == [False, None]
+    assert {one.plan.strategy.recompute for one in found.values() if one.plan} == {"mlp"}
+    assert all(one.legal for one in found.values())
+
+
 @pytest.mark.parametrize(("experts", "paired", "words"), [(True, False, ["mlp", "moe"]), (True, True, ["mlp"]), (False, False, ["mlp"])])
 def test_a_change_to_mlp_is_written_in_megatrons_modules(experts: bool, paired: bool, words: list[str]) -> None:
     before = Setup(engine="megatron", experts=experts, overlap_moe_expert_parallel_comm=paired)
