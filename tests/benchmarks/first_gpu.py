@@ -13,9 +13,11 @@ as it ends. After `minutes` nothing more is begun; the same command with the sam
               orchestrator.workers.rehearsal
   rehearsals  the fullest and slowest stage of three recipes alone, peak and seconds beside the predicted
   profile     python -m orchestrator.profile of Llama 3 8B's shape
-  programs    twenty steps of each engine at one rank, with timers, and once with the optimizer's states in host memory
+  programs    twenty steps of each engine at one rank, with timers and checkpoints, ten more from the last one, and once with the
+              optimizer's states in host memory
 
 `only` takes parts, or single cases by name. What a case can't do is written with the reason.
+A machine that reaches no package registry gets what is missing by tests/benchmarks/first_gpu.sh.
 python -m orchestrator.calibrate runs=FOLDER/first_gpu.json reads the layers' cases.
 device=cpu is a dry run with tiny models: it shows that every part starts and writes, and measures nothing of use.
 """
@@ -215,8 +217,12 @@ def commands_of(device: str, out: Path) -> Iterator[tuple[str, str, list[str]]]:
     yield "profile", "profile", ["orchestrator.profile", *shape, "engine=megatron", "launch=local", f"out={out / 'profile'}"]
     for engine, pins in (("megatron", []), ("deepspeed", []), ("deepspeed", ["pin.offload=true", "pin.zero_stage=1"])):
         name = f"{engine}{'_offload' if pins else ''}"
-        words = [*shape, f"engine={engine}", "train.steps=20", "launch=local", "data.made_up=true", *pins]
-        yield "programs", name, ["orchestrator.run", *words, f"out={out / 'programs' / name}"]
+        words = [*shape, f"engine={engine}", "launch=local", "data.made_up=true", *pins]
+        folder = out / "programs" / name
+        yield "programs", name, ["orchestrator.run", *words, "train.steps=20", "train.save_every=20", f"out={folder}"]
+        if not pins:
+            again = ["train.steps=30", "train.change=steps", f"resume={folder}", f"out={folder}_resumed"]
+            yield "programs", f"{name}_resumed", ["orchestrator.run", *words, *again]
 
 
 def result_of(name: str, words: Sequence[str], out: Path) -> dict[str, Any]:
