@@ -73,15 +73,14 @@ def read(text: str, name: str, content: Content) -> Source:
 
 def _ranks(given: Given, kind: str, precision: str, content: Content, name: str) -> Reading:
     """The reading of a configuration for DeepSpeed, FSDP or DDP. Raises InputError."""
-    assumed, named, ds = [ONE_SAMPLE], None, zero(0)
+    assumed, named, missing, ds = [ONE_SAMPLE], None, None, zero(0)
     by_path: dict[str, Any] = {"bf16.enabled": precision in ("bf16", "fp8"), "fp16.enabled": precision == "fp16",
                                "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}  # fmt: skip
     setup: dict[str, Any] = {}
     if kind == "DEEPSPEED":
         if file := (content.get("deepspeed_config") or {}).get("deepspeed_config_file"):
             given.take("deepspeed_config.deepspeed_config_file")
-            ds, named, more = named_ds_config(file, "deepspeed_config_file", name)
-            assumed += more
+            ds, named, missing = named_ds_config(file, "deepspeed_config_file", name)
         else:
             stage = given.number("deepspeed_config.zero_stage")
             if stage is None:
@@ -113,7 +112,7 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     if precision == "fp8":
         reading = replace(reading, keys={**reading.keys, "train.precision": "fp8"})
     setup |= {"tp": tp if reading.setup.tp == 1 else reading.setup.tp, "cp": cp * sp if reading.setup.cp == 1 else reading.setup.cp}
-    return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, steps=None, assumed=tuple(kept))
+    return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, steps=None, missing=missing, assumed=tuple(kept))
 
 
 def _fsdp_stage(given: Given) -> tuple[int, str]:

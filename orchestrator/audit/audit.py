@@ -77,6 +77,13 @@ class Audit:
             raise InputError("audit", str(path), error.why) from None
         source = formats.read(text, str(path))
         settings, assumed = settings_of(source.reading, tree, machine)
+        if missing := source.reading.missing:
+            if settings.pins.zero_stage is None:
+                why = (
+                    f"is not here, and says the ZeRO stage: put it beside {Path(path).name}, or say pin.zero_stage= (and pin.offload=true)"
+                )
+                raise InputError(*missing, why)
+            assumed.append(f"{'='.join(missing)} is not here: it says no more than the pins")
         reading, more = divided(source.reading, settings)
         reading = msgspec.structs.replace(reading, assumed=(*reading.assumed, *assumed, *more))
         source = msgspec.structs.replace(source, reading=reading)

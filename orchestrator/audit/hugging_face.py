@@ -44,18 +44,19 @@ def beside_file(named: str, file: str) -> Path | None:
     return None
 
 
-def named_ds_config(value: Any, key: str, file: str) -> tuple[Content, str | None, list[str]]:
-    """A ds_config given by its content, or by a path: (content, path; None: it stands in this file, what is assumed). Raises InputError."""
+def named_ds_config(value: Any, key: str, file: str) -> tuple[Content, str | None, tuple[str, str] | None]:
+    """A ds_config given by its content, or by a path: (content, path; None: it stands in this file, key and path of a file that is not
+    here). Raises InputError."""
     if isinstance(value, dict):
-        return value, None, []
+        return value, None, None
     path = beside_file(str(value), file)
     if path is None:
-        return {}, str(value), [f"ZeRO stage 0: {key}={value} says it, and is not here; pin.zero_stage= does too"]
+        return {}, str(value), (key, str(value))
     try:
         text = read_text(path)
     except InputError as error:
         raise InputError(key, str(value), error.why) from None
-    return content_of(text, str(path)), str(path), []
+    return content_of(text, str(path)), str(path), None
 
 
 def read_ds(ds: Mapping[str, Any], by_path: Mapping[str, Any]) -> Reading:

@@ -61,6 +61,8 @@ class Reading(Value, frozen=True, kw_only=True):
     """Whether the micro-batch is the batch over `steps` and the ranks: DeepSpeed's own division where a file leaves it out."""
     first_batch: int | None = None
     """Samples of the first step, where Megatron's batch grows (rampup_batch_size); None: it does not."""
+    missing: tuple[str, str] | None = None
+    """(Key, value) of a DeepSpeed configuration that the file names and that is not here: without it nobody knows the ZeRO stage."""
     broken: tuple[str, ...] = ()
     """Rules of the engine that the file breaks in what no plan says."""
     unknown: tuple[str, ...] = ()

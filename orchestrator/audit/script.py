@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from orchestrator.audit import fsdp, megatron, megatron_yaml, overrides, shell, trainer
 from orchestrator.audit.document import Given, content_of
+from orchestrator.audit.hugging_face import named_ds_config
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
@@ -78,7 +79,7 @@ def read(text: str, name: str = "") -> Source:
             return _overridden(text, name, script, words, tool)
         return _with_gpus(trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words)), words, script)
     line = training_line(script, text)
-    reading = reading_of(line, script)
+    reading = reading_of(line, script, name)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         return _edited(text, line, before, after)
@@ -190,7 +191,7 @@ def _value(kind: str, flag: Flag) -> Any:
     return text
 
 
-def reading_of(line: Line, script: Script) -> Reading:
+def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     """What the flags of a training command say. Raises InputError for a value of the wrong type, and for models that can't be described."""
     known = known_flags()
     given: dict[str, Any] = {}
@@ -232,14 +233,14 @@ def reading_of(line: Line, script: Script) -> Reading:
         keys = megatron.model_keys(fields, stack) | megatron.training_keys(fields, stack)
     else:  # another file's, that this one sources
         keys = megatron.part_keys(fields, stack, [*fields.given])
-    setup = megatron.setup_of(fields, engine)
+    setup, missing = megatron.setup_of(fields, engine), None
     if engine != "megatron":
-        setup = _with_deepspeed(setup, fields, given, script)
+        setup, missing = _with_deepspeed(setup, fields, given, script, name, said.get("deepspeed_config", ""))
     if (gpus := actors[0] * actors[1] if len(actors) == len(ACTORS) else gpus_of(line, script)) is not None:
         keys["gpus"] = gpus
     kind = "Megatron-DeepSpeed" if engine != "megatron" else "slime" if by_slime else "Megatron-LM"
     lists = {"unknown": others[""], "unpriced": others["cost"], "beside": [*others["result"], *others["harmless"]], "assumed": assumed}
-    return megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **lists)
+    return replace(megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **lists), missing=missing)
 
 
 PER_NODE: Final = re.compile(r"^\s*(NNODES|NPROC_PER_NODE)=(\d{1,6})\b", re.MULTILINE)
@@ -253,17 +254,24 @@ ENTERING: Final = frozenset(
 """Settings that decide the plan: it is said where a variable hides them."""
 
 
-def _with_deepspeed(setup: Setup, fields: megatron.Fields, given: Mapping[str, Any], script: Script) -> Setup:
-    """The setup with what DeepSpeed's own configuration adds to it."""
-    path = given.get("deepspeed_config")
+def _with_deepspeed(
+    setup: Setup, fields: megatron.Fields, given: Mapping[str, Any], script: Script, file: str, flag: str
+) -> tuple[Setup, tuple[str, str] | None]:
+    """The setup with what DeepSpeed's own configuration adds to it; flag and path of that, where it is not here and nothing else says the
+    stage. `flag`: how the script says it."""
+    path = given.get("deepspeed_config") or flag.removeprefix("--deepspeed_config ")
     content: dict[str, Any] = {}
-    if path and str(path) in script.files:
+    if path and str(path) not in script.files:
+        content = named_ds_config(path, "--deepspeed_config", file)[0]
+    elif path:
         with contextlib.suppress(InputError):  # a variable in it that nobody set: as if it were another file
             content = content_of(script.files[str(path)], f"{path}.json")
     ds = Given(content)
     fields.used |= {"deepspeed", "deepspeed_config", "zero_stage", "no_pipeline_parallel", "pp_partition_method"}
-    if path and not content:
-        fields.assumed.append(f"--deepspeed_config {path} is another file: audit that one for what it says")
+    missing = ("--deepspeed_config", str(path)) if path and not content else None
+    if missing and given.get("zero_stage") is not None:
+        fields.assumed.append(f"--deepspeed_config {path} is not here: --zero-stage says its stage, and nothing its offload")
+        missing = None
     said = ds.number("zero_optimization.stage")
     stage = int(given.get("zero_stage") or 0) if said is None else said
     offload = ds.get("zero_optimization.offload_optimizer.device", "none") != "none"
@@ -271,8 +279,9 @@ def _with_deepspeed(setup: Setup, fields: megatron.Fields, given: Mapping[str, A
     if pipeline and stage == 0 and (given.get("bf16") or ds.get("bf16.enabled")):
         stage = 1
         fields.assumed.append("ZeRO stage 0 in bf16 is priced as 1: DeepSpeed's BF16_Optimizer shares the optimizer's states too")
-    return replace(setup, zero_stage=stage, offload_optimizer=offload, by_deepspeed_pipeline=pipeline, overlap_grad_reduce=True,
-                   overlap_param_gather=True, vpp=1)  # fmt: skip
+    setup = replace(setup, zero_stage=stage, offload_optimizer=offload, by_deepspeed_pipeline=pipeline, overlap_grad_reduce=True,
+                    overlap_param_gather=True, vpp=1)  # fmt: skip
+    return setup, missing
 
 
 def gpus_of(line: Line, script: Script) -> int | None:

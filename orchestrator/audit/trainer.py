@@ -62,7 +62,7 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     flat = {key: value for key, value in content.items() if not (key == "deepspeed" and isinstance(value, dict))}
     given = Given(flat)
     assumed: list[str] = []
-    named, where, stage = None, "", 0
+    named, missing, where, stage = None, None, "", 0
     ds: Content = {}
     said = given.read(*words.PLAN)
     said["training.betas"] = [given.read(term)["training.betas"] for term in words.OPTIMIZER if term.ours == "training.betas"]
@@ -74,9 +74,8 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     given.take("fsdp_config")
     if content.get("deepspeed"):
         given.used.add("deepspeed")
-        ds, named, more = named_ds_config(content["deepspeed"], "deepspeed", name)
+        ds, named, missing = named_ds_config(content["deepspeed"], "deepspeed", name)
         where = "" if named else "deepspeed"
-        assumed += more
         kind = ", with DeepSpeed"
     elif sharded:
         parts = [str(word) for word in (sharded if isinstance(sharded, list) else str(sharded).split())]
@@ -97,7 +96,7 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     sizes = {axis: size for axis, size in sizes.items() if size > 1}
     setup = replace(reading.setup, recompute="full" if checkpoints else "none", **sizes)
     about = [line for line in reading.assumed if not line.startswith("recompute=")]
-    reading = replace(reading, keys=keys, setup=setup, assumed=tuple(about))
+    reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about))
     return sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
 
 

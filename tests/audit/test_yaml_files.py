@@ -4,6 +4,7 @@ file that say what they say."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 import orchestrator as so
 from orchestrator.audit import document, formats
 from orchestrator.audit.audit import Audit
+from orchestrator.errors import InputError
 
 LLAMA: dict[str, Any] = {"recipe": "llama3_8b", "cluster": "dgx_h100", "gpus": 16}
 MODEL = "num_layers: 32\n  hidden_size: 4096\n  num_attention_heads: 32\n  ffn_hidden_size: 11008\n  max_position_embeddings: 4096"
@@ -265,8 +267,44 @@ def test_the_trainer_s_ds_config_may_be_another_file(tmp_path: Path) -> None:
     assert found.plan is not None
     assert (found.plan.zero_stage, found.plan.training.precision) == (2, "bf16")
     assert "z2.json: zero_optimization.no_such=1" in found.reading.unknown
-    absent = audited(tmp_path, head + "deepspeed: ds/z9.json\n", **LLAMA)
-    assert any("ZeRO stage 0: deepspeed=ds/z9.json says it, and is not here" in line for line in absent.reading.assumed)
+
+
+MEGATRON_DEEPSPEED = (
+    "deepspeed pretrain_gpt.py --deepspeed --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --lr 1e-4 --bf16 "
+    "--micro-batch-size 1 --global-batch-size 256 --vocab-size 32000 --train-iters 9 --max-position-embeddings 2048 --deepspeed_config"
+)
+NAME_DEEPSPEEDS = {
+    "trainer.yaml": (TRAINER.partition("deepspeed:")[0] + "deepspeed: ds/z9.json", "deepspeed=ds/z9.json"),
+    "axolotl.yaml": ("base_model: x\nsequence_len: 2048\nmicro_batch_size: 1\nlearning_rate: 1e-4\ndeepspeed: ds/z9.json",
+                     "deepspeed=ds/z9.json"),
+    "swift.sh": ("NPROC_PER_NODE=8 swift sft --model x --tuner_type full --max_length 2048 --learning_rate 1e-4 --deepspeed $DS",
+                 "deepspeed=$DS"),
+    "accelerate.yaml": ("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: z9.json}\nnum_processes: 8",
+                        "deepspeed_config_file=z9.json"),
+    "megatron.sh": (f"{MEGATRON_DEEPSPEED} z9.json", "--deepspeed_config=z9.json"),
+    "hidden.sh": (f"{MEGATRON_DEEPSPEED} $DS", "--deepspeed_config=$DS"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", NAME_DEEPSPEEDS)
+def test_a_ds_config_that_is_named_and_not_here_gives_no_verdict(tmp_path: Path, file: str) -> None:
+    text, said = NAME_DEEPSPEEDS[file]
+    path = tmp_path / file
+    path.write_text(text + "\n")
+    keys: dict[str, Any] = {"gpus": 16, "cluster": "dgx_h100"} | ({} if "pretrain_gpt" in text else LLAMA)
+    with pytest.raises(InputError, match=re.escape(f"{said}: is not here, and says the ZeRO stage: put it beside {file}, or say pin.")):
+        so.audit(path, **keys)
+    found = so.audit(path, **keys, pin={"zero_stage": 2})
+    assert found.plan is not None
+    assert found.plan.zero_stage == 2
+    assert any(f"{said} is not here" in line for line in found.reading.assumed)
+
+
+def test_a_ds_config_beside_a_script_of_megatron_deepspeed_is_read(tmp_path: Path) -> None:
+    (tmp_path / "z.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    path = tmp_path / "a.sh"
+    path.write_text(f"{MEGATRON_DEEPSPEED} z.json\n")
+    assert so.audit(path, gpus=16, cluster="dgx_h100").setup.zero_stage == 2
 
 
 def test_adapters_are_priced_as_adapters(tmp_path: Path) -> None:
