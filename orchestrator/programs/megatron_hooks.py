@@ -69,6 +69,7 @@ def run(train: Callable[[], None]) -> NoReturn:
         hooks = Hooks(plan, engine, device, watchdog)
         hooks.rows.phase("building the model", loop.BUILD_S)
         sys.argv = [word for word in sys.argv if word != CONTINUE] + resumed(plan)
+        hooks.listed = own_checkpoint()
         data.write_indexed(plan, OUT, [word for word in sys.argv if word.startswith(ENCODED)])
         hooks.install()
         checkout = os.environ.get(CHECKOUT)
@@ -119,11 +120,14 @@ def step_of(folder: Path) -> int:
 
 
 def resumed(plan: Plan) -> list[str]:
-    """Arguments that name the checkpoint of train.resume=, where this run has none of its own yet. All ranks call this. Raises InputError,
-    also for a checkpoint that is not as it was written."""
+    """Arguments that name the checkpoint of train.resume=, where this run has none of its own yet; Megatron's marker is moved to the newest
+    of its own that is whole. All ranks call this. Raises InputError, also for a checkpoint that is not as it was written."""
     own = own_checkpoint()
     if own is not None:
-        checkpoint.require_as_written(checkpoint.Saved(own, step_of(own), {}))
+        whole = checkpoint.newest_whole(own.parent, step_of(own), ITERATION)
+        if torch.distributed.get_rank() == 0 and whole != own:
+            (own.parent / TRACKER).write_text(str(step_of(whole)))
+        torch.distributed.barrier()
     if own is not None or plan.run.resume is None:
         return []
     saved = checkpoint.find(plan.run.resume)
@@ -142,7 +146,7 @@ class Hooks:
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
         self.rows = loop.Rows(plan, device, OUT, watchdog)
-        self.listed = own_checkpoint()
+        self.listed: Path | None = None
         """The newest checkpoint of which this rank has written its files' digests."""
         self.unmarked: list[Path] = []
         """Finished checkpoints, on rank 0, of which other ranks may not have written digests yet: the run's marker waits."""

@@ -337,12 +337,13 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRet
 
 
 def saved_before(plan: Plan, out: Path, continued: bool) -> checkpoint.Saved | None:
-    """The checkpoint to go on from, whose files are as they were written: with `continued` this run's newest if it has one, else
-    train.resume's. Raises InputError."""
-    resume = str(out) if continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
-    if not resume:
+    """The checkpoint to go on from, whose files are as they were written: with `continued` this run's newest whole one if it has any, else
+    train.resume's. All ranks call this. Raises InputError."""
+    if continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists():
+        return checkpoint.going_on(out)
+    if not plan.run.resume:
         return None
-    saved = checkpoint.find(resume)
+    saved = checkpoint.find(plan.run.resume)
     checkpoint.require_as_written(saved)
     return saved
 

@@ -255,6 +255,22 @@ def test_a_damaged_checkpoint_is_named_before_it_is_read(workshop: Workshop) -> 
     assert f"{file} is not what was written: its SHA-256 is another" in logs
 
 
+def test_a_run_that_goes_on_by_itself_takes_the_newest_whole_checkpoint(workshop: Workshop) -> None:
+    plan = workshop.plan(MODELS["gpt_test"], dp=2, run={"save_every": 2})
+    workshop.trained(plan, "unattended")
+    out, job = workshop.job(plan, "unattended")
+    saved = out / "checkpoints"
+    os.truncate(saved / f"iter_{STEPS:07d}" / "__0_0.distcp", 1000)
+    (out / "metrics.jsonl").unlink()
+    assert own_ranks.run(workshop.context, job.module, [*job.arguments, "--continue"], out, 2) == [0, 0]
+    assert_same([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()], workshop.expected("gpt_test")[4:])
+    log = (out / "logs" / "rank-0.log").read_text()
+    assert "DAMAGED CHECKPOINT iter_0000005, skipped and kept as checkpoints/damaged_iter_0000005: " in log
+    assert "__0_0.distcp has 1,000 bytes" in log
+    assert "going on from iter_0000004" in log
+    assert sorted(path.name for path in saved.glob("*iter_*")) == ["damaged_iter_0000005", "iter_0000002", "iter_0000004", "iter_0000005"]
+
+
 class Harmful:
     """Makes a folder where it is unpickled."""
 

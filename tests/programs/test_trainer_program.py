@@ -243,6 +243,35 @@ def test_a_damaged_checkpoint_is_refused(workshop: Workshop) -> None:
     assert f"{states.name} is not what was written" in logs
 
 
+def test_a_run_that_goes_on_by_itself_takes_the_newest_whole_checkpoint(workshop: Workshop) -> None:
+    """The damaged one is named, kept, and counted no more; where none is whole, nothing is trained."""
+    plan = plan_of(zero_stage=1, run={"save_every": 1, "keep_last": 3})
+    first = workshop.trained(plan, "attended by nobody")
+    out = workshop.folder / "attended-by-nobody"
+    saved = out / "checkpoints"
+    assert sorted(path.name for path in saved.glob("step_*")) == ["step_000002", "step_000003", "step_000004"]
+    states = next(path for path in sorted(saved.glob("step_000004/states/*")) if path.stat().st_size > 1000)
+    os.truncate(states, 1000)
+    (saved / "step_000003" / "latest.json").write_text("")
+    (out / "metrics.jsonl").unlink()
+    again = workshop.trained(plan, "attended by nobody", more=["--continue"])
+    assert_same(again, first[2:], 1e-6)
+    log = (out / "logs" / "rank-0.log").read_text()
+    assert "DAMAGED CHECKPOINT step_000004, skipped and kept as checkpoints/damaged_step_000004: " in log
+    assert f"checkpoints/step_000004/states/{states.name} has 1,000 bytes" in log
+    assert "DAMAGED CHECKPOINT step_000003, skipped and kept" in log
+    assert "going on from step_000002" in log
+    names = ["step_000002", "step_000003", "step_000004"]
+    assert sorted(path.name for path in saved.iterdir() if path.is_dir()) == ["damaged_step_000003", "damaged_step_000004", *names]
+    assert json.loads((saved / "latest.json").read_text())["step"] == 4
+    for path in saved.glob("step_*/digests.json"):
+        path.write_text("{")
+    _, codes, logs = workshop.run(plan, "attended by nobody", more=["--continue"])
+    assert 0 not in codes
+    assert "has no whole checkpoint: " in logs
+    assert sorted(path.name for path in saved.glob("step_*")) == names
+
+
 def test_a_warning_of_the_time_limit_saves_and_ends_well(workshop: Workshop) -> None:
     plan = plan_of(zero_stage=1, steps=400, run={"save_every": 400, "export_to": str(workshop.folder / "not written")})
     out = workshop.folder / "warned"
