@@ -85,7 +85,9 @@ class Audit:
                 raise InputError(*missing, why)
             assumed.append(f"{'='.join(missing)} is not here: it says no more than the pins")
         reading, more = divided(source.reading, settings)
-        reading = msgspec.structs.replace(reading, assumed=(*reading.assumed, *assumed, *more))
+        said = {f"{name.removeprefix('model.')}=" for name in reading.weak if name in tree or {"recipe", "model.hf_config"} & {*tree}}
+        kept = [line for line in reading.assumed if not line.startswith(tuple(said))]
+        reading = msgspec.structs.replace(reading, assumed=(*kept, *assumed, *more))
         source = msgspec.structs.replace(source, reading=reading)
         return cls(str(path), source, settings, pinned(reading.setup, settings.pins))
 
@@ -268,6 +270,8 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
     assumed: list[str] = []
     given = dict(tree)
     keys = dict(reading.keys)
+    if not any(name.startswith("model.") for name in (*keys, *given)) and "recipe" not in given:
+        raise InputError("model", None, "is missing: the file does not say its layers, width and heads; recipe= or model.hf_config= does")
     if "recipe" in given and "model.num_layers" in keys:  # the recipe says what the file leaves open, no more
         known = recipe.load_tree({name: given[name] for name in ("recipe", "cluster", "gpus") if name in given}, machine, engines)
         for name in reading.weak:
@@ -294,6 +298,8 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
         raise
     if "cluster" in keys and "cluster" not in given and settings.cluster.name == ASSUMED_CLUSTER:
         assumed.append(f"cluster={ASSUMED_CLUSTER}: the file does not say on what it runs; cluster= does")
+    if not {"gpus", "cluster.num_gpus"} & {*keys, *given}:
+        assumed.append(f"gpus={settings.cluster.num_gpus}: the file does not say how many; gpus= does")
     return settings, assumed
 
 

@@ -74,6 +74,8 @@ MOST_BYTES: Final = 1_000_000
 MOST_EXPANDED: Final = 1_000_000
 """Characters that expansions may put into a script; a word counts for ten more. Those of the samples of tests have 2,000."""
 SBATCH: Final = re.compile(r"^#SBATCH\s+(\S[^#\n]*)", re.MULTILINE)
+SIZES: Final = re.compile(r"WORLD_SIZE|N?(NUM_?)?(NODES|GPUS)|(N|NUM_)?(GPUS|PROCS?)_PER_NODE|NPROC_PER_NODE", re.IGNORECASE)
+"""Variables that say how large the cluster is."""
 INSIDE: Final = ("program", "list", "pipeline", "subshell", "compound_statement", "negated_command", "do_group", "variable_assignments",
                  "ERROR")  # fmt: skip
 """Kinds of nodes whose children are statements."""
@@ -443,6 +445,8 @@ class _Reader:
         if value is None or signs & {"#", "##", "%", "%%", "/", "//", "^", "^^", ",", ",,", "@", "!"}:
             return unset
         self.spend(node, value)
+        if SIZES.fullmatch(name):  # is no place to change what else is as large
+            return (Piece(" ".join(word.text for word in value), None, span),)
         pieces: list[Piece] = []
         for index, word in enumerate(value):
             pieces += [Piece(" ")] if index else []

@@ -112,7 +112,7 @@ def test_a_plan_of_deepspeed_comes_back_as_itself(recipe: str, tmp_path: Path) -
         ("{}", {}, "is no ds_config"),
         ('{"zero_optimization": {"stage": 7}}', {}, "zero_optimization.stage=7"),
         ('{"train_batch_size": "many"}', {}, "is no number"),
-        ('{"train_batch_size": 256}', {"recipe": None}, "train.seq_length: is missing"),
+        ('{"train_batch_size": 256}', {"recipe": None}, "model: is missing"),
         ('{"train_batch_size": 256}', {"gpus": None, "recipe": None}, "missing"),
         ('{"train_batch_size": 256}', {"pin": {"zero_stage": 9}}, "pin.zero_stage=9"),
         ('{"train_batch_size": 256}', {"explain": {"tp": 8}}, "is not for audit"),

@@ -449,3 +449,29 @@ def test_windows_and_experts_of_some_layers_make_one_pattern(experts: bool, wind
     assert ["feed_forward" in run for run in keys["model.pattern"]] == [False, experts, experts, experts]
     assert "model.feed_forward" not in keys
     assert script.read(line.replace(f" --window-attn-skip-freq '{windows}'", "")).reading.keys["model.mixer"] == windowed
+
+
+def test_a_vocabulary_that_the_user_gives_is_not_assumed(tmp_path: Path) -> None:
+    said = [audited(tmp_path, f"{MODEL} {REST}", **keys).reading.assumed for keys in ({}, {"model": {"vocab_size": 50304}})]
+    assert [any("vocab_size" in line for line in lines) for lines in said] == [True, False]
+
+
+def test_a_variable_that_says_how_large_the_cluster_is_is_no_place_for_a_change(tmp_path: Path) -> None:
+    """As in Megatron-LM's examples/gptoss/02_train.sh."""
+    file = tmp_path / "train.sh"
+    sizes = "GPUS_PER_NODE=8\nWORLD_SIZE=$(($GPUS_PER_NODE*1))\nPP_SIZE=${WORLD_SIZE}\n"
+    line = f"torchrun --nproc_per_node $GPUS_PER_NODE pretrain_gpt.py {MODEL} {REST} --pipeline-model-parallel-size $PP_SIZE\n"
+    file.write_text(sizes + line)
+    source = formats.read(file.read_text(), str(file))
+    assert (source.reading.keys["gpus"], source.reading.setup.pp) == (8, 8)
+    text = source.edited(source.reading.setup, replace(source.reading.setup, pp=1), 8)
+    assert text == (sizes + line).replace("PP_SIZE=${WORLD_SIZE}", "PP_SIZE=1")
+
+
+def test_what_a_file_of_overrides_does_not_say_is_asked_for_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text("python run_recipe.py model.tensor_model_parallel_size=2 train.global_batch_size=128 train.micro_batch_size=1\n")
+    with pytest.raises(InputError, match=r"model: is missing: the file does not say its layers.*recipe= or model.hf_config= does"):
+        so.audit(file, gpus=8)
+    found = so.audit(file, recipe="llama3_8b", cluster="dgx_h100")
+    assert f"gpus={found.settings.cluster.num_gpus}: the file does not say how many; gpus= does" in found.reading.assumed
