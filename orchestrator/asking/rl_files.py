@@ -12,8 +12,8 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.job import File
 from orchestrator.rl import text
 from orchestrator.rl.choose import Chosen
-from orchestrator.rl.decode import VLLM
 from orchestrator.rl.job import RlJob
+from orchestrator.rl.programs import PROGRAMS
 from orchestrator.rl.step import Step, longest
 from orchestrator.words.rollouts import LANGUAGES, Rollout
 from orchestrator.words.terms import nested, say
@@ -71,7 +71,7 @@ def rollout(job: RlJob, step: Step, cluster: Cluster) -> Rollout:
             "generation_nodes": step.generation_gpus // node if whole else None,
             "generation_gpus_per_node": node if whole else step.generation_gpus,
         }
-    used = made.cache_bytes + made.weight_bytes + VLLM.workspace
+    used = made.cache_bytes + made.weight_bytes + PROGRAMS[keys.program].engine.workspace
     return Rollout(
         algorithm=keys.algorithm,
         prompts=job.prompts,

@@ -14,6 +14,7 @@ from orchestrator.model.training import Training
 from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
 from orchestrator.recipe.lengths import said_lengths
 from orchestrator.rl.job import Responses, RlJob, RlKeys
+from orchestrator.rl.programs import NEMO_RL, PROGRAMS
 from orchestrator.rl.step import longest
 
 TASK = "rl"
@@ -61,7 +62,8 @@ def rl_job(merged: Flat, architecture: Architecture) -> RlJob | None:
     """What task=rl asks; None for another task. Raises InputError."""
     if value_of(merged, "task", None) != TASK:
         return None
-    keys = RlKeys(**fields_of(merged, RlKeys))
+    written = [name for name in PROGRAMS if name in (value_of(merged, "write", None) or ())]
+    keys = RlKeys(**{"program": written[0] if len(written) == 1 else NEMO_RL, **fields_of(merged, RlKeys)})
     assert keys.prompts and keys.samples and keys.prompt_length  # noqa: PT018
     assert keys.response_length
     if architecture.traced is not None or architecture.stack != "decoder":

@@ -17,10 +17,11 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
-from orchestrator.rl.decode import VLLM, Decoder, Layout, MeasuredDecoder, layout_refused
+from orchestrator.rl.decode import Decoder, Layout, MeasuredDecoder, layout_refused
 from orchestrator.rl.generation import Generation, Room, generation, room
 from orchestrator.rl.job import RlJob
-from orchestrator.rl.step import Step, states_bytes, step
+from orchestrator.rl.programs import PROGRAMS
+from orchestrator.rl.step import STATES, Step, states_bytes, step
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.units import GIB, format_bytes
 from orchestrator.values import Value
@@ -81,9 +82,10 @@ class Chosen(Value, frozen=True, kw_only=True):
 def layouts(question: Question, gpus: int) -> Iterator[Decoder]:
     """Decoders of every layout that an engine may have on these GPUs, with rl.tp= and rl.dp= of that one alone."""
     keys, cluster, a = question.job.keys, question.cluster, question.architecture
+    engine = replace(PROGRAMS[keys.program].engine, eager=keys.eager)
     for layout in asked_layouts(question, gpus):
         if gpus % layout.gpus == 0 and layout_refused(a, layout) is None:
-            decoder = Decoder(a, cluster, question.calibration, question.traits, layout)
+            decoder = Decoder(a, cluster, question.calibration, question.traits, layout, engine)
             yield decoder if keys.measured is None else MeasuredDecoder(decoder, keys.measured)
 
 
@@ -140,15 +142,15 @@ def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
         return [], str(error)
     found, why = [], ""
     allowed = job.keys.memory * cluster.gpu.memory
-    fits_host = states_bytes(plan) <= cluster.host_memory
+    fits_host = states_bytes(plan, STATES) <= cluster.host_memory
     for offloads in (False, True) if fits_host else (False,):
-        kept = question.calibration.context_bytes + (0.0 if offloads else states_bytes(plan))
+        kept = question.calibration.context_bytes + (0.0 if offloads else states_bytes(plan, STATES))
         made, lacking = fastest_generation(question, cluster.num_gpus, min(allowed, cluster.gpu.memory - kept))
         why = lacking or why
         if made is not None:
             found.append(_step(question, made, plan, is_colocated=True, offloads=offloads))
     if not fits_host and not found:
-        states, host = format_bytes(states_bytes(plan)), format_bytes(cluster.host_memory)
+        states, host = format_bytes(states_bytes(plan, STATES)), format_bytes(cluster.host_memory)
         why += f"; the training's states, {states} a GPU, are more than its {host} of host memory"
     return found, why
 
@@ -224,7 +226,7 @@ def grown(question: Question, found: Step) -> tuple[Grown, ...]:
     """What a node more, or as many as an engine has, would make of this step, the best first."""
     made, training = found.generation, trains(found)
     node = ceil(made.layout.gpus / question.cluster.gpus_per_node) * question.cluster.gpus_per_node
-    memory = made.cache_bytes + made.weight_bytes + VLLM.workspace
+    memory = made.cache_bytes + made.weight_bytes + PROGRAMS[question.job.keys.program].engine.workspace
     more, _ = fastest_generation(question, found.generation_gpus + node, memory)
     generated = made.seconds if more is None else min(made.seconds, more.seconds)
     trained = training * found.training_gpus / (found.training_gpus + node)

@@ -46,20 +46,26 @@ class EngineConstants(Value, frozen=True, kw_only=True):
     experts_s: float = 80 * US
     """Seconds that a layer's routing, sorting and grouped products take at least, beside the reading of their weights: one sequence of
     Qwen3-30B-A3B takes 9.6 ms a token on an A100 (github:tenstorrent/tt-inference-server issue 340); 9.5 here."""
-    sequence_s: float = 90 * US
-    """Seconds of the host, of sampling and of the log-probability for each running sequence of a step. Fitted: to the steps of NeMo RL 0.3
-    and 0.4 on H100 (rl/README.md)."""
+    sequence_s: float = 50 * US
+    """Seconds of the host and of sampling for each running sequence of a step. Fitted: to verl's generation of Qwen2.5-7B on 8 to 32 H100;
+    with NeMo RL, which has the log-probability of each token returned, to its steps of 0.3 and 0.4 on H100 (rl/README.md)."""
     across_s: float = 70 * US
     """Seconds that an all-reduce or exchange over several nodes takes more than its bytes and hops: there an engine has no kernel of its
     own. Fitted: to Qwen3-235B's steps at tp=16 on 128 and 256 H100 (NeMo RL 0.6); DeepSeek-R1 on two nodes of H100 takes 15 ms a token
     more than on one (github:tenstorrent/tt-inference-server issue 356), 124 us for each of its 122."""
     prefill_efficiency: float = 0.7
     """Share of what training's products reach that prefill reaches: prompts come in chunks beside decoding."""
+    eager: bool = False
+    """Whether the host launches kernels one by one, without CUDA graphs."""
     workspace: float = 4 * GIB
     """Bytes of a GPU for activations, CUDA graphs and communicators beside weights and cache."""
 
 
-VLLM: Final = EngineConstants()
+LAUNCH_S: Final = 0.2 * MS
+"""Seconds of the host to launch a layer's kernels one by one. That of Qwen2.5-7B's 28 layers on 32 H100 shows no more than this (verl)."""
+LAUNCH_EXPERTS_S: Final = 0.46 * MS
+"""Seconds more of a layer with experts: routing, sorting and grouped products. Fitted: to verl's generation of Qwen3-30B-A3B on 32 H100 at
+tp=2 (rl/README.md)."""
 UNTUNED: Final = {"10": 0.5}
 """Share of the two efficiencies that kernels reach on newer GPUs, by the major number of their compute capability. Fitted: to the steps of
 NeMo RL 0.5 on GB200 (rl/README.md)."""
@@ -99,7 +105,7 @@ class Decoder:
     """Prices of a model's generation by one layout on one cluster."""
 
     def __init__(
-        self, a: Architecture, cluster: Cluster, calibration: Calibration, traits: Traits, layout: Layout, engine: EngineConstants = VLLM
+        self, a: Architecture, cluster: Cluster, calibration: Calibration, traits: Traits, layout: Layout, engine: EngineConstants
     ) -> None:
         a = replace(a, mtp_num_layers=0)  # what only training has
         self.architecture, self.cluster, self.layout, self.engine, self.calibration = a, cluster, layout, engine, calibration
@@ -172,14 +178,16 @@ class Decoder:
     def _fixed(self, running: int) -> float:
         """Seconds of a step but for its keys and values."""
         rate = self._rate * self.engine.weight_efficiency
-        seconds = self.engine.step_s + running * self.engine.sequence_s + self._traffic(running)
-        seconds += max(self._dense_weights / self.layout.tp / rate, self._products(running * self._dense_flops / self.layout.tp))
+        seconds = self._traffic(running) + max(
+            self._dense_weights / self.layout.tp / rate, self._products(running * self._dense_flops / self.layout.tp)
+        )
         rows = running * self.layout.dp
         for nbytes, flops, experts, topk, layers in self._experts:
             seconds += layers * self.engine.experts_s
             touched = 1 - (1 - topk / experts) ** rows
             seconds += max(nbytes * touched / self.layout.gpus / rate, self._products(rows * flops / self.layout.gpus))
-        return seconds
+        launched = LAUNCH_S * sum(count for _, count in self._layers) + LAUNCH_EXPERTS_S * sum(layers for *_, layers in self._experts)
+        return self.engine.step_s + running * self.engine.sequence_s + max(seconds, launched if self.engine.eager else 0.0)
 
     def _products(self, flops: float) -> float:
         """Seconds of so many FLOPs in large products."""

@@ -11,6 +11,7 @@ from orchestrator.values import Value
 Algorithm = Literal["grpo", "ppo", "dpo", "distill"]
 Placement = Literal["auto", "colocated", "split"]
 Reward = Literal["rule", "model"]
+ProgramName = Literal["nemo_rl", "verl"]
 MOST: Final = 10**9
 
 
@@ -87,6 +88,10 @@ class RlKeys(Value, frozen=True, kw_only=True):
     concurrency: Annotated[
         int, Key("rl.concurrency", "sequences that an engine runs at once, at most (vLLM's max_num_seqs)", low=1, high=10**6)
     ] = 1024
+    program: Annotated[ProgramName, Key(
+        "rl.program", "whose way of moving states and samples and of asking for log-probabilities is priced",
+        default="the one of write=, or nemo_rl")] = "nemo_rl"  # fmt: skip
+    eager: Annotated[bool, Key("rl.eager", "generation launches kernels one by one, without CUDA graphs (vLLM's enforce_eager)")] = False
     measured: Annotated[Measured | None, Key(
         "rl.measured",
         "three numbers of your own engine with rl.tp= (and rl.dp=) GPUs: ms a step with one sequence, ms with N of them, tokens/s of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heapreplace
 from math import ceil
 from statistics import fmean
@@ -15,9 +15,10 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.training import Lengths, Training
 from orchestrator.plan import Plan
-from orchestrator.rl.generation import Generation
-from orchestrator.rl.job import RlJob
+from orchestrator.rl.generation import Generation, dealt
+from orchestrator.rl.job import RlJob, RlKeys
 from orchestrator.rl.lengths import drawn, squares
+from orchestrator.rl.programs import PROGRAMS
 from orchestrator.units import GB
 from orchestrator.values import Value
 
@@ -30,6 +31,19 @@ loaded one by one. Llama 3.1 8B's 16 GB a GPU in 5 s and 70B's 35 GB at tp=4 in 
 issue 959: 3.2 and 2.5 GB/s; who ran them again there had 8 and 26 s)."""
 STATES: Final = ("weights", "gradients", "optimizer")
 """Causes of a training plan's memory that go to the host's memory while others use the GPU."""
+KEPT: Final = ("weights", "optimizer")
+"""Causes of those states that an update copies: gradients are allocated anew."""
+WEIGHTS: Final = ("weights",)
+GENERATED, FORWARDED, UPDATED = 32, 48, 60
+"""Bytes of a padded token that pass the driver: ids of prompts, responses and both, mask and positions as int64; with the response's mask,
+and its log-probabilities and entropies back; with those, scores, rewards, advantages and returns, in fp32 (verl 0.5, protocol.py)."""
+UPDATES: Final[dict[str, list[tuple[str, Model]]]] = {
+    "grpo": [("update", "policy")],
+    "ppo": [("update critic", "critic"), ("update", "policy")],
+    "dpo": [("update", "policy")],
+    "distill": [("update", "policy")],
+}
+"""Passes of training over a step's samples by algorithm, after all that go forward alone."""
 ONCE: Final = ("optimizer", "dp", "overhead")
 """Causes of a training step's seconds that hardly depend on its tokens."""
 GENERATION_OFF: Final = (0.75, 1.35)
@@ -139,14 +153,19 @@ class Packed(Value, frozen=True, kw_only=True):
 
 def packed_for(job: RlJob, plan: Plan) -> Packed:
     """An update's samples packed for this plan: every data-parallel rank has as many micro-batches, which need not be full, and tokens as
-    even as whole samples let them be."""
+    even as whole samples let them be, or as the program deals them."""
     training = plan.training
-    lengths = drawn(job.responses, job.sequences, 0)[: ceil(job.sequences / job.keys.updates)]
-    whole = [job.prompt_length + length for length in lengths]
+    every = [job.prompt_length + length for length in drawn(job.responses, job.sequences, 0)]
+    size = ceil(job.sequences / job.keys.updates)
+    whole = every[:size]
     each = plan.dp * plan.micro_batch_size
     microbatches = max(1, ceil(bins(whole, training.seq_length) / each))
     room = microbatches * plan.micro_batch_size * training.seq_length
-    return Packed(microbatches=microbatches, share=sum(whole) / plan.dp / room, fullest=busiest(whole, plan.dp) / room)
+    updates = [every[first : first + size] for first in range(0, len(every), size)]
+    fullest = busiest(whole, plan.dp) if PROGRAMS[job.keys.program].balances_updates else fmean(
+        max(map(sum, dealt(update, plan.dp))) * len(whole) / len(update) for update in updates
+    )  # fmt: skip
+    return Packed(microbatches=microbatches, share=sum(whole) / plan.dp / room, fullest=fullest / room)
 
 
 def busiest(lengths: Sequence[int], ranks: int) -> int:
@@ -177,9 +196,22 @@ def forward_seconds(plan: Plan, packed: Packed, updates: int) -> float:
     return packed.microbatches * updates * max(by_stage) + sum(by_stage) - max(by_stage)
 
 
-def states_bytes(plan: Plan) -> float:
-    """Bytes of weights, gradients and optimizer states on the rank that has most of them."""
-    return max(sum(stage.memory_by_cause.get(cause, 0.0) for cause in STATES) for stage in plan.prediction.by_stage)
+def forwards(keys: RlKeys) -> list[tuple[str, Model]]:
+    """The passes over a step's samples that go forward alone, in order, each of its model."""
+    learns = keys.algorithm in ("grpo", "ppo")
+    each: list[tuple[str, Model, bool]] = [
+        ("reward", "reward", keys.reward == "model"),
+        ("reference log-probabilities", "reference", keys.reference or keys.algorithm == "dpo"),
+        ("teacher log-probabilities", "teacher", keys.algorithm == "distill"),
+        ("old log-probabilities", "policy", learns),
+        ("values", "critic", keys.algorithm == "ppo"),
+    ]
+    return [(name, model) for name, model, used in each if used]
+
+
+def states_bytes(plan: Plan, causes: Collection[str]) -> float:
+    """Bytes by these causes on the rank that has most of them."""
+    return max(sum(stage.memory_by_cause.get(cause, 0.0) for cause in causes) for stage in plan.prediction.by_stage)
 
 
 def loss_bytes(plan: Plan) -> float:
@@ -213,55 +245,43 @@ def step(
     responses = generation.tokens
     tokens = responses + job.sequences * job.prompt_length
     train_off = _off(plan)
-    host = cluster.host_bandwidth * calibration.host_efficiency
-    states = states_bytes(plan)
-    copy = max(stage.memory_by_cause.get("weights", 0.0) for stage in plan.prediction.by_stage)
+    program = PROGRAMS[keys.program]
+    link = cluster.host_bandwidth * calibration.host_efficiency
+    states = states_bytes(plan, STATES)
     packed = packed_for(job, plan)
     forward = forward_seconds(plan, packed, keys.updates)
     update = update_seconds(plan, packed) * keys.updates * keys.epochs
     generated_on: Pool = "all" if colocated else "generation"
     trained_on: Pool = "all" if colocated else "training"
     gpus = {"all": plan.world_size, "training": plan.world_size, "generation": generation.engines * generation.layout.gpus}
+    each_phase = offloads and program.copies_each_phase
     found: list[Phase] = []
 
     def add(name: str, model: Model, pool: Pool, seconds: float, *after: str,
             of: float = tokens, off: tuple[float, float] = train_off) -> None:  # fmt: skip
         found.append(Phase(name=name, model=model, tokens=of, pool=pool, gpus=gpus[pool], after=after, seconds=seconds, off=off))
 
-    add(
-        "transfer",
-        "policy",
-        "all" if colocated else "generation",
-        transfer_seconds(generation, cluster, calibration, colocated=colocated),
-        of=0.0,
-        off=(0.5, 2.0),
-    )
-    if colocated and offloads:
-        add("offload", "policy", "all", states / host, "transfer", of=0.0)
-    add("generate", "policy", generated_on, generation.seconds, "offload" if colocated and offloads else "transfer", of=responses,
+    def around(model: Model, causes: Collection[str], token_bytes: int) -> float:
+        """Seconds of a phase beside its pass: states that are in host memory come and go, samples are handed out and back."""
+        copied = 2 * states_bytes(plan, causes) if model != "policy" or each_phase else 0.0
+        handed = job.sequences * longest(job) * token_bytes
+        return copied / min(link, program.copy_rate) + handed / program.driver_rate
+
+    once = colocated and offloads and not each_phase
+    moved = transfer_seconds(generation, cluster, calibration, colocated=colocated) + around("policy", WEIGHTS, 0)
+    add("transfer", "policy", generated_on, moved, of=0.0, off=(0.5, 2.0))
+    if once:
+        add("offload", "policy", "all", states / link, "transfer", of=0.0)
+    add("generate", "policy", generated_on, generation.seconds + around("reward", (), GENERATED), found[-1].name, of=responses,
         off=(GENERATION_OFF[0] * draws[0], GENERATION_OFF[1] * draws[1]))  # fmt: skip
-    before = "generate"
-    if colocated and offloads:
-        add("onload", "policy", "all", states / host, "generate", of=0.0)
-        before = "onload"
-    learns = [before]
-    other: list[tuple[str, Model, bool]] = [
-        ("reward", "reward", keys.reward == "model"),
-        ("reference log-probabilities", "reference", keys.reference or keys.algorithm == "dpo"),
-        ("teacher log-probabilities", "teacher", keys.algorithm == "distill"),
-    ]
-    for name, model, used in other:
-        if used:  # its weights come from the host's memory, and go
-            add(name, model, trained_on, forward + 2 * copy / host, before)
-            learns.append(name)
-    if keys.algorithm in ("grpo", "ppo"):
-        add("old log-probabilities", "policy", trained_on, forward, before)
-        learns.append("old log-probabilities")
-    if keys.algorithm == "ppo":
-        add("values", "critic", trained_on, forward + states / host, before)
-        add("update critic", "critic", trained_on, update + states / host, "values", *learns)
-        learns.append("values")
-    add("update", "policy", trained_on, update, *learns)
+    if once:
+        add("onload", "policy", "all", states / link, "generate", of=0.0)
+    samples, learns = found[-1].name, []
+    for name, model in forwards(keys):
+        add(name, model, trained_on, forward + around(model, WEIGHTS, FORWARDED), samples)
+        learns.append(name)
+    for name, model in UPDATES[keys.algorithm]:
+        add(name, model, trained_on, update + around(model, KEPT, UPDATED), samples, *learns)
     phases, seconds = timeline(found, staleness)
     low, high = (timeline([replace(phase, seconds=phase.seconds * phase.off[end]) for phase in found], staleness)[1] for end in (0, 1))
     return Step(

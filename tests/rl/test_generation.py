@@ -7,14 +7,17 @@ from rl_cases import SMALL, job, question
 
 from orchestrator.model.families import describe
 from orchestrator.rl.choose import fastest_generation
-from orchestrator.rl.decode import VLLM, Decoder, Layout, layout_refused
+from orchestrator.rl.decode import Decoder, EngineConstants, Layout, layout_refused
 from orchestrator.rl.generation import generation, played, room
+from orchestrator.rl.programs import NEMO_RL, PROGRAMS
 from orchestrator.units import GIB
+
+VLLM = EngineConstants()
 
 
 def decoder(recipe: str, gpus: int, layout: Layout) -> Decoder:
     of = question(f"recipe={recipe}", f"gpus={gpus}", "cluster=dgx_h100", of=(*SMALL[:-1], "rl.max_response_length=800"))
-    return Decoder(of.architecture, of.cluster, of.calibration, of.traits, layout)
+    return Decoder(of.architecture, of.cluster, of.calibration, of.traits, layout, VLLM)
 
 
 def test_llama_3_8b_has_sixteen_gigabytes_of_weights_and_128_kib_of_cache_a_token() -> None:
@@ -107,7 +110,7 @@ def test_the_fastest_layout_is_the_fastest_of_all_that_are_legal() -> None:
     for tp in (1, 2, 4, 8):
         for dp in (1, 2, 4, 8):
             if tp * dp <= 8 and layout_refused(of.architecture, Layout(tp=tp, dp=dp)) is None:
-                one = Decoder(of.architecture, of.cluster, of.calibration, of.traits, Layout(tp=tp, dp=dp))
+                one = Decoder(of.architecture, of.cluster, of.calibration, of.traits, Layout(tp=tp, dp=dp), PROGRAMS[NEMO_RL].engine)
                 each.append(generation(one, of.job, 8, room(one, of.job, 70 * GIB)).seconds)
     assert len(each) == 10
     assert best is not None
