@@ -21,7 +21,7 @@ from orchestrator.rl.decode import Decoder, Layout, MeasuredDecoder, layout_refu
 from orchestrator.rl.generation import Generation, Room, generation, room
 from orchestrator.rl.job import RlJob
 from orchestrator.rl.programs import PROGRAMS
-from orchestrator.rl.step import STATES, Step, states_bytes, step
+from orchestrator.rl.step import STATES, Step, others_bytes, states_bytes, step
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.units import GIB, format_bytes
 from orchestrator.values import Value
@@ -133,25 +133,45 @@ def divisions(cluster: Cluster) -> list[int]:
     return sorted({size for power in range(total.bit_length()) for size in (1 << power, total - (1 << power)) if 0 < size < total})
 
 
+def training(question: Question, ask: Ask, gpus: int, reserved: float) -> Plan:
+    """The training half on so many GPUs with so many bytes of each kept free, and room for the states of the step's other models where
+    rl.offload=false has them stay. Raises NoPlanError, InputError."""
+    plan, memory = ask(gpus, reserved), question.cluster.gpu.memory
+    others = others_bytes(plan, question.job.keys) if question.job.keys.offload is False else 0.0
+    if reserved + others >= memory:
+        raise NoPlanError(f"the other models' states stay, {format_bytes(others)} of a GPU's {format_bytes(memory)}: rl.offload=true")
+    return ask(gpus, reserved + others) if others else plan
+
+
 def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
     """(steps with all phases on all GPUs, the training's states in host memory meanwhile or not; why there are none)."""
-    cluster, job = question.cluster, question.job
+    cluster, keys = question.cluster, question.job.keys
     try:
-        plan = ask(cluster.num_gpus, ASLEEP)
+        plan = training(question, ask, cluster.num_gpus, ASLEEP)
     except (NoPlanError, InputError) as error:
         return [], str(error)
     found, why = [], ""
-    allowed = job.keys.memory * cluster.gpu.memory
-    fits_host = states_bytes(plan, STATES) <= cluster.host_memory
-    for offloads in (False, True) if fits_host else (False,):
-        kept = question.calibration.context_bytes + (0.0 if offloads else states_bytes(plan, STATES))
-        made, lacking = fastest_generation(question, cluster.num_gpus, min(allowed, cluster.gpu.memory - kept))
+    share = keys.memory_share * cluster.gpu.memory
+    states = states_bytes(plan, STATES)
+    fits_host = states <= cluster.host_memory
+    for offloads in (False, True) if keys.offload is None else (keys.offload,):
+        if offloads and not fits_host:
+            host = format_bytes(cluster.host_memory)
+            why += f"; the training's states, {format_bytes(states)} a GPU, are more than its {host} of host memory"
+            continue
+        kept = question.calibration.context_bytes
+        if not offloads:
+            kept += states + (others_bytes(plan, keys) if keys.offload is False else 0.0)
+        if keys.memory is not None and share + kept > cluster.gpu.memory:
+            made, lacking = None, (
+                f"generation takes rl.memory={keys.memory:g}, {format_bytes(share)} of a GPU, what stays on it {format_bytes(kept)}: more "
+                f"than its {format_bytes(cluster.gpu.memory)}"
+            )  # fmt: skip
+        else:
+            made, lacking = fastest_generation(question, cluster.num_gpus, min(share, cluster.gpu.memory - kept))
         why = lacking or why
         if made is not None:
             found.append(_step(question, made, plan, is_colocated=True, offloads=offloads))
-    if not fits_host and not found:
-        states, host = format_bytes(states_bytes(plan, STATES)), format_bytes(cluster.host_memory)
-        why += f"; the training's states, {states} a GPU, are more than its {host} of host memory"
     return found, why
 
 
@@ -161,7 +181,7 @@ def split(question: Question, ask: Ask, sizes: list[int], whole: Step | None) ->
     made: list[tuple[int, Generation]] = []
     why = "no division of the GPUs is left"
     for size in sizes:
-        found, lacking = fastest_generation(question, size, question.job.keys.memory * question.cluster.gpu.memory)
+        found, lacking = fastest_generation(question, size, question.job.keys.memory_share * question.cluster.gpu.memory)
         if found is None:
             why = f"{size} GPUs generate: {lacking}"
         else:
@@ -175,7 +195,7 @@ def split(question: Question, ask: Ask, sizes: list[int], whole: Step | None) ->
         if index not in tried:
             size, found = made[index]
             try:
-                tried[index] = _step(question, found, ask(total - size, 0.0), is_colocated=False, offloads=False)
+                tried[index] = _step(question, found, training(question, ask, total - size, 0.0), is_colocated=False, offloads=False)
             except (NoPlanError, InputError) as error:
                 tried[index] = None
                 why = f"{total - size} GPUs train: {error}"

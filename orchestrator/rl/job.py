@@ -13,6 +13,8 @@ Placement = Literal["auto", "colocated", "split"]
 Reward = Literal["rule", "model"]
 ProgramName = Literal["nemo_rl", "verl"]
 MOST: Final = 10**9
+USUAL_MEMORY: Final = 0.9
+"""Share of a GPU that generation may use where nobody says one (vLLM's default)."""
 
 
 class Measured(Value, frozen=True, kw_only=True):
@@ -82,9 +84,13 @@ class RlKeys(Value, frozen=True, kw_only=True):
     dp: Annotated[int | None, Key(
         "rl.dp", "data-parallel size of an engine of generation, over which experts are divided too", type=int, default="searched",
         low=1, high=10**6)] = None  # fmt: skip
-    memory: Annotated[
-        float, Key("rl.memory", "share of a GPU that generation may use (vLLM's gpu_memory_utilization)", above=0, below=1)
-    ] = 0.9
+    memory: Annotated[float | None, Key(
+        "rl.memory", "share of a GPU that generation takes (vLLM's gpu_memory_utilization)", type=float,
+        default="what is free, 0.9 at most", above=0, below=1)] = None  # fmt: skip
+    offload: Annotated[bool | None, Key(
+        "rl.offload",
+        "states go to the host's memory while others use the GPU; false: those of every model stay, references, critics and rewards too",
+        type=bool, default="whichever is faster")] = None  # fmt: skip
     concurrency: Annotated[
         int, Key("rl.concurrency", "sequences that an engine runs at once, at most (vLLM's max_num_seqs)", low=1, high=10**6)
     ] = 1024
@@ -96,6 +102,11 @@ class RlKeys(Value, frozen=True, kw_only=True):
         "rl.measured",
         "three numbers of your own engine with rl.tp= (and rl.dp=) GPUs: ms a step with one sequence, ms with N of them, tokens/s of "
         "prefill: 7.1ms,19ms@256,40000", type=str, default="published runs of vLLM", read=measured_of)] = None  # fmt: skip
+
+    @property
+    def memory_share(self) -> float:
+        """Share of a GPU that generation may use."""
+        return self.memory or USUAL_MEMORY
 
 
 class Responses(Value, frozen=True, kw_only=True):

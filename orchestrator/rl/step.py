@@ -214,6 +214,12 @@ def states_bytes(plan: Plan, causes: Collection[str]) -> float:
     return max(sum(stage.memory_by_cause.get(cause, 0.0) for cause in causes) for stage in plan.prediction.by_stage)
 
 
+def others_bytes(plan: Plan, keys: RlKeys) -> float:
+    """Bytes of a training GPU for the models of a step beside the policy, as divided as it is: weights, and a critic's states."""
+    others = {model for _, model in forwards(keys)} - {"policy"}
+    return sum(states_bytes(plan, STATES if model == "critic" else WEIGHTS) for model in others)
+
+
 def loss_bytes(plan: Plan) -> float:
     """Bytes of the last stage's ranks for a log-probability's loss beside that of a pretraining."""
     tokens = plan.micro_batch_size * plan.training.seq_length / plan.cp

@@ -23,7 +23,7 @@ def test_a_division_is_as_fast_as_the_best_of_all(gpus: int) -> None:
     question = asked(ask.question, staleness=1)
     every: list[Step] = []
     for size in divisions(question.cluster):
-        made, _ = fastest_generation(question, size, question.job.keys.memory * question.cluster.gpu.memory)
+        made, _ = fastest_generation(question, size, question.job.keys.memory_share * question.cluster.gpu.memory)
         try:
             plan = ask(gpus - size, 0.0)
         except NoPlanError:
