@@ -33,7 +33,7 @@ from orchestrator.errors import InputError, LaunchError, NoPlanError, no_room
 from orchestrator.folder import all_files, clear_folder, held, new_folder, write_folder
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
-from orchestrator.launch import render
+from orchestrator.launch import render, schedulers
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner, planned
@@ -544,6 +544,8 @@ def start_command(settings: Settings, job: Job, out: Path) -> str:
     if job.without_worker and job.program is None:
         return "the same with that entry"
     folder = shlex.quote(str(out))
+    if named := [schedulers.submit(name) for name in settings.write if name in schedulers.WRITERS]:
+        return f"cd {folder} && {named[0]}" + "".join(f" (or {other})" for other in named[1:])
     if job.num_nodes > 1:
         return f"cd {folder} && sbatch job.sbatch"
     if settings.container is not None:

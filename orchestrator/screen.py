@@ -17,7 +17,7 @@ from orchestrator.job import Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe
 from orchestrator.planning import Found, Planner
-from orchestrator.recipe import Settings
+from orchestrator.recipe import Settings, supervised
 from orchestrator.recipe.whole_data import is_made_up, trained_on
 from orchestrator.search.unasked import WORTH_S, seconds_of
 from orchestrator.strategy.choices import shown
@@ -104,6 +104,11 @@ def data_text(settings: Settings) -> str:
     if settings.training.task == "sft" and settings.run.data is None:
         return "none yet: data=SAMPLES.jsonl before a start"
     said = trained_on(settings.run, settings.architecture.traced)
+    training = settings.training
+    if training.lengths is not None and settings.run.data is not None:
+        seen = training.steps * training.global_batch_size * (training.seq_length / training.lengths.mean if training.packing else 1)
+        some = training.lengths.samples >= supervised.FIRST
+        said += f"; {seen / training.lengths.samples:,.2g} epochs{f' at most, of {supervised.FIRST:,} samples or more' * some}"
     asks = is_made_up(settings.run) and not settings.made_up_data and not settings.cluster.is_cpu
     return f"{said}; a start on GPUs asks for data=PATH or data.made_up=true" if asks else said
 

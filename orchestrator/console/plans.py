@@ -131,11 +131,11 @@ def _plan_rl(settings: Settings, *, as_json: bool, out: Sequence[str]) -> None:
 
 
 def fuller_lines(answer: Answer) -> list[str]:
-    """The plan that fills memory up to the reserve, where that is the faster one, with the key that takes it."""
+    """The plan that fills memory up to the reserve, where that is faster by a percent, with the key that takes it."""
     fuller = answer.found.fuller
-    if fuller is None:
+    faster = 0.0 if fuller is None else 100 * (1 - fuller.prediction.step_time_s / answer.step_time_s)
+    if fuller is None or faster < 1:
         return []
-    faster = 100 * (1 - fuller.prediction.step_time_s / answer.step_time_s)
     chance = Planner(answer.settings).chance_of_not_fitting(fuller)
     said = f"{format_seconds(fuller.prediction.step_time_s)} a step (-{faster:.1f}%), {format_amount(100 * chance, 2)}% chance"
     return [f"faster: memory.risk={risk_key(chance)}: {said}: {fuller.engine} {choice(fuller, modes_said=answer.settings.verbose)}"]

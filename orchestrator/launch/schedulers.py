@@ -125,11 +125,19 @@ def _storage(folder: str, container: ContainerOptions | None) -> tuple[list[dict
     return [*volumes, shared | {"emptyDir": {"medium": "Memory"}}], [*places, shared | {"mountPath": SHARED_MEMORY}]
 
 
+def _memory(job: Job, options: SlurmOptions) -> tuple[int, str] | None:
+    """Host memory of a node by slurm.mem= or slurm.mem_per_gpu=, (a number, its unit of 1024: K, M, G or T); None: none is said."""
+    of_gpus = options.mem_per_gpu if job.backend == "nccl" else None
+    text = (options.mem or of_gpus or "0").upper().removesuffix("B")
+    amount = int(text.rstrip("KMGT")) * (1 if options.mem else job.ranks_per_node)
+    return (amount, text[-1] if text[-1].isalpha() else "M") if amount else None
+
+
 def _resources(job: Job, options: SlurmOptions) -> dict[str, Any]:
-    """What a pod takes of its node: its GPUs, and for each the cores that slurm.cpus_per_gpu= says."""
-    cores = (options.cpus_per_gpu or 0) * job.ranks_per_node
-    asked = {"requests": {"cpu": str(cores)}} if cores else {}
-    return ({"limits": {"nvidia.com/gpu": job.ranks_per_node}} if job.backend == "nccl" else {}) | asked
+    """What a pod takes of its node: its GPUs, and for each the cores and memory that slurm.cpus_per_gpu= and mem_per_gpu= say."""
+    cores, memory = (options.cpus_per_gpu or 0) * job.ranks_per_node, _memory(job, options)
+    asked = ({"cpu": str(cores)} if cores else {}) | ({"memory": f"{memory[0]}{memory[1]}i"} if memory else {})
+    return ({"limits": {"nvidia.com/gpu": job.ranks_per_node}} if job.backend == "nccl" else {}) | ({"requests": asked} if asked else {})
 
 
 def _pod(
@@ -281,7 +289,7 @@ def skypilot(job: Job, folder: str, options: SlurmOptions, container: ContainerO
     start = f"cd -- {shlex.quote(folder)} || exit 2\n" + _on_a_node(job, "SKYPILOT_NODE_RANK", address)
     task = {"name": label(job.name), "num_nodes": job.num_nodes, "resources": resources, "run": start}
     head = (
-        f"# {checked('recipe', job.name)}: {job.num_nodes} node(s) of {job.ranks_per_node} ranks. sky launch skypilot.yaml\n"
+        f"# {checked('recipe', job.name)}: {job.num_nodes} node(s) of {job.ranks_per_node} ranks. {submit('skypilot')}\n"
         f"# Every node must see the run's folder at {shlex.quote(folder)}: a volume, or file_mounts with mode MOUNT.\n"
     )
     return head + yaml.safe_dump({key: value for key, value in task.items() if value != {}}, sort_keys=False, width=10**6)
@@ -308,7 +316,7 @@ def dstack(job: Job, folder: str, options: SlurmOptions, container: ContainerOpt
         "max_duration": "off" if limit is None else limit,
     }
     head = (
-        f"# {checked('recipe', job.name)}: {job.num_nodes} node(s) of {job.ranks_per_node} ranks. dstack apply -f job.dstack.yml\n"
+        f"# {checked('recipe', job.name)}: {job.num_nodes} node(s) of {job.ranks_per_node} ranks. {submit('dstack')}\n"
         "# The run's folder is the nodes' own path, on storage that they share (dstack's instance volumes).\n"
     )
     return head + yaml.safe_dump({key: value for key, value in task.items() if value != {}}, sort_keys=False, width=10**6)
@@ -341,7 +349,7 @@ def lsf(job: Job, folder: str, options: SlurmOptions, container: ContainerOption
     lines += [f"-P {shlex.quote(options.account)}"] if options.account else []
     lines += [f"-W {minutes // 60}:{minutes % 60:02}", f"-wa USR1 -wt {warned}"] if minutes is not None else []
     text = "#!/usr/bin/env bash\n" + "".join(f"#BSUB {line}\n" for line in lines)
-    return text + _script(job, folder, options, container, "bsub < job.lsf", "$LSB_DJOB_HOSTFILE", 'blaunch -z "${hosts[node]}"')
+    return text + _script(job, folder, options, container, submit("lsf"), "$LSB_DJOB_HOSTFILE", 'blaunch -z "${hosts[node]}"')
 
 
 def pbs(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
@@ -349,13 +357,15 @@ def pbs(job: Job, folder: str, options: SlurmOptions, container: ContainerOption
     minutes = _minutes(options)
     gpus = f":ngpus={job.ranks_per_node}" if job.backend == "nccl" else ""
     cores = options.cpus_per_task or (options.cpus_per_gpu or 1) * job.ranks_per_node
-    lines = [f"-N {label(job.name)[:15]}", f"-l select={job.num_nodes}:ncpus={cores}{gpus}"]
+    memory = _memory(job, options)
+    asked = f"ncpus={cores}{gpus}" + (f":mem={memory[0]}{memory[1].lower()}b" if memory else "")
+    lines = [f"-N {label(job.name)[:15]}", f"-l select={job.num_nodes}:{asked}"]
     lines += ["-l place=scatter:excl", "-j oe"]
     lines += [f"-q {shlex.quote(options.partition)}"] if options.partition else []
     lines += [f"-A {shlex.quote(options.account)}"] if options.account else []
     lines += [f"-l walltime={minutes // 60}:{minutes % 60:02}:00"] if minutes is not None else []
     text = "#!/usr/bin/env bash\n" + "".join(f"#PBS {line}\n" for line in lines)
-    return text + _script(job, folder, options, container, "qsub job.pbs", "$PBS_NODEFILE", 'pbsdsh -n "$node" --', path=True)
+    return text + _script(job, folder, options, container, submit("pbs"), "$PBS_NODEFILE", 'pbsdsh -n "$node" --', path=True)
 
 
 def _script(
@@ -375,13 +385,14 @@ def _script(
     environment = exports({name: checked("slurm.python", value) for name, value in interpreters.items() if value})
     launch = f"bash {shlex.quote(checked('out', f'{folder}/launch.sh'))}"
     if container is not None:
-        if container.runtime != "apptainer":
-            raise InputError("container.runtime", container.runtime, "is Slurm's: lsf and pbs start an image by apptainer", ["apptainer"])
+        if container.image.endswith(".sqsh"):
+            raise InputError("container.image", container.image, "is enroot's: lsf and pbs start apptainer's .sif, or a registry's image")
         gpus = ["--nv"] if job.backend == "nccl" else []
         binds = [word for mount in (folder, *container.mounts) for word in ("--bind", shlex.quote(checked("container.mounts", mount)))]
         words = ["apptainer", "exec", *gpus, *binds, "--pwd", shlex.quote(container.workdir or folder)]
-        is_file = container.image.endswith(".sif") or "://" in container.image or container.image.startswith(("/", "."))
-        words.append(shlex.quote(container.image if is_file else f"docker://{container.image}"))
+        image = _of_registry(container)
+        is_file = image.endswith(".sif") or "://" in image or image.startswith(("/", "."))
+        words.append(shlex.quote(image if is_file else f"docker://{image}"))
         launch = " ".join([*words, launch])
     if path:
         launch = f'PATH="$PATH" {launch}'
@@ -399,16 +410,28 @@ def _script(
     return text + ON_EACH.format(nodes=job.num_nodes, ranks=job.ranks_per_node, start=start, port=MASTER_PORT, launch=launch) + FINISH
 
 
+def _of_registry(container: ContainerOptions) -> str:
+    """The image as registries spell it, without docker:// and pyxis' # behind the registry's name."""
+    return container.image.removeprefix("docker://").replace("#", "/", 1)
+
+
 def _image(container: ContainerOptions | None, scheduler: str) -> str:
     """The image by its registry's name. Raises InputError for none, and for a file."""
     if container is None:
         raise InputError("write", scheduler, "needs container.image=, the image that the pods run")
-    image = container.image.removeprefix("docker://").replace("#", "/", 1)
+    image = _of_registry(container)
     if image.startswith(("/", ".")) or image.endswith((".sif", ".sqsh")):
         raise InputError("container.image", container.image, f"is a file; {scheduler} takes an image of a registry")
     return image
 
 
+def submit(name: str) -> str:
+    """What submits the file of this scheduler, in its folder."""
+    return f"{SUBMIT.get(name, 'kubectl apply -f')} {WRITERS[name][0]}"
+
+
+SUBMIT: Final = {"skypilot": "sky launch", "dstack": "dstack apply -f", "lsf": "bsub <", "pbs": "qsub"}
+"""What takes a scheduler's file; kubectl takes the others."""
 Writer = Callable[[Job, str, SlurmOptions, ContainerOptions | None, str], str]
 WRITERS: Final[Mapping[str, tuple[str, Writer]]] = {
     "kubernetes": ("kubernetes.yaml", kubernetes),

@@ -61,7 +61,7 @@ class Training(Value, frozen=True, kw_only=True):
     """How FP8 tensors are scaled: by the maxima of steps before, by their own, by blocks, by 32 elements (Blackwell's hardware). None where
     precision is not fp8."""
     optimizer: Annotated[Literal["adamw", "sgd"], Key("train.optimizer", "which")] = "adamw"
-    lr: Annotated[float, Key("train.lr", "peak learning rate", above=0)] = 3e-4
+    lr: Annotated[float, Key("train.lr", "peak learning rate", above=0, high=1)] = 3e-4
     min_lr: Annotated[float, Key("train.min_lr", "at the end of the schedule", low=0)] = 0.0
     schedule: Annotated[
         Literal["cosine", "linear", "constant", "inverse_square_root", "wsd"],

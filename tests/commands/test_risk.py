@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ import orchestrator as so
 from orchestrator import planning, recipe, tuning
 from orchestrator.__main__ import main
 from orchestrator.asking import grid
+from orchestrator.console.plans import fuller_lines
 from orchestrator.cost.calibration import calibrated
 from orchestrator.cost.memory_policy import USUAL_RISK
 from orchestrator.detect import Machine
@@ -134,6 +136,13 @@ def test_a_plan_is_as_sure_as_usual_however_much_faster_another_one_is(capsys: p
     assert answer.step_time_s > 1.1 * seconds(most)
     assert main(["plan", *(f"{key}={value}" for key, value in dear.items())]) == 0
     assert "\nfaster: memory.risk=" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("slower", "lines"), [(1.009, 0), (1.02, 1)])
+def test_more_risk_is_advised_where_it_gains_a_percent(slower: float, lines: int) -> None:
+    answer = so.plan(**CROWDED)
+    asked = SimpleNamespace(found=SimpleNamespace(fuller=answer.plan), step_time_s=slower * answer.step_time_s, settings=answer.settings)
+    assert len(fuller_lines(asked)) == lines  # type: ignore[arg-type]
 
 
 def test_a_given_plan_goes_by_the_reserve(tmp_path: Path) -> None:

@@ -198,6 +198,21 @@ def test_lsf_and_pbs_ask_for_what_the_plan_needs() -> None:
     assert "gpu" not in written("lsf", gloo, container=None) + written("pbs", gloo, container=None)
 
 
+@pytest.mark.parametrize("name", ["lsf", "pbs"])
+def test_an_image_in_pyxis_spelling_is_apptainers(name: Scheduler) -> None:
+    image = ContainerOptions(image="nvcr.io#nvidia/pytorch:26.06-py3")
+    assert image.runtime == "pyxis"
+    assert " docker://nvcr.io/nvidia/pytorch:26.06-py3 bash " in written(name, container=image)
+
+
+@pytest.mark.parametrize(("options", "amount"), [({"mem_per_gpu": "200G"}, 1600), ({"mem": "480GB"}, 480), ({"mem": "0"}, None)])
+def test_the_host_memory_of_a_site_is_asked_for(options: dict[str, Any], amount: int | None) -> None:
+    asked = SlurmOptions(**options)
+    assert (f":ngpus=8:mem={amount}gb\n" in written("pbs", options=asked)) == (amount is not None)
+    pod = list(yaml.safe_load_all(written("kubernetes", options=asked)))[1]["spec"]["template"]["spec"]["containers"][0]
+    assert pod["resources"].get("requests", {}).get("memory") == (f"{amount}Gi" if amount else None)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "container", "says"),
     [
@@ -206,7 +221,7 @@ def test_lsf_and_pbs_ask_for_what_the_plan_needs() -> None:
         ("kubernetes", OPTIONS, None, "write=kubernetes: needs container.image="),
         ("dstack", OPTIONS, None, "write=dstack: needs container.image="),
         ("skypilot", OPTIONS, replace(BARE, image="/images/a.sif"), "is a file; skypilot takes an image of a registry"),
-        ("pbs", OPTIONS, replace(IMAGE, runtime="pyxis"), "container.runtime=pyxis: is Slurm's.* choose one of apptainer"),
+        ("pbs", OPTIONS, replace(IMAGE, image="/images/a.sqsh"), "container.image=/images/a.sqsh: is enroot's: lsf and pbs start"),
         ("lsf", SlurmOptions(nodes=(8, 16)), None, "slurm.nodes=8-16: is a range, which is Slurm's alone"),
     ],
 )

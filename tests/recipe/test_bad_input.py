@@ -81,6 +81,7 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "more GPUs than there are on earth": (("recipe=gpt_tiny", "gpus=100000000"), "gpus=100000000: must be at most 1000000"),
     "a number of 400 digits": (("recipe=gpt_tiny", "gpus=" + "9" * 400), "is too long for a number"),
     "negative learning rate": ((*TINY, "train.lr=-1"), "train.lr=-1: must be above 0"),
+    "learning rate beyond sense": ((*TINY, "train.lr=100"), "train.lr=100: must be at most 1"),
     "learning rate nan": ((*TINY, "train.lr=nan"), "train.lr=nan: is not a finite number"),
     "learning rate inf": ((*TINY, "train.lr=1e999"), "train.lr=1e999: is not a finite number"),
     "min_lr above lr": ((*TINY, "train.min_lr=1"), "train.min_lr=1.0: is above train.lr=0.001"),
