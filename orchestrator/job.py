@@ -109,6 +109,8 @@ class Job(Value, frozen=True, kw_only=True):
     ranks_per_node: int
     backend: str
     """Backend of torch.distributed: nccl or gloo."""
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    """Maker of the GPUs, which containers and Kubernetes must be told; means nothing without GPUs."""
     notes: tuple[str, ...] = ()
     without_worker: str = ""
     """Why our worker can't run the plan, where only the engine's own program can (`program`)."""

@@ -549,7 +549,7 @@ def start_command(settings: Settings, job: Job, out: Path) -> str:
     if job.num_nodes > 1:
         return f"cd {folder} && sbatch job.sbatch"
     if settings.container is not None:
-        return render.container_command(settings.container, str(out), job.backend == "nccl")
+        return render.container_command(job, settings.container, str(out))
     return f"bash {shlex.quote(str(out / 'launch.sh'))}"
 
 

@@ -89,6 +89,7 @@ def assemble(
         num_nodes=nodes,
         ranks_per_node=ranks,
         backend="gloo" if plan.cluster.is_cpu else "nccl",
+        vendor=plan.cluster.gpu.vendor,
         notes=tuple(notes),
         without_worker=without_worker,
     )

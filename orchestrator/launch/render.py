@@ -496,7 +496,16 @@ def _rank(job: Job) -> str:
     return text.replace("\nif [[ $RANK", f"\n{CHECK}\nif [[ $RANK", 1) if job.preflight else text
 
 
-def _in_container(container: ContainerOptions) -> tuple[list[str], list[str]]:
+APPTAINER_GPUS = {"nvidia": "--nv", "amd": "--rocm"}
+"""How apptainer is asked for the node's GPUs and the libraries of their driver, by vendor."""
+DOCKER_GPUS = {
+    "nvidia": ("--gpus", "all"),
+    "amd": ("--device", "/dev/kfd", "--device", "/dev/dri", '--group-add "$(stat -c %g /dev/kfd)"', "--security-opt", "seccomp=unconfined"),
+}
+"""How docker is, without the vendor's own runtime (rocm.docs.amd.com, "Running ROCm Docker containers"; the devices are a group's)."""
+
+
+def _in_container(job: Job, container: ContainerOptions) -> tuple[list[str], list[str]]:
     """(flags of srun, words before `bash launch.sh`), as bash reads them."""
     quoted = [shlex.quote(checked("container.mounts", mount)) for mount in container.mounts]
     image = shlex.quote(checked("container.image", pyxis_image(container.image) if container.runtime == "pyxis" else container.image))
@@ -505,12 +514,13 @@ def _in_container(container: ContainerOptions) -> tuple[list[str], list[str]]:
         mounts = ",".join(['"$PWD":"$PWD"', *(mount if ":" in mount else f"{mount}:{mount}" for mount in quoted)])
         return [f"--container-image={image}", f"--container-mounts={mounts}", f"--container-workdir={workdir}"], []
     binds = [word for mount in quoted for word in ("--bind", mount)]
-    return [], ["apptainer", "exec", "--nv", "--bind", '"$PWD"', *binds, "--pwd", workdir, image]
+    return [], ["apptainer", "exec", APPTAINER_GPUS[job.vendor], "--bind", '"$PWD"', *binds, "--pwd", workdir, image]
 
 
-def container_command(container: ContainerOptions, out: str, gpus: bool) -> str:
+def container_command(job: Job, container: ContainerOptions, out: str) -> str:
     """One line that starts `launch.sh` of the folder on one machine, in the image: by apptainer, by enroot for its files (.sqsh), by docker
     for an image of a registry. Raises InputError."""
+    gpus = job.backend == "nccl"
 
     def quoted(*words: str) -> list[str]:
         return [shlex.quote(checked("container", word)) for word in words]
@@ -518,13 +528,13 @@ def container_command(container: ContainerOptions, out: str, gpus: bool) -> str:
     workdir = container.workdir or out
     both = [mount if ":" in mount else f"{mount}:{mount}" for mount in (f"{out}:{out}", *container.mounts)]
     if container.runtime == "apptainer":
-        words = ["apptainer", "exec", *(["--nv"] if gpus else []), *(f"--bind {mount}" for mount in quoted(out, *container.mounts))]
-        words += ["--pwd", *quoted(workdir, container.image)]
+        words = ["apptainer", "exec", *([APPTAINER_GPUS[job.vendor]] if gpus else [])]
+        words += [*(f"--bind {mount}" for mount in quoted(out, *container.mounts)), "--pwd", *quoted(workdir, container.image)]
     elif container.image.endswith(".sqsh"):
         words = ["enroot", "start", *(f"--mount {mount}" for mount in quoted(*both)), *quoted(container.image)]
     else:
         image = container.image.removeprefix("docker://").replace("#", "/", 1)  # pyxis writes REGISTRY#IMAGE
-        words = ["docker", "run", "--rm", *(["--gpus", "all"] if gpus else []), "--ipc=host", "--ulimit", "memlock=-1"]
+        words = ["docker", "run", "--rm", *(DOCKER_GPUS[job.vendor] if gpus else ()), "--ipc=host", "--ulimit", "memlock=-1"]
         words += ['--user "$(id -u):$(id -g)"', *(f"--volume {mount}" for mount in quoted(*both)), "--workdir", *quoted(workdir, image)]
     return " ".join([*words, "bash", *quoted(f"{out}/launch.sh")])
 
@@ -619,7 +629,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         if not slurm.extra[0].startswith("-"):
             raise InputError("slurm.extra", slurm.extra[0], "must be an option of sbatch, such as --comment=text")
         lines.append(" ".join(sbatch_quote(checked("slurm.extra", word)) for word in slurm.extra))
-    flags, before = ([], []) if container is None else _in_container(container)
+    flags, before = ([], []) if container is None else _in_container(job, container)
     interpreters = {"PYTHON": slurm.python, "ORCHESTRATOR_PYTHON": slurm.planner or slurm.python}
     environment = exports({name: checked("slurm.python", path) for name, path in interpreters.items() if path})
     return SBATCH.format(

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, File, Job, SlurmOptions, checked
-from orchestrator.launch.render import TRY_AGAIN, WARNING_S, exports, limit_s
+from orchestrator.launch.render import APPTAINER_GPUS, TRY_AGAIN, WARNING_S, exports, limit_s
 
 MASTER_PORT: Final = 29500
 SHARED_MEMORY: Final = "/dev/shm"
@@ -137,7 +137,8 @@ def _resources(job: Job, options: SlurmOptions) -> dict[str, Any]:
     """What a pod takes of its node: its GPUs, and for each the cores and memory that slurm.cpus_per_gpu= and mem_per_gpu= say."""
     cores, memory = (options.cpus_per_gpu or 0) * job.ranks_per_node, _memory(job, options)
     asked = ({"cpu": str(cores)} if cores else {}) | ({"memory": f"{memory[0]}{memory[1]}i"} if memory else {})
-    return ({"limits": {"nvidia.com/gpu": job.ranks_per_node}} if job.backend == "nccl" else {}) | ({"requests": asked} if asked else {})
+    gpus = {"limits": {f"{job.vendor}.com/gpu": job.ranks_per_node}} if job.backend == "nccl" else {}
+    return gpus | ({"requests": asked} if asked else {})
 
 
 def _pod(
@@ -387,7 +388,7 @@ def _script(
     if container is not None:
         if container.image.endswith(".sqsh"):
             raise InputError("container.image", container.image, "is enroot's: lsf and pbs start apptainer's .sif, or a registry's image")
-        gpus = ["--nv"] if job.backend == "nccl" else []
+        gpus = [APPTAINER_GPUS[job.vendor]] if job.backend == "nccl" else []
         binds = [word for mount in (folder, *container.mounts) for word in ("--bind", shlex.quote(checked("container.mounts", mount)))]
         words = ["apptainer", "exec", *gpus, *binds, "--pwd", shlex.quote(container.workdir or folder)]
         image = _of_registry(container)

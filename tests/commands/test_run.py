@@ -288,6 +288,11 @@ def test_an_image_with_launch_local_is_refused_with_the_choices(folder: Path, ca
     assert line in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_line_for_an_image_on_amds_gpus_is_amds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["recipe=llama3_8b", "gpus=8", "cluster=mi300x_8", "container.image=a/b:1", "launch=none", "out=o"]) == 0
+    assert 'docker run --rm --device /dev/kfd --device /dev/dri --group-add "$(stat' in " ".join(capsys.readouterr().out.split())
+
+
 NO_DEEPSPEED = Machine(megatron_core="0.16.1", host_memory=16 * GIB, missing=("deepspeed",))
 LEFT_OUT = "is left out: deepspeed is not installed (pip install -e '.[engines]'); launch=none plans for it too"
 

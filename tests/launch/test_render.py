@@ -353,19 +353,29 @@ def test_added_variables_reach_the_script_beside_those_of_the_plan() -> None:
 @pytest.mark.parametrize(
     ("image", "program"), [("a b.sif", "apptainer"), ("/i/a $(touch broken).sqsh", "enroot"), ("nv.io#a/b:1", "docker")]
 )
-def test_the_line_for_one_machine_mounts_the_folder_and_starts_it(tmp_path: Path, image: str, program: str) -> None:
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_the_line_for_one_machine_mounts_the_folder_and_starts_it(
+    tmp_path: Path, image: str, program: str, vendor: Literal["nvidia", "amd"]
+) -> None:
     record = stub(tmp_path / "bin", program)
     out = "/runs/it's $(touch broken)"
     container = container_options({"image": image, "mounts": "/data:/d:ro,/home", "workdir": "/w"})
     assert container is not None
-    line = container_command(container, out, gpus=True)
+    (tmp_path / "bin" / "stat").write_text("#!/bin/sh\n[ $3 = /dev/kfd ] && echo 104\n")
+    (tmp_path / "bin" / "stat").chmod(0o755)
+    line = container_command(msgspec.structs.replace(GPT, vendor=vendor), container, out)
     subprocess.run(["bash", "-c", line], check=True, cwd=tmp_path, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
     mounts = [f"{out}:{out}", "/data:/d:ro", "/home:/home"]
     user = f"{os.getuid()}:{os.getgid()}"
+    devices = {
+        "nvidia": ["--gpus", "all"],
+        "amd": ["--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "104", "--security-opt", "seccomp=unconfined"],
+    }
+    flag = {"nvidia": "--nv", "amd": "--rocm"}[vendor]
     words = {
-        "apptainer": ["exec", "--nv", "--bind", out, "--bind", "/data:/d:ro", "--bind", "/home", "--pwd", "/w", image],
+        "apptainer": ["exec", flag, "--bind", out, "--bind", "/data:/d:ro", "--bind", "/home", "--pwd", "/w", image],
         "enroot": ["start", *(word for mount in mounts for word in ("--mount", mount)), image],
-        "docker": ["run", "--rm", "--gpus", "all", "--ipc=host", "--ulimit", "memlock=-1", "--user", user,
+        "docker": ["run", "--rm", *devices[vendor], "--ipc=host", "--ulimit", "memlock=-1", "--user", user,
                    *(word for mount in mounts for word in ("--volume", mount)), "--workdir", "/w", "nv.io/a/b:1"],
     }  # fmt: skip
     assert read(record, "argv") == [*words[program], "bash", f"{out}/launch.sh"]

@@ -24,7 +24,7 @@ from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, Job, Scheduler, SlurmOptions
-from orchestrator.launch.render import TRY_AGAIN
+from orchestrator.launch.render import TRY_AGAIN, job_sbatch
 from orchestrator.launch.schedulers import WRITERS, files, label
 
 JOB = Job(
@@ -103,6 +103,16 @@ def test_each_node_is_a_pod_that_meets_the_others_at_the_first_one(name: Schedul
         places = {volume["mountPath"]: volume.get("readOnly", False) for volume in container["volumeMounts"]}
         assert places == {FOLDER: False, "/data": False, "/in": True, "/dev/shm": False}
         assert {volume["name"] for volume in pod["volumes"]} == {volume["name"] for volume in container["volumeMounts"]}
+
+
+def test_amds_gpus_are_asked_for_by_amds_words() -> None:
+    """Of Kubernetes as its device plugin names them, of apptainer by --rocm."""
+    amd = replace(JOB, vendor="amd")
+    for name in PODS:
+        *_, job = yaml.safe_load_all(written(name, amd))
+        assert all(container["resources"] == {"limits": {"amd.com/gpu": 8}} for _, _, container in pods_of(name, job))
+    for script in (written("lsf", amd), written("pbs", amd), job_sbatch(amd, OPTIONS, IMAGE)):
+        assert "apptainer exec --rocm --bind" in script
 
 
 def test_limit_queue_and_starting_again_are_said_in_each_ones_words() -> None:
