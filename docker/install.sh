@@ -12,9 +12,9 @@ before=$(torch_version)
 triton=$(triton_version)
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
-# What came with the image is held where it is: pip would replace a torch of NVIDIA's by the registry's.
+# What came with the image is held where it is: pip would replace a torch of NVIDIA's or AMD's by the registry's.
 "$python" -m pip list --format=freeze \
-  | grep -iE '^(torch[a-z]*|pytorch-triton|triton|transformer[-_]engine[a-z_-]*|flash[-_]attn|apex|deepspeed|numpy|nvidia-[a-z0-9-]*)==' \
+  | grep -iE '^(torch[a-z]*|pytorch-triton|triton|transformer[-_]engine[a-z0-9_-]*|flash[-_]attn|apex|deepspeed|numpy|nvidia-[a-z0-9-]*)==' \
   > "$constraints"
 "$python" -m pip install --no-cache-dir --constraint "$constraints" "${source_folder}[${extras}]"
 after=$(torch_version)
