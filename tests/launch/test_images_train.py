@@ -1,11 +1,12 @@
-"""Both images of docker/, built here without Docker (.ci/images), train as their own user, and two Slurm nodes train in one.
+"""The images of docker/, built here without Docker (.ci/images), train as their own user, and two Slurm nodes train in one.
 
-Needs root on Debian, MEGATRON_LM (tag core_v0.16.1) for the second image, and about half an hour when nothing is built yet."""
+Needs root on Debian, 20 GB of the disk while it runs, and MEGATRON_LM (tag core_v0.16.1) for the images with Megatron-LM."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,12 +57,19 @@ shift
 exec unshare --mount bash -c {shlex.quote(ENTER)} enter "$(cat "$image")" "$place" "${{#mounts[@]}}" "${{mounts[@]}}" "$@"
 """
 
+COMPILED = "import torch, deepspeed.ops.adam.cpu_adam_op; from deepspeed.git_version_info import installed_ops as i; assert i['cpu_adam']"
+"""DeepSpeed's CPU Adam was compiled with the image: its extension is there, loads, and is what DeepSpeed will take."""
+
 
 @pytest.fixture(scope="module")
-def images() -> dict[str, Path]:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """The folder of each image's files, by its name."""
-    built = subprocess.run([ROOT / ".ci" / "images"], stdout=subprocess.PIPE, text=True, check=True, timeout=5400)
-    return {name: Path(folder) for name, folder in (line.split() for line in built.stdout.splitlines())}
+    folder = tmp_path_factory.mktemp("images")
+    try:
+        built = subprocess.run([ROOT / ".ci" / "images", folder], stdout=subprocess.PIPE, text=True, check=True, timeout=5400)
+        yield {name: Path(files) for name, files in (line.split() for line in built.stdout.splitlines())}
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +96,17 @@ def inside(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=900)
 
 
-@pytest.mark.parametrize(("name", "engine"), [("deepspeed", "deepspeed"), ("megatron", "megatron")])
+@pytest.mark.parametrize(
+    ("name", "engine"), [("deepspeed", "deepspeed"), ("megatron", "megatron"), ("rocm", "megatron"), ("rocm", "megatron_deepspeed")]
+)
 def test_the_main_job_trains_in_each_image(images: dict[str, Path], name: str, engine: str) -> None:
     if name not in images:
         pytest.skip("MEGATRON_LM names no checkout of Megatron-LM, tag core_v0.16.1")
     versions = inside(images[name], "python -m orchestrator.versions")
     assert versions.returncode == 0, versions.stdout + versions.stderr
+    if name != "megatron":
+        compiled = inside(images[name], f'python -c "{COMPILED}"')
+        assert compiled.returncode == 0, compiled.stderr
     done = inside(
         images[name], f"rm -rf run; python -m orchestrator.run recipe=gpt_tiny gpus=4 engine={engine} out=run && cat run/status.json"
     )
