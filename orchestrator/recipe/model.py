@@ -30,8 +30,10 @@ def label_of(merged: Flat) -> str:
         return str(value_of(merged, "model.name", ""))
     config = value_of(merged, "model.hf_config", None)
     if config is not None:
-        path = Path(config).resolve()
-        return path.parent.name or "model" if path.name == "config.json" else path.stem
+        path, folder = Path(config), Path(config).parent.resolve()  # in Hugging Face's cache the file is a link to one without a name
+        if folder.parent.name == "snapshots":
+            folder = folder.parents[1]  # models--ORGANISATION--NAME
+        return folder.name.rpartition("--")[2] or "model" if path.name == "config.json" else path.stem
     if "model.description" in merged:
         return Path(value_of(merged, "model.description", "")).stem
     if "model.code" in merged:

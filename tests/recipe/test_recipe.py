@@ -439,3 +439,12 @@ def test_a_run_is_named_after_its_models_file(path: str, name: str, tmp_path: Pa
     config.write_text(json.dumps({"model_type": "qwen2", "num_key_value_heads": 2, "max_position_embeddings": 64, **sizes}))
     train = ("train.global_batch_size=4", "train.seq_length=16")
     assert load(f"model.hf_config={config}", *train, "cluster=cpu", "gpus=2").recipe == name
+
+
+def test_a_model_of_hugging_faces_cache_has_its_own_name(tmp_path: Path) -> None:
+    """There config.json is a link to a file that is called by its digest, in a folder that is called by its commit."""
+    folder = tmp_path / "models--acme--Acme-1B" / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    (folder / "config.json").symlink_to(Path(hf(tmp_path)).rename(tmp_path / ("f" * 64)))
+    train = ("train.global_batch_size=4", "train.seq_length=16")
+    assert load(f"model.hf_config={folder / 'config.json'}", *train, "cluster=cpu", "gpus=2").recipe == "Acme-1B"
