@@ -86,11 +86,20 @@ def test_the_faster_of_two_placements_is_the_one_that_was(on: str, off: str) -> 
     assert ratios()[on] * ROWS[on].seconds > ratios()[off] * ROWS[off].seconds
 
 
-def test_phases_of_an_8b_are_as_its_users_measured_them() -> None:
-    """NeMo RL 0.3's figures for 8 H100, and those of who ran it again: generation 58 and 56 s, log-probabilities 18 and 18, training 28 and
-    27 s, of 795 and 811 tokens a response."""
+def phases_of_an_8b() -> list[tuple[str, float, float]]:
+    """(phase, seconds, predicted seconds): NeMo RL 0.3's figures for 8 H100, and of who ran it again, 795 and 811 tokens a response."""
+    found = []
     for tokens, generation, forward, update in ((795, 58, 18, 28), (811, 56, 18, 27)):
         one = priced(Published("llama3_8b", 8, "dgx_h100", tokens + PROMPT, DENSE, 1, 0, 0))
-        assert one.of("generate") == pytest.approx(generation, rel=0.3)
-        assert one.of("update") == pytest.approx(update, rel=0.2)
-        assert one.of("old log-probabilities") + one.of("reference log-probabilities") == pytest.approx(forward, rel=0.2)
+        passes = one.of("old log-probabilities") + one.of("reference log-probabilities")
+        found += [
+            ("generate", generation, one.of("generate")),
+            ("update", update, one.of("update")),
+            ("log-probabilities", forward, passes),
+        ]
+    return found
+
+
+def test_phases_of_an_8b_are_as_its_users_measured_them() -> None:
+    for phase, seconds, predicted in phases_of_an_8b():
+        assert predicted == pytest.approx(seconds, rel=0.3 if phase == "generate" else 0.2)

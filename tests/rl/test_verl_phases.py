@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 import pytest
 from rl_cases import asker
+from test_published_steps import phases_of_an_8b
 
+from orchestrator.cost.uncertainty import TAIL, Ratios
 from orchestrator.rl.choose import fastest
-from orchestrator.rl.step import Step
+from orchestrator.rl.step import GENERATION_OFF, PASSES_OFF, Step
 
 PROMPT, SPREAD = 160, 0.75
 MODELS = {
@@ -115,6 +117,25 @@ def test_what_does_not_shrink_with_gpus_is_what_the_program_adds() -> None:
     for phase in ("update", "logprob"):
         assert max(map(abs, mine[phase])) < 0.2
         assert max(bare[phase]) < -0.3
+
+
+def test_intervals_are_quantiles_of_phases_that_nothing_was_fitted_to() -> None:
+    """Each table with the same weight, and NeMo RL 0.3's (tests/rl/test_published_steps.py)."""
+    nemo = [(phase == "generate", seconds / predicted) for phase, seconds, predicted in phases_of_an_8b()]
+    generation = {"NeMo RL": [ratio for generates, ratio in nemo if generates]}
+    passes = {"NeMo RL": [ratio for generates, ratio in nemo if not generates]}
+    for name, row in KEPT_BACK.items():
+        one, source = priced(row), name.rpartition(" ")[0]
+        if row.generation:
+            generation.setdefault(source, []).append(row.generation / (one.of("generate") + one.of("transfer")))
+        for measured, phase in ((row.update, "update"), (row.logprob, "old log-probabilities")):
+            if measured:
+                passes.setdefault(source, []).append(measured / one.of(phase))
+        if row.step:
+            assert one.interval[0] < row.step < one.interval[1]
+    for sources, ends in ((generation, GENERATION_OFF), (passes, PASSES_OFF)):
+        ratios = Ratios([(ratio, 1 / len(each)) for each in sources.values() for ratio in each])
+        assert (ratios.quantile(TAIL), ratios.quantile(1 - TAIL)) == pytest.approx(ends, abs=0.02)
 
 
 if __name__ == "__main__":
