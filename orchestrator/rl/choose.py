@@ -129,7 +129,8 @@ def divisions(cluster: Cluster) -> list[int]:
     """GPUs that generation may have of its own: nodes, or inside one node powers of two and their complements."""
     total, node = cluster.num_gpus, cluster.gpus_per_node
     if total > node:
-        return list(range(node, total, max(1, total // node // MOST_DIVISIONS) * node))
+        each = max(1, total // node // MOST_DIVISIONS) * node
+        return list(range(each, total, each))
     return sorted({size for power in range(total.bit_length()) for size in (1 << power, total - (1 << power)) if 0 < size < total})
 
 

@@ -51,7 +51,8 @@ PASSES_OFF: Final = (0.77, 1.22)
 """The ends of the 90% interval of measured seconds over predicted ones, of generation and of passes: quantiles (cost/uncertainty.py, TAIL)
 of 9 and 25 published phases that nothing was fitted to, each of their sources with the same weight (tests/rl/test_verl_phases.py)."""
 TRANSFER_OFF: Final = (0.4, 1.9)
-"""The same of weights that are moved: verl's 2.2 to 6 s of a 7B (dapo7b.csv) over 5.4, NeMo RL 0.3's run again (issue 959)."""
+"""The ends of measured over predicted seconds of weights that are moved: verl's 2.2 to 6 s of a 7B (dapo7b.csv) over
+5.4, NeMo RL 0.3's run again (issue 959)."""
 LOGIT_BYTES: Final = 4
 """Bytes of a rank's logit more than in a pretraining's loss: log-probabilities and entropy have an fp32 copy of their own (verl,
 utils/megatron/tensor_parallel.py, vocab_parallel_entropy, where github:verl-project/verl issue 5840 runs out of memory)."""

@@ -36,6 +36,11 @@ def test_a_division_is_as_fast_as_the_best_of_all(gpus: int) -> None:
     assert both.best.seconds == min(one.seconds for one in (chosen.best, *both.others, both.best))
 
 
+def test_divisions_of_many_gpus_are_whole_engines_of_large_models() -> None:
+    cluster = asker("recipe=deepseek_v3", "gpus=512", "cluster=dgx_h100", of=(*SMALL[:4], "rl.max_response_length=3800")).question.cluster
+    assert divisions(cluster) == list(range(32, 512, 32))
+
+
 def test_phases_of_one_pool_follow_each_other_and_what_they_wait_for() -> None:
     ask = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", "rl.algorithm=ppo", "rl.reference=true", "rl.reward=model")
     for one in (fastest(ask.question, ask).best, fastest(asked(ask.question, placement="split"), ask).best):
