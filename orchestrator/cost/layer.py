@@ -94,6 +94,8 @@ class LayerPrices:
         self._graphs: dict[tuple[str, Strategy, int], Graphed] = {}
         self._experts: dict[str, int] = {}
         """Parameters of all experts of a layer, by kind of layer."""
+        self._experts_host_s: dict[str, float] = {}
+        """`_experts_host_seconds` by kind of layer."""
         self._recomputable = sum(count for kind, count in workload.counts.items() if workload.kinds[kind].recomputable)
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int) -> LayerCost:
@@ -289,11 +291,13 @@ class LayerPrices:
         return behind_host(bound, launch, host, behind, again=dispatches_again(recompute), alone=unpaired)
 
     def _experts_host_seconds(self, layer: LayerSpec) -> float:
-        """Seconds that the host needs to launch a pass of the routed experts beyond its operations."""
-        w, c = self._workload, self._workload.calibration
-        if not any(isinstance(op, Dispatch) for op in layer.ops):
-            return 0.0
-        return c.expert_sync_s + (c.expert_quantise_s if w.training.precision in QUANTISED else 0.0)
+        """Seconds that the host needs to launch a pass of the layer's routed experts beyond its operations."""
+        host = self._experts_host_s.get(layer.kind)
+        if host is None:
+            c, quantised = self._workload.calibration, self._workload.training.precision in QUANTISED
+            routed = any(isinstance(op, Dispatch) for op in layer.ops)
+            host = self._experts_host_s[layer.kind] = routed * (c.expert_sync_s + quantised * c.expert_quantise_s)
+        return host
 
     def _graphed(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Graphed:
         """What of this layer's passes graphs of layers replay."""
