@@ -382,6 +382,9 @@ CHOICES: Final[Table] = (
     *words.SCHEDULE,
     # What Megatron turns on by default and this software can't do.
     Term("transformer_impl", "", of=implementation),
+    # AMD's images turn flash attention off in Transformer Engine (NVTE_FLASH_ATTN=0), beside which Megatron's default stops the ranks
+    # (models/common/language_module/language_module.py:140).
+    Term("attention_backend", "", of=lambda plan: "fused", when=lambda plan: plan.cluster.gpu.vendor == "amd" and _has_te(plan)),
     Term("spec", "", of=lambda plan: "local", when=lambda plan: plan.model.stack == "encoder" and not _has_te(plan)),
     # Needs Apex' fused_weight_gradient_mlp_cuda (tensor_parallel/layers.py:925).
     Term("gradient_accumulation_fusion", "", of=lambda plan: _has_apex(plan) and not plan.megatron_fsdp),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,6 +67,29 @@ def test_megatrons_own_configuration_takes_nvfp4() -> None:
     engine["transformer_config"] |= {"apply_rope_fusion": False}
     config = transformer_config(engine, 0)
     assert (config.fp4, config.fp8) == ("e2m1", None)
+
+
+@pytest.mark.engines
+def test_attention_on_amds_gpus_is_what_amds_image_leaves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Megatron's own check beside what rocm/primus:v26.7 says in its environment: its default is refused, the plan's is taken."""
+    from megatron.core.models.common.language_module.language_module import LanguageModule
+    from megatron.core.transformer.enums import AttnBackend
+
+    from orchestrator.workers.models import transformer_config
+
+    monkeypatch.setenv("NVTE_FLASH_ATTN", "0")
+    monkeypatch.setenv("NVTE_FUSED_ATTN", "1")
+    monkeypatch.setenv("NVTE_UNFUSED_ATTN", "0")  # as that check will set it, so that it is put back
+    engine = engine_fields(llama("MI300X"))
+    engine["module"]["implementation"] = "local"  # Transformer Engine is not installed here
+    engine["transformer_config"] |= {"apply_rope_fusion": False}
+    config = transformer_config(engine, 0)
+    LanguageModule._set_attention_backend(SimpleNamespace(config=config))
+    config.attention_backend = AttnBackend.auto
+    with pytest.raises(AssertionError, match="NVTE_FLASH_ATTN set to 0"):
+        LanguageModule._set_attention_backend(SimpleNamespace(config=config))
+    assert flags_of(llama("MI300X"))["--attention-backend"] == ("fused",)
+    assert "--attention-backend" not in flags_of(llama())
 
 
 def test_without_fp8_nothing_of_it_is_said() -> None:
