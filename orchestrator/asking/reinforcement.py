@@ -18,10 +18,12 @@ from orchestrator.job import File
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
+from orchestrator.recipe.model import padded_for_every_layout
 from orchestrator.rl import text
 from orchestrator.rl.choose import Chosen, Question, fastest
 from orchestrator.rl.job import RlJob
-from orchestrator.rl.step import Step, batch, loss_bytes
+from orchestrator.rl.step import Model, Step, batch, loss_bytes
+from orchestrator.strategy.pins import Pins
 from orchestrator.values import Printed
 from orchestrator.words.rollouts import LANGUAGES
 
@@ -108,31 +110,34 @@ class Asker:
         engine = USUAL_ENGINE if settings.engine == "auto" else settings.engine
         self.settings = msgspec.structs.replace(settings, engine=engine, reinforcement=None)
         self.job = job
-        self._plans: dict[tuple[int, float], Plan | InputError | NoPlanError] = {}
+        self._plans: dict[tuple[int, float, Model], Plan | InputError | NoPlanError] = {}
 
-    def __call__(self, gpus: int, reserved: float) -> Plan:
-        """The fastest plan on so many GPUs with so many bytes of each kept free. Raises InputError, NoPlanError."""
-        found = self._plans.get((gpus, reserved))
+    def __call__(self, gpus: int, reserved: float, model: Model = "policy") -> Plan:
+        """The fastest plan of this model on so many GPUs with so many bytes of each kept free. Raises InputError, NoPlanError."""
+        found = self._plans.get((gpus, reserved, model))
         if found is None:
             try:
-                found = self._planned(gpus, reserved)
+                found = self._planned(gpus, reserved, model)
             except (InputError, NoPlanError) as error:
                 found = error
-            self._plans[gpus, reserved] = found
+            self._plans[gpus, reserved, model] = found
         if isinstance(found, Exception):
             raise found
         return found
 
-    def _planned(self, gpus: int, reserved: float) -> Plan:
+    def _planned(self, gpus: int, reserved: float, model: Model) -> Plan:
         """The fastest plan whose last stage has room for what this loss keeps beside that of a pretraining."""
-        found = self._found(gpus, reserved)
+        found = self._found(gpus, reserved, model)
         more = loss_bytes(found.plan)
         if found.plan.prediction.by_stage[-1].peak_memory_bytes + more > found.limit.usable:
-            found = self._found(gpus, reserved + more)
+            found = self._found(gpus, reserved + more, model)
         return found.plan
 
-    def _found(self, gpus: int, reserved: float) -> Found:
+    def _found(self, gpus: int, reserved: float, model: Model) -> Found:
         settings = self.settings
+        if model != "policy":  # what is pinned is the policy's
+            other = padded_for_every_layout(self.job.models[model], settings.cluster)
+            settings = msgspec.structs.replace(settings, architecture=other, pins=Pins())
         limit = msgspec.structs.replace(settings.limit, limit=settings.limit.limit - round(reserved))
         training = batch(self.job, settings.training, gpus)
         cluster = recipe.resized(settings.cluster, gpus)

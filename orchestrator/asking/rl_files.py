@@ -63,6 +63,7 @@ def check_told(job: RlJob, step: Step, name: str) -> None:
 def rollout(job: RlJob, step: Step, cluster: Cluster) -> Rollout:
     """The step's other half as programs count it."""
     keys, made, plan = job.keys, step.generation, step.training
+    assert made is not None
     node = min(cluster.gpus_per_node, cluster.num_gpus)
     whole = not step.colocated and step.generation_gpus % node == 0
     kept: dict[str, Any] = {"generation_nodes": None, "generation_gpus_per_node": None}

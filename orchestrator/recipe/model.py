@@ -19,7 +19,7 @@ from orchestrator.plan import RunSettings
 from orchestrator.recipe import reinforcement, supervised
 from orchestrator.recipe.clusters import stored
 from orchestrator.recipe.described import TRACED, check_untouched
-from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
+from orchestrator.recipe.layers import Flat, Given, fields_of, merge, recipe_layers, value_of
 from orchestrator.recipe.sources import data_settings, read_object, read_text
 
 
@@ -60,6 +60,12 @@ def architecture_of(merged: Flat, label: str) -> Architecture:
         if info.default is msgspec.NODEFAULT and info.name not in fields:
             raise InputError(f"model.{info.name}", None, "is missing: the recipe has none, so give it (or model.hf_config)")
     return Architecture(**fields)
+
+
+def model_of(name: str) -> Architecture:
+    """The model of another recipe. Raises InputError."""
+    label, layers = recipe_layers({"recipe": Given(name, name)})
+    return architecture_of(merge(layers), label or name)
 
 
 def with_routing(architecture: Architecture, text: str | None) -> Architecture:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 
 import msgspec
@@ -13,7 +13,7 @@ from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
 from orchestrator.recipe.lengths import said_lengths
-from orchestrator.rl.job import Responses, RlJob, RlKeys
+from orchestrator.rl.job import GENERATES_NOTHING, Responses, RlJob, RlKeys
 from orchestrator.rl.programs import NEMO_RL, PROGRAMS
 from orchestrator.rl.step import longest
 
@@ -58,8 +58,8 @@ def with_task(merged: Flat, layers: Sequence[Flat], *, known: bool) -> Flat:
     return kept | usual | {name: Given(1, "1") for name in ("train.global_batch_size", "train.seq_length")}
 
 
-def rl_job(merged: Flat, architecture: Architecture) -> RlJob | None:
-    """What task=rl asks; None for another task. Raises InputError."""
+def rl_job(merged: Flat, architecture: Architecture, model_of: Callable[[str], Architecture]) -> RlJob | None:
+    """What task=rl asks; None for another task. `model_of`: the model of a recipe. Raises InputError."""
     if value_of(merged, "task", None) != TASK:
         return None
     written = [name for name in PROGRAMS if name in (value_of(merged, "write", None) or ())]
@@ -85,16 +85,31 @@ def rl_job(merged: Flat, architecture: Architecture) -> RlJob | None:
         raise InputError("rl.updates", keys.updates, f"is more than the {keys.prompts * keys.samples} samples of a step")
     if keys.algorithm == "distill" and keys.reward != "rule":
         raise InputError("rl.reward", keys.reward, "is not asked for: rl.algorithm=distill learns from a teacher")
-    if keys.algorithm == "dpo" and keys.samples == 1:
-        raise InputError("rl.samples", 1, "makes no pair: rl.algorithm=dpo compares responses to one prompt")
+    if keys.algorithm == "online_dpo" and keys.samples == 1:
+        raise InputError("rl.samples", 1, "makes no pair: rl.algorithm=online_dpo compares responses to one prompt")
+    if keys.algorithm in GENERATES_NOTHING:
+        if keys.samples != 2:
+            raise InputError("rl.samples", keys.samples, f"is no pair of responses, which rl.algorithm={keys.algorithm} compares", ["2"])
+        usual, generates = RlKeys(), ("placement", "generation_gpus", "staleness", "tp", "dp", "memory", "concurrency", "measured", "eager")
+        for name in (*generates, "reward"):
+            if getattr(keys, name) != getattr(usual, name):
+                raise InputError(f"rl.{name}", getattr(keys, name), f"is of generation: rl.algorithm={keys.algorithm} has none")
     if keys.generation_gpus is not None and keys.placement != "split":
         raise InputError("rl.generation_gpus", keys.generation_gpus, "is of generation on GPUs of its own: rl.placement=split beside it")
     if keys.staleness and keys.placement == "colocated":
         raise InputError("rl.staleness", keys.staleness, "needs generation beside training: rl.placement=split or auto")
     if keys.measured is not None and keys.tp is None:
         raise InputError("rl.measured", None, "is of one engine: say its rl.tp= beside it")
+    uses = {"critic": keys.algorithm == "ppo", "reward": keys.reward == "model", "teacher": keys.algorithm == "distill"}
+    said = {"critic": keys.critic, "reward": keys.reward_model, "teacher": keys.teacher}
+    for model, label in said.items():
+        if label is not None and not uses[model]:
+            key = "reward_model" if model == "reward" else model
+            needs = {"critic": "rl.algorithm=ppo", "reward": "rl.reward=model", "teacher": "rl.algorithm=distill"}[model]
+            raise InputError(f"rl.{key}", label, f"is no model of this step: {needs} has one")
+    models = {model: model_of(label) for model, label in said.items() if label is not None}
     return RlJob(
-        keys=keys, prompts=keys.prompts, samples=keys.samples, prompt_length=keys.prompt_length,
+        keys=keys, models=models, prompts=keys.prompts, samples=keys.samples, prompt_length=keys.prompt_length,
         responses=responses(keys.response_length, cut or room, capped=cut is not None),
     )  # fmt: skip
 

@@ -45,6 +45,7 @@ from orchestrator.recipe.model import (
     check_positions,
     check_precision,
     label_of,
+    model_of,
     padded_for_every_layout,
     training_of,
     with_fp8_recipe,
@@ -224,7 +225,7 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
         architecture = stand_in(profile)
     else:
         architecture = with_routing(architecture_of(merged, label), value_of(merged, "model.routing", None))
-        job = rl_job(merged, architecture)
+        job = rl_job(merged, architecture, model_of)
         training = at_length(job, training)
         families.describe(architecture, training.seq_length, training.decoder_seq_length)
         check_positions(architecture, training)

@@ -19,16 +19,16 @@ from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 from orchestrator.rl.decode import Decoder, Layout, MeasuredDecoder, layout_refused
 from orchestrator.rl.generation import Generation, Room, generation, room
-from orchestrator.rl.job import RlJob
+from orchestrator.rl.job import GENERATES_NOTHING, RlJob
 from orchestrator.rl.programs import PROGRAMS
-from orchestrator.rl.step import STATES, Step, others_bytes, states_bytes, step
+from orchestrator.rl.step import STATES, Model, Plans, Step, forwards, others_bytes, states_bytes, step
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.units import GIB, format_bytes
 from orchestrator.values import Value
 
-Ask = Callable[[int, float], Plan]
-"""The fastest plan of the training half on so many GPUs, with so many bytes of each kept free for generation. Raises NoPlanError,
-InputError where there is none."""
+Ask = Callable[[int, float, Model], Plan]
+"""The fastest plan of a model's training on so many GPUs, with so many bytes of each kept free for others. Raises NoPlanError, InputError
+where there is none."""
 
 ASLEEP: Final = 2.4 * GIB
 """Bytes of a GPU that an engine keeps while it sleeps: its context, CUDA graphs and communicators (vLLM: .8 GiB at tp=1, 2.4 at tp=2;
@@ -134,26 +134,28 @@ def divisions(cluster: Cluster) -> list[int]:
     return sorted({size for power in range(total.bit_length()) for size in (1 << power, total - (1 << power)) if 0 < size < total})
 
 
-def training(question: Question, ask: Ask, gpus: int, reserved: float) -> Plan:
+def training(question: Question, ask: Ask, gpus: int, reserved: float) -> Plans:
     """The training half on so many GPUs with so many bytes of each kept free, and room for the states of the step's other models where
     rl.offload=false has them stay. Raises NoPlanError, InputError."""
-    plan, memory = ask(gpus, reserved), question.cluster.gpu.memory
-    others = others_bytes(plan, question.job.keys) if question.job.keys.offload is False else 0.0
+    keys, memory = question.job.keys, question.cluster.gpu.memory
+    models: tuple[Model, ...] = ("policy", *(model for _, model in forwards(keys) if model in question.job.models))
+    plans: Plans = {model: ask(gpus, reserved, model) for model in models}
+    others = others_bytes(plans, keys) if keys.offload is False else 0.0
     if reserved + others >= memory:
         raise NoPlanError(f"the other models' states stay, {format_bytes(others)} of a GPU's {format_bytes(memory)}: rl.offload=true")
-    return ask(gpus, reserved + others) if others else plan
+    return {**plans, "policy": ask(gpus, reserved + others, "policy")} if others else plans
 
 
 def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
     """(steps with all phases on all GPUs, the training's states in host memory meanwhile or not; why there are none)."""
     cluster, keys = question.cluster, question.job.keys
     try:
-        plan = training(question, ask, cluster.num_gpus, ASLEEP)
+        plans = training(question, ask, cluster.num_gpus, ASLEEP)
     except (NoPlanError, InputError) as error:
         return [], str(error)
     found, why = [], ""
     share = keys.memory_share * cluster.gpu.memory
-    states = states_bytes(plan, STATES)
+    states = states_bytes(plans["policy"], STATES)
     fits_host = states <= cluster.host_memory
     for offloads in (False, True) if keys.offload is None else (keys.offload,):
         if offloads and not fits_host:
@@ -162,7 +164,7 @@ def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
             continue
         kept = question.calibration.context_bytes
         if not offloads:
-            kept += states + (others_bytes(plan, keys) if keys.offload is False else 0.0)
+            kept += states + (others_bytes(plans, keys) if keys.offload is False else 0.0)
         if keys.memory is not None and share + kept > cluster.gpu.memory:
             made, lacking = None, (
                 f"generation takes rl.memory={keys.memory:g}, {format_bytes(share)} of a GPU, what stays on it {format_bytes(kept)}: more "
@@ -172,7 +174,7 @@ def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
             made, lacking = fastest_generation(question, cluster.num_gpus, min(share, cluster.gpu.memory - kept))
         why = lacking or why
         if made is not None:
-            found.append(_step(question, made, plan, is_colocated=True, offloads=offloads))
+            found.append(_step(question, made, plans, is_colocated=True, offloads=offloads))
     return found, why
 
 
@@ -226,19 +228,20 @@ def trains(found: Step) -> float:
     return sum(phase.seconds for phase in found.phases if phase.name not in ("generate", "transfer", "offload", "onload"))
 
 
-def _step(question: Question, made: Generation, plan: Plan, *, is_colocated: bool, offloads: bool) -> Step:
-    return step(question.job, question.cluster, question.calibration, made, plan, colocated=is_colocated, offloads=offloads)
+def _step(question: Question, made: Generation | None, plans: Plans, *, is_colocated: bool, offloads: bool) -> Step:
+    return step(question.job, question.cluster, question.calibration, made, plans, colocated=is_colocated, offloads=offloads)
 
 
 def over_draws(question: Question, found: Step) -> Step:
     """The step with an interval that holds what other draws of the lengths make of it too."""
     made = found.generation
+    assert made is not None
     decoder = next(one for one in layouts(question, found.generation_gpus) if one.layout == made.layout)
     fitting = room(decoder, question.job, made.cache_bytes + decoder.weight_bytes + decoder.engine.workspace)
     seconds = [generation(decoder, question.job, found.generation_gpus, fitting, seed).seconds for seed in range(DRAWS)]
     draws = (min(seconds) / made.seconds, max(seconds) / made.seconds)
     return step(
-        question.job, question.cluster, question.calibration, made, found.training, colocated=found.colocated, offloads=found.offloads,
+        question.job, question.cluster, question.calibration, made, found.plans, colocated=found.colocated, offloads=found.offloads,
         draws=draws,
     )  # fmt: skip
 
@@ -246,6 +249,7 @@ def over_draws(question: Question, found: Step) -> Step:
 def grown(question: Question, found: Step) -> tuple[Grown, ...]:
     """What a node more, or as many as an engine has, would make of this step, the best first."""
     made, training = found.generation, trains(found)
+    assert made is not None
     node = ceil(made.layout.gpus / question.cluster.gpus_per_node) * question.cluster.gpus_per_node
     memory = made.cache_bytes + made.weight_bytes + PROGRAMS[question.job.keys.program].engine.workspace
     more, _ = fastest_generation(question, found.generation_gpus + node, memory)
@@ -271,6 +275,9 @@ def grown(question: Question, found: Step) -> tuple[Grown, ...]:
 def fastest(question: Question, ask: Ask) -> Chosen:
     """The fastest placement. Raises NoPlanError where neither fits."""
     keys, cluster = question.job.keys, question.cluster
+    if keys.algorithm in GENERATES_NOTHING:
+        plans = training(question, ask, cluster.num_gpus, 0.0)
+        return Chosen(best=_step(question, None, plans, is_colocated=True, offloads=False), others=())
     check_layout(question, keys.generation_gpus or cluster.num_gpus)
     steps: list[Step] = []
     why: list[str] = []

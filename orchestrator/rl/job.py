@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from orchestrator.errors import InputError
 from orchestrator.key import Key, one_text, shown
+from orchestrator.model.spec import Architecture
 from orchestrator.values import Value
 
-Algorithm = Literal["grpo", "ppo", "dpo", "distill"]
+Algorithm = Literal["grpo", "ppo", "dpo", "online_dpo", "distill"]
+GENERATES_NOTHING: Final = ("dpo",)
+"""Algorithms that learn from given responses."""
 Placement = Literal["auto", "colocated", "split"]
 Reward = Literal["rule", "model"]
 ProgramName = Literal["nemo_rl", "verl"]
@@ -46,6 +50,11 @@ def _milliseconds(text: str) -> float:
     return float(text.removesuffix("ms")) / 1000
 
 
+def _model(name: str) -> Key:
+    """The key of a model beside the policy."""
+    return Key(f"rl.{name}", "recipe of that model, trained or asked by a plan of its own", type=str, default="the policy's size")
+
+
 class RlKeys(Value, frozen=True, kw_only=True):
     """The keys of task=rl as they are said; `rl_job` of the recipe makes the job of them."""
 
@@ -63,8 +72,11 @@ class RlKeys(Value, frozen=True, kw_only=True):
         low=1, high=MOST)] = None  # fmt: skip
     algorithm: Annotated[Algorithm, Key(
         "rl.algorithm",
-        "grpo; ppo: with a critic; dpo: pairs of the step's own samples, by a reference; distill: by a teacher's log-probabilities; critic "
-        "and teacher are of the model's size")] = "grpo"  # fmt: skip
+        "grpo; ppo: with a critic; dpo: pairs of given responses (rl.samples=2), nothing is generated; online_dpo: pairs of the step's own "
+        "samples; both by a reference; distill: by a teacher's log-probabilities")] = "grpo"  # fmt: skip
+    critic: Annotated[str | None, _model("critic")] = None
+    reward_model: Annotated[str | None, _model("reward_model")] = None
+    teacher: Annotated[str | None, _model("teacher")] = None
     updates: Annotated[
         int, Key("rl.updates", "of the weights in a step: mini-batches that its samples are divided into", low=1, high=10**6)
     ] = 1
@@ -127,6 +139,8 @@ class RlJob(Value, frozen=True, kw_only=True):
     samples: int
     prompt_length: int
     responses: Responses
+    models: Mapping[str, Architecture] = {}
+    """Models beside the policy that are not of its size: critic, reward, teacher."""
 
     @property
     def sequences(self) -> int:

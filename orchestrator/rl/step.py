@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heapreplace
 from math import ceil
 from statistics import fmean
@@ -24,6 +24,8 @@ from orchestrator.values import Value
 
 Pool = Literal["all", "generation", "training"]
 Model = Literal["policy", "reference", "critic", "reward", "teacher"]
+Plans = Mapping[Model, Plan]
+"""The policy's plan, and those of models that are not of its size."""
 
 REFIT_RATE: Final = 2.8 * GB
 """Bytes/s at which a GPU of an engine gets its part of the new weights, whatever the links would carry: tensors are gathered, renamed and
@@ -37,13 +39,8 @@ WEIGHTS: Final = ("weights",)
 GENERATED, FORWARDED, UPDATED = 32, 48, 60
 """Bytes of a padded token that pass the driver: ids of prompts, responses and both, mask and positions as int64; with the response's mask,
 and its log-probabilities and entropies back; with those, scores, rewards, advantages and returns, in fp32 (verl 0.5, protocol.py)."""
-UPDATES: Final[dict[str, list[tuple[str, Model]]]] = {
-    "grpo": [("update", "policy")],
-    "ppo": [("update critic", "critic"), ("update", "policy")],
-    "dpo": [("update", "policy")],
-    "distill": [("update", "policy")],
-}
-"""Passes of training over a step's samples by algorithm, after all that go forward alone."""
+UPDATED_MODELS: Final[dict[str, Model]] = {"update critic": "critic", "update": "policy"}
+"""Passes that train, after all that go forward alone, each of its model."""
 ONCE: Final = ("optimizer", "dp", "overhead")
 """Causes of a training step's seconds that hardly depend on its tokens."""
 GENERATION_OFF: Final = (0.85, 1.19)
@@ -90,8 +87,9 @@ class Step(Value, frozen=True, kw_only=True):
     staleness: int
     offloads: bool
     """Whether the training's states are in host memory while samples are generated."""
-    generation: Generation
-    training: Plan
+    generation: Generation | None
+    """None: responses are given."""
+    plans: Plans
     generation_gpus: int
     training_gpus: int
     phases: tuple[Phase, ...]
@@ -100,6 +98,11 @@ class Step(Value, frozen=True, kw_only=True):
     """90% interval of `seconds`."""
     tokens: float
     """Tokens of prompts and responses of a step."""
+
+    @property
+    def training(self) -> Plan:
+        """The policy's plan."""
+        return self.plans["policy"]
 
     @property
     def gpus(self) -> int:
@@ -206,7 +209,7 @@ def forwards(keys: RlKeys) -> list[tuple[str, Model]]:
     learns = keys.algorithm in ("grpo", "ppo")
     each: list[tuple[str, Model, bool]] = [
         ("reward", "reward", keys.reward == "model"),
-        ("reference log-probabilities", "reference", keys.reference or keys.algorithm == "dpo"),
+        ("reference log-probabilities", "reference", keys.reference or keys.algorithm in ("dpo", "online_dpo")),
         ("teacher log-probabilities", "teacher", keys.algorithm == "distill"),
         ("old log-probabilities", "policy", learns),
         ("values", "critic", keys.algorithm == "ppo"),
@@ -219,10 +222,10 @@ def states_bytes(plan: Plan, causes: Collection[str]) -> float:
     return max(sum(stage.memory_by_cause.get(cause, 0.0) for cause in causes) for stage in plan.prediction.by_stage)
 
 
-def others_bytes(plan: Plan, keys: RlKeys) -> float:
-    """Bytes of a training GPU for the models of a step beside the policy, as divided as it is: weights, and a critic's states."""
+def others_bytes(plans: Plans, keys: RlKeys) -> float:
+    """Bytes of a training GPU for the models of a step beside the policy: weights, and a critic's states."""
     others = {model for _, model in forwards(keys)} - {"policy"}
-    return sum(states_bytes(plan, STATES if model == "critic" else WEIGHTS) for model in others)
+    return sum(states_bytes(plans.get(model, plans["policy"]), STATES if model == "critic" else WEIGHTS) for model in others)
 
 
 def loss_bytes(plan: Plan) -> float:
@@ -243,8 +246,8 @@ def step(
     job: RlJob,
     cluster: Cluster,
     calibration: Calibration,
-    generation: Generation,
-    plan: Plan,
+    generation: Generation | None,
+    plans: Plans,
     *,
     colocated: bool,
     offloads: bool,
@@ -253,46 +256,49 @@ def step(
     """The step's timeline. `cluster` has all GPUs; `draws`: the ends of generation's seconds by other draws of the lengths, over these."""
     keys = job.keys
     staleness = keys.staleness
-    responses = generation.tokens
+    plan = plans["policy"]
+    responses = generation.tokens if generation else float(sum(drawn(job.responses, job.sequences, 0)))
     tokens = responses + job.sequences * job.prompt_length
-    train_off = _off(plan)
     program = PROGRAMS[keys.program]
     link = cluster.host_bandwidth * calibration.host_efficiency
-    states = states_bytes(plan, STATES)
-    packed = packed_for(job, plan)
-    forward = forward_seconds(plan, packed, keys.updates)
-    update = update_seconds(plan, packed) * keys.updates * keys.epochs
+    each_phase = offloads and program.copies_each_phase
     generated_on: Pool = "all" if colocated else "generation"
     trained_on: Pool = "all" if colocated else "training"
-    gpus = {"all": plan.world_size, "training": plan.world_size, "generation": generation.engines * generation.layout.gpus}
-    each_phase = offloads and program.copies_each_phase
+    made_on = generation.engines * generation.layout.gpus if generation else 0
+    gpus = {"all": plan.world_size, "training": plan.world_size, "generation": made_on}
     found: list[Phase] = []
 
-    def add(name: str, model: Model, pool: Pool, seconds: float, *after: str,
-            of: float = tokens, off: tuple[float, float] = train_off) -> None:  # fmt: skip
+    def add(name: str, model: Model, pool: Pool, seconds: float, *after: str, off: tuple[float, float], of: float = tokens) -> None:
         found.append(Phase(name=name, model=model, tokens=of, pool=pool, gpus=gpus[pool], after=after, seconds=seconds, off=off))
 
     def around(model: Model, causes: Collection[str], token_bytes: int) -> float:
         """Seconds of a phase beside its pass: states that are in host memory come and go, samples are handed out and back."""
-        copied = 2 * states_bytes(plan, causes) if model != "policy" or each_phase else 0.0
+        comes = each_phase if model == "policy" else keys.offload is not False
+        copied = 2 * states_bytes(plans.get(model, plan), causes) if comes else 0.0
         handed = job.sequences * longest(job) * token_bytes
         return copied / min(link, program.copy_rate) + handed / program.driver_rate
 
-    once = colocated and offloads and not each_phase
-    moved = transfer_seconds(generation, cluster, calibration, colocated=colocated) + around("policy", WEIGHTS, 0)
-    add("transfer", "policy", generated_on, moved, of=0.0, off=TRANSFER_OFF)
-    if once:
-        add("offload", "policy", "all", states / link, "transfer", of=0.0)
-    add("generate", "policy", generated_on, generation.seconds + around("reward", (), GENERATED), found[-1].name, of=responses,
-        off=(GENERATION_OFF[0] * draws[0], GENERATION_OFF[1] * draws[1]))  # fmt: skip
-    if once:
-        add("onload", "policy", "all", states / link, "generate", of=0.0)
-    samples, learns = found[-1].name, []
+    if generation:
+        moved = transfer_seconds(generation, cluster, calibration, colocated=colocated) + around("policy", WEIGHTS, 0)
+        add("transfer", "policy", generated_on, moved, of=0.0, off=TRANSFER_OFF)
+        once = states_bytes(plan, STATES) / link if colocated and offloads and not each_phase else 0.0
+        if once:
+            add("offload", "policy", "all", once, "transfer", of=0.0, off=TRANSFER_OFF)
+        add("generate", "policy", generated_on, generation.seconds + around("policy", (), GENERATED), found[-1].name, of=responses,
+            off=(GENERATION_OFF[0] * draws[0], GENERATION_OFF[1] * draws[1]))  # fmt: skip
+        if once:
+            add("onload", "policy", "all", once, "generate", of=0.0, off=TRANSFER_OFF)
+    learns = samples = tuple(phase.name for phase in found[-1:])
     for name, model in forwards(keys):
-        add(name, model, trained_on, forward + around(model, WEIGHTS, FORWARDED), samples)
-        learns.append(name)
-    for name, model in UPDATES[keys.algorithm]:
-        add(name, model, trained_on, update + around(model, KEPT, UPDATED), samples, *learns)
+        of_model = plans.get(model, plan)
+        forward = forward_seconds(of_model, packed_for(job, of_model), keys.updates)
+        add(name, model, trained_on, forward + around(model, WEIGHTS, FORWARDED), *samples, off=_off(of_model))
+        learns += (name,)
+    for name, model in UPDATED_MODELS.items():
+        if model == "policy" or keys.algorithm == "ppo":
+            of_model = plans.get(model, plan)
+            update = update_seconds(of_model, packed_for(job, of_model)) * keys.updates * keys.epochs
+            add(name, model, trained_on, update + around(model, KEPT, UPDATED), *learns, off=_off(of_model))
     phases, seconds = timeline(found, staleness)
     low, high = (timeline([replace(phase, seconds=phase.seconds * phase.off[end]) for phase in found], staleness)[1] for end in (0, 1))
     return Step(
@@ -300,7 +306,7 @@ def step(
         staleness=staleness,
         offloads=offloads,
         generation=generation,
-        training=plan,
+        plans=plans,
         generation_gpus=gpus["generation"],
         training_gpus=plan.world_size,
         phases=phases,

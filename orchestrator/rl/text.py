@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.rl.choose import Chosen
+from orchestrator.rl.generation import Generation
 from orchestrator.rl.step import Step
 from orchestrator.units import format_amount, format_bytes, format_seconds
 
@@ -22,12 +23,12 @@ def lines(chosen: Chosen, price_per_gpu_hour: float | None = None) -> list[str]:
     best, stale, price = chosen.best, chosen.stale, cost(chosen.best, price_per_gpu_hour)
     found = [
         f"placement: {placed(best)}",
-        f"why: {why(chosen)}",
-        f"generation: {generated(best)}",
+        *([f"why: {why(chosen)}"] if best.generation else []),
+        *([f"generation: {generated(best.generation)}"] if best.generation else []),
         f"training: {trained(best)}",
         f"step: {format_seconds(best.seconds)} (90%: {_ends(best)}), {rate(best)}",
         *timeline(best),
-        f"the next node: {next_node(chosen)}",
+        *([f"the next node: {next_node(chosen)}"] if best.generation else []),
     ]
     if price is not None:
         found.append(f"cost: {format_amount(price)} a step (at {price_per_gpu_hour:g} a GPU-hour)")
@@ -40,6 +41,8 @@ def lines(chosen: Chosen, price_per_gpu_hour: float | None = None) -> list[str]:
 
 def placed(one: Step) -> str:
     """Which GPUs do what."""
+    if one.generation is None:
+        return f"training on {one.gpus} GPUs, responses are given"
     if one.colocated:
         states = "training's states in host memory meanwhile" if one.offloads else "training's states stay on them"
         return f"colocated on {one.gpus} GPUs, {states}"
@@ -54,9 +57,8 @@ def why(chosen: Chosen) -> str:
     return "; ".join([*said, *chosen.why_not]) or "no other was asked for"
 
 
-def generated(one: Step) -> str:
+def generated(made: Generation) -> str:
     """How responses are made."""
-    made = one.generation
     layout = f"tp={made.layout.tp}" + (f" dp={made.layout.dp}" if made.layout.dp > 1 else "")
     held = {
         "cache": f"as many as {format_bytes(made.cache_bytes)} of keys and values a GPU hold",
@@ -114,7 +116,7 @@ def next_node(chosen: Chosen) -> str:
     for one in chosen.grown:
         gain = 100 * (1 - one.seconds / best.seconds)
         said.append(f"{one.gpus} GPUs for {one.half}: about {format_seconds(one.seconds)} a step (-{max(gain, 0):.0f}%)")
-    tail = best.generation.tail_s
+    tail = best.generation.tail_s if best.generation else 0.0
     if tail > TAIL * best.seconds:
         said.append(f"{format_seconds(tail)} of a step are its last few sequences, which no node shortens")
     return "; ".join(said)
@@ -127,6 +129,6 @@ def cost(one: Step, price_per_gpu_hour: float | None) -> float | None:
 
 def summary(one: Step) -> dict[str, Any]:
     """A step as JSON has it, without its training half's plan."""
-    found: dict[str, Any] = msgspec.to_builtins(msgspec.structs.asdict(one) | {"training": None})
-    del found["training"]
+    figures = {name: value for name, value in msgspec.structs.asdict(one).items() if name != "plans"}
+    found: dict[str, Any] = msgspec.to_builtins(figures)
     return {"tokens_per_s": one.tokens_per_s, "tokens_per_s_90": [one.tokens / one.interval[1], one.tokens / one.interval[0]], **found}

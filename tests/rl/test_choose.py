@@ -29,7 +29,7 @@ def test_a_division_is_as_fast_as_the_best_of_all(gpus: int) -> None:
         except NoPlanError:
             continue
         assert made is not None
-        every.append(step(question.job, question.cluster, question.calibration, made, plan, colocated=False, offloads=False))
+        every.append(step(question.job, question.cluster, question.calibration, made, {"policy": plan}, colocated=False, offloads=False))
     chosen = fastest(asked(question, placement="split"), ask)
     assert chosen.best.seconds == min(one.seconds for one in every)
     both = fastest(question, ask)
@@ -60,7 +60,7 @@ def test_phases_of_one_pool_follow_each_other_and_what_they_wait_for() -> None:
     [
         ("grpo", {"old log-probabilities"}),
         ("ppo", {"old log-probabilities", "values", "update critic"}),
-        ("dpo", {"reference log-probabilities"}),
+        ("online_dpo", {"reference log-probabilities"}),
         ("distill", {"teacher log-probabilities"}),
     ],
 )
@@ -69,6 +69,27 @@ def test_an_algorithm_has_its_own_passes(algorithm: str, passes: set[str]) -> No
     phases = {phase.name: phase for phase in fastest(ask.question, ask).best.phases}
     assert {*phases} - {"transfer", "offload", "onload", "generate", "update"} == passes
     assert passes - {"update critic"} <= {*phases["update"].after}
+
+
+def test_a_critic_of_its_own_is_trained_by_its_own_plan() -> None:
+    words = ("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", "rl.algorithm=ppo", "rl.placement=colocated")
+    short = (*SMALL[:3], "rl.response_length=400+200", "rl.max_response_length=760")  # GPT-2 has 1,024 positions
+    same, small = (fastest(ask.question, ask).best for ask in (asker(*words, of=short), asker(*words, "rl.critic=gpt2_xl", of=short)))
+    assert same.of("update critic") > same.of("update")  # its states come from the host and go
+    assert small.of("update critic") < same.of("update critic") / 3
+    assert small.of("update") == same.of("update")
+    assert {*small.plans} == {"policy", "critic"}
+
+
+def test_pairs_that_are_given_are_a_reference_pass_and_an_update() -> None:
+    given = ("rl.prompts=64", "rl.samples=2", "rl.prompt_length=200", "rl.response_length=800+500", "rl.max_response_length=4096")
+    ask = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", "rl.algorithm=dpo", of=given)
+    best = fastest(ask.question, ask).best
+    assert [(phase.name, phase.model) for phase in best.phases] == [("reference log-probabilities", "reference"), ("update", "policy")]
+    assert best.generation is None
+    assert best.tokens / 128 == pytest.approx(1000, rel=0.15)
+    online = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", "rl.algorithm=online_dpo", "rl.placement=colocated", of=given)
+    assert best.of("update") == pytest.approx(fastest(online.question, online).best.of("update"), rel=0.05)
 
 
 def test_side_by_side_a_step_takes_as_long_as_its_longer_half() -> None:
