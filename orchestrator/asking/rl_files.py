@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import yaml
+from msgspec.structs import replace
 
 from orchestrator.engines import tools
 from orchestrator.errors import InputError
@@ -32,12 +33,22 @@ def rl_file(job: RlJob, chosen: Chosen, cluster: Cluster, name: str) -> File:
         settings = {here + path.removeprefix(there) if path.startswith(there) else path: value for path, value in settings.items()}
     if plan.training.steps == UNSAID:
         settings.pop(language.steps, None)
-    settings |= say(language.table, rollout(job, chosen.best, cluster))
+    said = say(language.table, rollout(job, chosen.best, cluster))
     lines = [f"{plan.model.name} on {chosen.best.gpus} GPUs. Start: {language.start}.", *text.lines(chosen)[:5]]
+    if name == "slime":
+        return slime_file(replace(written, settings=settings), chosen.best, said, lines)
     if written.unsaid:
         lines.append(f"Can't be said there: {', '.join(written.unsaid)}.")
     head = "".join(f"# {line}\n" for line in lines)
-    return File(path=f"{name}_rl.yaml", content=head + yaml.safe_dump(nested(settings), sort_keys=False, width=10**6))
+    return File(path=f"{name}_rl.yaml", content=head + yaml.safe_dump(nested(settings | said), sort_keys=False, width=10**6))
+
+
+def slime_file(written: tools.Written, step: Step, said: dict[str, Any], lines: list[str]) -> File:
+    """slime's command: Megatron-LM's flags, and its own behind them; train_async.py generates a step ahead."""
+    flags = [f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in said.items() if value not in (None, False)]
+    (file,) = tools.files(step.training, written, lines)
+    content = file.content.replace('  "$@"', "".join(f"  {flag} \\\n" for flag in flags) + '  "$@"')
+    return File(path="slime_rl.sh", content=content.replace("train.py", "train_async.py") if step.staleness else content)
 
 
 def check_told(job: RlJob, step: Step, name: str) -> None:
@@ -54,9 +65,11 @@ def check_told(job: RlJob, step: Step, name: str) -> None:
         raise InputError("rl.updates", keys.updates, f"does not divide the {of} {'prompts' if name == 'verl' else 'samples'} of a step")
     if name == "verl" and not step.colocated:
         raise InputError(
-            "write", name, "is written for rl.placement=colocated: its asynchronous trainers have files of their own", ["nemo_rl"]
+            "write", name, "is written for rl.placement=colocated: its asynchronous trainers have files of their own", ["nemo_rl", "slime"]
         )
-    if name == "nemo_rl" and keys.epochs > 1:
+    if name == "slime" and step.staleness > 1:
+        raise InputError("write", name, f"generates one step ahead (train_async.py), and rl.staleness={step.staleness}")
+    if name in ("nemo_rl", "slime") and keys.epochs > 1:
         raise InputError("write", name, f"trains on a step's samples once, and rl.epochs={keys.epochs}")
 
 
@@ -87,10 +100,13 @@ def rollout(job: RlJob, step: Step, cluster: Cluster) -> Rollout:
         tp=made.layout.tp,
         dp=made.layout.dp,
         expert_parallel=made.layout.gpus if made.layout.dp > 1 else 1,
+        engine_gpus=made.layout.gpus,
         memory=int(100 * used / cluster.gpu.memory) / 100,
+        static_memory=int(100 * (made.cache_bytes + made.weight_bytes) / cluster.gpu.memory) / 100,
         concurrency=keys.concurrency,
         offloads=step.offloads,
         colocated=step.colocated,
+        generation_gpus=None if step.colocated else step.generation_gpus,
         nodes=cluster.num_gpus // node,
         gpus_per_node=node,
         staleness=step.staleness,

@@ -125,7 +125,7 @@ def _plan_rl(settings: Settings, *, as_json: bool, out: Sequence[str]) -> None:
     else:
         print(settings.why_cluster)
         print(answer)
-        print("Next: write=verl,nemo_rl out=FOLDER writes both halves for these programs; rl.tp=2 rl.placement=split asks for others")
+        print("Next: write=verl,nemo_rl,slime out=FOLDER writes both halves for these programs; rl.tp=2 rl.placement=split asks for others")
     if out:
         print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
 

@@ -15,7 +15,7 @@ GENERATES_NOTHING: Final = ("dpo",)
 """Algorithms that learn from given responses."""
 Placement = Literal["auto", "colocated", "split"]
 Reward = Literal["rule", "model"]
-ProgramName = Literal["nemo_rl", "verl"]
+ProgramName = Literal["nemo_rl", "slime", "verl"]
 MOST: Final = 10**9
 USUAL_MEMORY: Final = 0.9
 """Share of a GPU that generation may use where nobody says one (vLLM's default)."""

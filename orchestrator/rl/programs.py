@@ -31,7 +31,9 @@ class Program(Value, frozen=True, kw_only=True):
 NEMO_RL: Final = "nemo_rl"
 PROGRAMS: Final[dict[ProgramName, Program]] = {
     NEMO_RL: Program(engine=EngineConstants(sequence_s=90 * US)),
+    "slime": Program(engine=EngineConstants(sequence_s=90 * US), balances_updates=False),
     "verl": Program(copies_each_phase=True, copy_rate=2 * GB, driver_rate=0.5 * GB, balances_updates=False),
 }
-"""NeMo RL has engines return the log-probability of each token. verl's rates are fitted to the phases of Qwen2.5-7B under Megatron on 8, 16
-and 32 H100 (rl/README.md): what does not shrink with more GPUs tells them from the passes."""
+"""NeMo RL and slime have engines return the log-probability of each token; no phases of slime were held against these. verl's rates are
+fitted to the phases of Qwen2.5-7B under Megatron on 8, 16 and 32 H100 (rl/README.md): what does not shrink with more GPUs tells them from
+the passes."""

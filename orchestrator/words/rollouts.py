@@ -30,12 +30,17 @@ class Rollout(Value, frozen=True, kw_only=True):
     dp: int
     expert_parallel: int
     """GPUs of an engine over which experts are divided as wholes; 1: each is divided by tp."""
+    engine_gpus: int
     memory: float
+    static_memory: float
+    """Share of a GPU for weights and cache alone."""
     concurrency: int
     offloads: bool
     colocated: bool
     nodes: int
     gpus_per_node: int
+    generation_gpus: int | None
+    """GPUs that generate alone; None: those that train."""
     generation_nodes: int | None
     """Nodes that generate alone; None: they are not whole nodes, or none does."""
     generation_gpus_per_node: int | None
@@ -106,5 +111,21 @@ NEMO_RL: Final = Language(
     steps="grpo.max_num_steps",
 )  # fmt: skip
 """NeMo-RL 0.6.0, 7ea279a (examples/configs/grpo_math_1B.yaml); a penalty of .01 is that file's own."""
-LANGUAGES: Final = {"verl": VERL, "nemo_rl": NEMO_RL}
+SLIME: Final = Language(
+    table=[
+        *named("rollout-batch-size=prompts n-samples-per-prompt=samples rollout-max-response-len=response_length "
+               "global-batch-size=update_samples advantage-estimator=algorithm use-kl-loss=reference max-tokens-per-gpu=micro_batch_tokens "
+               "rollout-num-gpus-per-engine=engine_gpus sglang-max-running-requests=concurrency sglang-mem-fraction-static=static_memory "
+               "colocate=colocated"),
+        *(fixed(name, True) for name in ("use-dynamic-batch-size", "balance-data")),
+        Term("rollout-num-gpus", "generation_gpus", unless=None),
+        *(Term(name, "dp", when=lambda rollout: rollout.dp > 1) for name in ("sglang-dp-size",)),
+        Term("sglang-enable-dp-attention", "dp", to=bool, when=lambda rollout: rollout.dp > 1),
+        Term("sglang-ep-size", "expert_parallel", unless=1),
+    ],
+    start="slime_rl.sh with your model's, data's, rewards' and checkpoint's arguments behind it, where ray runs",
+    dropped=("global_batch_size", "micro_batch_size"),
+)  # fmt: skip
+"""slime, 624b824 (slime/utils/arguments.py; slime/backends/sglang_utils/arguments.py passes SGLang's own arguments on with `sglang-`)."""
+LANGUAGES: Final = {"verl": VERL, "nemo_rl": NEMO_RL, "slime": SLIME}
 """Programs that are told both halves, by the name that `write=` takes."""

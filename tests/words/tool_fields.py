@@ -10,13 +10,17 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Final
 
+import yaml
+
 FILE: Final = Path(__file__).with_name("tool_fields.json")
 BRIDGE, TRAINING = "megatron/bridge/training", "megatron/training/config"
 VERL, NEMO_RL = "verl/workers/config", "nemo_rl/models/policy/__init__.py"
+GENERATION: Final = "nemo_rl/models/generation"
 STRATEGY: Final = "nemo/lightning/pytorch/strategies/megatron_strategy.py"
 SECTIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "bridge": {
@@ -61,17 +65,44 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "policy.megatron_cfg.optimizer": ("@optimizer",),
         "policy.megatron_cfg.model_overrides": ("@transformer_config",),
     },
+    "verl rollout": {
+        "actor_rollout_ref.rollout": (f"{VERL}/rollout.py RolloutConfig",),
+        "actor_rollout_ref.actor": (f"{VERL}/actor.py ActorConfig",),
+        "actor_rollout_ref.actor.megatron": (f"{VERL}/engine.py McoreEngineConfig", f"{VERL}/engine.py EngineConfig"),
+        "algorithm": ("verl/trainer/config/algorithm.py AlgoConfig",),
+        "data": ("verl/trainer/config/data/legacy_data.yaml",),
+        "trainer": ("verl/trainer/config/ppo_trainer.yaml trainer",),
+    },
+    "nemo_rl rollout": {
+        "grpo": ("nemo_rl/algorithms/grpo.py GRPOConfig",),
+        "grpo.async_grpo": ("nemo_rl/algorithms/grpo.py AsyncGRPOConfig",),
+        "loss_fn": ("nemo_rl/algorithms/loss/loss_functions.py ClippedPGLossConfig",),
+        "policy": (f"{NEMO_RL} PolicyConfig",),
+        "policy.sequence_packing": (f"{NEMO_RL} SequencePackingConfig",),
+        "policy.generation": (f"{GENERATION}/interfaces.py GenerationConfig", f"{GENERATION}/vllm/config.py VllmConfig"),
+        "policy.generation.vllm_cfg": (f"{GENERATION}/vllm/config.py VllmSpecificArgs",),
+        "policy.generation.colocated": (f"{GENERATION}/interfaces.py ColocationConfig",),
+        "policy.generation.colocated.resources": (f"{GENERATION}/interfaces.py OptionalResourcesConfig",),
+        "cluster": ("nemo_rl/distributed/virtual_cluster.py ClusterConfig",),
+    },
+    "slime rollout": {"": ("slime/utils/arguments.py --",)},
 }
 """Classes by the section of a file whose settings are their fields: a path in the sources and a name; "@": Megatron-core's, by its section
 in known.json."""
 
 
 def fields(root: Path, where: str) -> list[str]:
-    """The annotated fields of a class, or the arguments of its __init__; those of Megatron-core's classes by their section alone."""
+    """The annotated fields of a class, or the arguments of its __init__; those of Megatron-core's classes by their section alone; the keys
+    of a YAML's section; with "--" a command's flags."""
     if where.startswith("@"):
         return [where]
-    path, name = where.split()
+    path, _, name = where.partition(" ")
     found = next(root.glob(f"*/{path}"))
+    if path.endswith(".yaml"):
+        said = yaml.safe_load(found.read_text())
+        return sorted(said[name] if name else said)
+    if name == "--":
+        return sorted(set(re.findall(r'"--([\w-]+)"', found.read_text())))
     (node,) = (node for node in ast.walk(ast.parse(found.read_text())) if isinstance(node, ast.ClassDef) and node.name == name)
     own = [one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
     made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
