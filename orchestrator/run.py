@@ -250,10 +250,17 @@ def check_entry(settings: Settings) -> None:
         raise InputError("train.async_save", "true", f"is for our workers; entry={settings.entry} has flags of its own (entry.args=)")
 
 
+def made_up_data(settings: Settings) -> str:
+    """What GPUs would train on that nobody chose; empty: nothing."""
+    if settings.entry is not None or settings.cluster.is_cpu or settings.made_up_data or not is_made_up(settings.run):
+        return ""
+    return trained_on(settings.run, settings.architecture.traced)
+
+
 def check_data_given(settings: Settings) -> None:
     """Raises InputError where GPUs would train on what nobody chose."""
-    if settings.entry is None and not settings.cluster.is_cpu and not settings.made_up_data and is_made_up(settings.run):
-        why = f"is missing, and {settings.cluster.types} would train on {trained_on(settings.run, settings.architecture.traced)}"
+    if made_up := made_up_data(settings):
+        why = f"is missing, and {settings.cluster.types} would train on {made_up}"
         raise InputError("data", None, why, ["data=PATH", "data.made_up=true (a trial on just that)", "launch=none (the plan alone)"])
 
 
@@ -474,6 +481,8 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
     plan = found.plan
     if start.how == "none":
         how = "" if start.why.startswith("plan only") else f" To start it: {start_command(settings, job, out)}"
+        if (made_up := made_up_data(settings)) and settings.training.task != "sft":
+            print(f"note: started as it is, this folder trains on {made_up}")
         print(f"Not started: {start.why}.{how}")
         return 0
     from orchestrator.launch import local, slurm

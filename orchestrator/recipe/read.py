@@ -104,7 +104,8 @@ def check_key(name: str, value: Any) -> None:
         members = [key.partition(".")[2] for key in KEYS if key.startswith(f"{name}.")]
         raise InputError(name, shown(value), f"is a group of keys; write {name}.KEY=value", members)
     group, _, short = name.rpartition(".")
-    same = SAME.get(name) or next((key for key in KEYS if "." in key and key.rpartition(".")[2] == short), None)
+    ending = (key for key in KEYS if "." in key and key.rpartition(".")[2] == short)
+    same = SAME.get(name) or min(ending, key=lambda key: not key.startswith(("pin.", "train.")), default=None)
     close = same if (group not in GROUPS or name in SAME) and same else nearest(name, [*KEYS, *GROUPS])
     members = [key for key in KEYS if key.startswith(f"{group}.")]
     choices = members or [key for key in KEYS if "." not in key] + [f"{name}.*" for name in GROUPS]

@@ -292,6 +292,14 @@ def test_two_plans_are_compared_cause_by_cause_to_the_last_second(folder: Path, 
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
+def test_a_folder_for_gpus_without_data_says_on_what_it_would_train(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who submits its job.sbatch is asked by nobody."""
+    words = ("recipe=gpt_tiny", "gpus=8", "cluster=dgx_h100", "launch=none")
+    note = "note: started as it is, this folder trains on Python's own sources"
+    assert note in said(capsys, *words, "out=here")
+    assert note not in said(capsys, *words, "out=trial", "data.made_up=true")
+
+
 def test_the_list_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     listed = said(capsys)
     assert all(f"\n  {name} " in listed for name in COMMANDS)

@@ -52,6 +52,8 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "no words at all": ((), "recipe: is missing"),
     "unknown key": (("recipe=gpt_tiny", "gpu=4"), "gpu=4: is no key; did you mean gpus?"),
     "unknown nested key": (("recipe=gpt_tiny", "train.learning_rate=1"), "train.learning_rate=1: is no key"),
+    "a choice without its group": ((*TINY, "tp=2"), "tp=2: is no key; did you mean pin.tp?"),
+    "a setting without its group": ((*TINY, "steps=2"), "steps=2: is no key; did you mean train.steps?"),
     "unknown group": (("recipe=gpt_tiny", "optimizer.lr=1"), "optimizer.lr=1: is no key; did you mean train.lr?"),
     "key below a key": (("recipe=gpt_tiny", "gpus.count=4"), "gpus.count=4: is no key"),
     "a group as a value": (("recipe=gpt_tiny", "train={}"), "train={}: is a group of keys"),
