@@ -38,6 +38,9 @@ def workload(
     return Workload(model=spec, training=training, cluster=cluster(gpu, world, software))
 
 
+CROWDED_HOST = replace(workload(), cluster=replace(workload().cluster, host_memory=1000))
+
+
 def refusals(engine: str, given: Workload, **choices: Any) -> dict[str, str]:
     """Every rule that this candidate breaks, with its reason."""
     capabilities = ENGINES[engine].capabilities(given.cluster.software)
@@ -254,6 +257,10 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("zero_shard_size", D, workload(), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4"),
     ("distopt_adam", M, workload(optimizer="sgd"), {"zero_stage": 1}, "Adam only"),
     ("optimizer_offload", M, workload(), {"offload_optimizer": True}, "needs train.precision_aware_optimizer=true"),
+    *(
+        ("offload_host", engine, CROWDED_HOST, {"zero_stage": 1, "offload_optimizer": True}, "of host memory a rank, of 1000 B")
+        for engine in (M, D)
+    ),
     ("zero_stage", D, workload(), {"pp": 2, "dp": 4, "zero_stage": 2}, "0, 1 with a pipeline"),
     ("zero_stage", D, workload(), {"pp": 2, "dp": 4, "zero_stage": 3}, "0, 1 with a pipeline"),
     ("pp_zero_megatron", D, workload(gpu="cpu"), {"pp": 2, "dp": 4, "zero_stage": 0}, "zero_stage=0 with schedule=1f1b"),

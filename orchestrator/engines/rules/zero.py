@@ -7,6 +7,7 @@ from typing import Final
 from orchestrator.engines.rules.rule import rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
+from orchestrator.units import ITEMSIZE, format_bytes
 
 
 @rule("optimizer_instances", "distopt_instances: core/parallel_state.py:833", "zero_shard_size zero_stage dp cp")
@@ -73,8 +74,25 @@ def megatron_offload(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam, megatron_offload)
+def host_states(candidate: Candidate, workload: Workload) -> float:
+    """Bytes of the optimizer's states that a rank has in host memory where they are offloaded: fp32 weights and Adam's two moments, and
+    fp32 gradients from stage 2 on (ZeRO-Offload, arXiv 2101.06840), of the parameters that ranks share."""
+    states = 3 * ITEMSIZE["fp32"] + (ITEMSIZE["fp32"] if candidate.strategy.zero_stage >= 2 else 0)
+    return workload.model.parameters * states / candidate.mesh.world_size
+
+
+@rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp zero_stage offload_optimizer")
+def fits_host(candidate: Candidate, workload: Workload) -> str | None:
+    if not candidate.strategy.offload_optimizer:
+        return None
+    needed, have = host_states(candidate, workload), workload.cluster.host_memory
+    if needed <= have:
+        return None
+    return f"offload_optimizer needs {format_bytes(needed)} of host memory a rank, of {format_bytes(have)} (cluster.host_memory)"
+
+
+MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam, megatron_offload, fits_host)
 """The rules of megatron-core's distributed optimizer."""
 
-DEEPSPEED_ZERO_RULES: Final = (unsharded_accumulation, offload)
+DEEPSPEED_ZERO_RULES: Final = (unsharded_accumulation, offload, fits_host)
 """The rules of DeepSpeed's optimizers."""
