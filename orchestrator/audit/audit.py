@@ -86,7 +86,8 @@ class Audit:
             assumed.append(f"{'='.join(missing)} is not here: it says no more than the pins")
         reading, more = divided(source.reading, settings)
         said = {f"{name.removeprefix('model.')}=" for name in reading.weak if name in tree or {"recipe", "model.hf_config"} & {*tree}}
-        kept = [line for line in reading.assumed if not line.startswith(tuple(said))]
+        pinned_here = [f"pin.{name}=" for name in settings.pins.given()]
+        kept = [line for line in reading.assumed if not line.startswith(tuple(said)) and not any(pin in line for pin in pinned_here)]
         reading = msgspec.structs.replace(reading, assumed=(*kept, *assumed, *more))
         source = msgspec.structs.replace(source, reading=reading)
         return cls(str(path), source, settings, pinned(reading.setup, settings.pins))

@@ -321,12 +321,12 @@ def _edited(text: str, line: Line, before: Setup, after: Setup) -> str | None:
         if there is None or values == []:
             continue
         one = values is not None and len(there.values) == len(values) == 1
-        span = there.values[0].own() or there.values[0].used() if one else _whole(there)
+        span = there.values[0].own() or there.values[0].used() if one else _whole(there, source)
         if span is None:
             return None
         edits.append((span, (values[0] if values and one else whole).encode()))
     if added:
-        at = _anchor(line)
+        at = _anchor(line, source)
         if at is None:
             return None
         edits.append(((at, at), (" " + " ".join(added)).encode()))
@@ -337,13 +337,15 @@ def _edited(text: str, line: Line, before: Setup, after: Setup) -> str | None:
     return source.decode()
 
 
-def _whole(flag: Flag) -> Span | None:
-    """The span from the flag to its last value; None: they stand apart."""
+def _whole(flag: Flag, source: bytes) -> Span | None:
+    """The span from the flag to its last value with the quotes around that; None: they stand apart."""
     first = flag.word.used()
     last = flag.values[-1].used() if flag.values else first
     if first is None or last is None or last[1] < first[0]:
         return None
-    return first[0], last[1]
+    start, end = last
+    quote = source[start - 1 : start]
+    return first[0], end + (quote in (b"'", b'"') and source[end : end + 1] == quote)
 
 
 def _line_of(source: bytes, start: int, end: int) -> Span:
@@ -358,12 +360,12 @@ def _line_of(source: bytes, start: int, end: int) -> Span:
     return start, end
 
 
-def _anchor(line: Line) -> int | None:
+def _anchor(line: Line, source: bytes) -> int | None:
     """Place in a command line where a new flag goes: behind a flag of parallelism, else behind any flag with one value; None: it has
     none."""
     spans = []
     for flag in line.flags:
-        span = _whole(flag)
+        span = _whole(flag, source)
         if span is not None and span[1] - span[0] < 200 and len(flag.values) == 1:
             spans.append((("parallel" in flag.name) + (flag.name == "--tensor-model-parallel-size"), span[1]))
     return max(spans, key=lambda item: item[0])[1] if spans else None

@@ -475,3 +475,19 @@ def test_what_a_file_of_overrides_does_not_say_is_asked_for_by_its_name(tmp_path
         so.audit(file, gpus=8)
     found = so.audit(file, recipe="llama3_8b", cluster="dgx_h100")
     assert f"gpus={found.settings.cluster.num_gpus}: the file does not say how many; gpus= does" in found.reading.assumed
+
+
+@pytest.mark.parametrize("quote", ["'", '"', ""])
+def test_a_flag_is_added_behind_the_quotes_of_a_value_and_goes_with_them(quote: str, tmp_path: Path) -> None:
+    """As our own megatron_args.sh quotes values; in a command that is quoted as a whole a new flag stays inside."""
+    q = quote
+    words = f"{MODEL} {REST} --context-parallel-size {q}1{q} --tensor-model-parallel-size {q}2{q}"
+    line = f"torchrun pretrain_gpt.py {words}"
+    source = formats.read(line + "\n", "a.sh")
+    setup = source.reading.setup
+    assert source.edited(setup, replace(setup, tp_comm_overlap=True), 8) == f"{line} --tp-comm-overlap\n"
+    full = formats.read(f"{line} --recompute-granularity {q}selective{q} --recompute-modules {q}core_attn{q}\n", "a.sh")
+    assert full.edited(full.reading.setup, replace(full.reading.setup, recompute="none"), 8) == f"{line}\n"
+    if quote != '"':
+        whole = formats.read(f'bash -c "{line}"\n', "a.sh")
+        assert whole.edited(setup, replace(setup, tp_comm_overlap=True), 8) == f'bash -c "{line} --tp-comm-overlap"\n'
