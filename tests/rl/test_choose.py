@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from rl_cases import SMALL, asker
 
 from orchestrator.errors import NoPlanError
-from orchestrator.rl.choose import Question, divisions, fastest, fastest_generation
-from orchestrator.rl.step import Step, loss_bytes, step
+from orchestrator.rl.choose import ASLEEP, Question, divisions, fastest, fastest_generation, layouts
+from orchestrator.rl.generation import generation, room
+from orchestrator.rl.step import STATES, Step, loss_bytes, states_bytes, step
 
 
 def asked(question: Question, **keys: object) -> Question:
@@ -34,6 +35,27 @@ def test_a_division_is_as_fast_as_the_best_of_all(gpus: int) -> None:
     assert chosen.best.seconds == min(one.seconds for one in every)
     both = fastest(question, ask)
     assert both.best.seconds == min(one.seconds for one in (chosen.best, *both.others, both.best))
+
+
+def test_brute_force_over_a_small_space_agrees() -> None:
+    """All layouts of generation beside each of eight of training, with states that stay or go; the planner's own is within a percent."""
+    words = ("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", "rl.program=verl", "rl.placement=colocated")
+    question = asker(*words).question
+    job, gpu, every = question.job, question.cluster.gpu, []
+    for tp, pp in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1)):
+        plan = asker(*words, f"pin.tp={tp}", f"pin.pp={pp}")(8, ASLEEP)
+        for offloads in (False, True):
+            kept = question.calibration.context_bytes + (0.0 if offloads else states_bytes(plan, STATES))
+            for decoder in layouts(question, 8):
+                found = room(decoder, job, min(job.keys.memory_share * gpu.memory, gpu.memory - kept))
+                if not found.lacking:
+                    made = generation(decoder, job, 8, found)
+                    every.append(step(job, question.cluster, question.calibration, made, {"policy": plan}, colocated=True,
+                                      offloads=offloads).seconds)  # fmt: skip
+    best = fastest(question, asker(*words)).best
+    assert len(every) > 50
+    assert min(every) == pytest.approx(best.seconds, rel=0.01)
+    assert max(every) > 1.5 * best.seconds
 
 
 def test_divisions_of_many_gpus_are_whole_engines_of_large_models() -> None:
