@@ -332,10 +332,12 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
         keys["decoder_seq_length"] = int(f.get("decoder_seq_length") or keys["seq_length"])
     keys |= _precision(f)
     optimizer = str(f.get("optimizer"))
-    if optimizer not in ("adam", "sgd"):
+    if optimizer not in words.OPTIMIZERS:
         f.assumed.append(f"optimizer={optimizer} is priced as Adam")
-    keys["optimizer"] = "sgd" if optimizer == "sgd" else "adamw"
+    keys["optimizer"] = words.OPTIMIZERS.get(optimizer, "adamw")
     said = f.read(*words.EPSILON, *words.SCHEDULE)
+    if keys["optimizer"] == "muon":
+        said |= f.read(*words.MUON)
     if "training.lr" in said:
         said["training.min_lr"] = min(said["training.min_lr"], said["training.lr"])
     else:
@@ -487,7 +489,7 @@ def refused(f: Fields) -> list[str]:
     on = {name for name, value in f.given.items() if value not in (None, False)}
     found = ["fp16 and bf16: Megatron takes one of them"] if {"fp16", "bf16"} <= on else []
     if "overlap_param_gather" in on:
-        if not on & {"use_distributed_optimizer", "use_megatron_fsdp"}:
+        if not on & {"use_distributed_optimizer", "use_megatron_fsdp"} and f.given.get("optimizer") != "dist_muon":
             found.append("overlap_param_gather needs use_distributed_optimizer or use_megatron_fsdp")
         if "overlap_grad_reduce" not in on:
             found.append("overlap_param_gather needs overlap_grad_reduce")
@@ -563,7 +565,8 @@ def _cuda_graphs(f: Fields) -> dict[str, Any]:
 
 def _zero(f: Fields) -> tuple[int, bool]:
     """(ZeRO stage, whether Megatron's FSDP does it)."""
-    strategy, distributed = f.get("data_parallel_sharding_strategy"), f.get("use_distributed_optimizer")
+    strategy = f.get("data_parallel_sharding_strategy")
+    distributed = f.get("use_distributed_optimizer") or f.get("optimizer") == "dist_muon"
     stage = words.FSDP_STRATEGIES.index(strategy) if strategy in words.FSDP_STRATEGIES else 0
     if f.get("use_megatron_fsdp"):
         if stage < 2:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.cost.graphs import Graph, graph_of
+from orchestrator.cost.muon import Muon
 from orchestrator.cost.network import Network
 from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
@@ -89,6 +90,7 @@ class LayerPrices:
         self._workload, self._network = workload, network
         self.passes = PassPrices(workload, network)
         self.replicas = ReplicaPrices(workload, network)
+        self._muon = Muon(workload, network)
         self._copies: dict[tuple[str, Strategy], Replica] = {}
         """A rank's copy of a layer's weights by kind of layer and strategy: it is the same for every recompute and micro-batch."""
         self._graphs: dict[tuple[str, Strategy, int], Graphed] = {}
@@ -111,9 +113,13 @@ class LayerPrices:
         experts = self._expert_parameters(layer, strategy)
         copies = self._copies.get((layer.kind, strategy))
         if copies is None:
-            copies = self.replicas.of(dense, strategy, frozen, linears=layer.recomputable)
+            own, routed = self._grown(layer, strategy, dense, experts)
+            copies = self.replicas.of(own, strategy, frozen, linears=layer.recomputable)
             if experts:
-                copies = copies.beside(self.replicas.of(experts, folded(strategy), ranks=dp.group(strategy)[0], linears=True))
+                copies = copies.beside(self.replicas.of(routed, folded(strategy), ranks=dp.group(strategy)[0], linears=True))
+            if self._muon.has(layer):
+                update = sum(self._muon.update_s(layer, strategy, experts=of) for of in (False, True))
+                copies = copies._replace(optimizer_s=copies.optimizer_s + update)
             self._copies[layer.kind, strategy] = copies
         parameters = dense + experts
         kept = passes.kept()
@@ -160,12 +166,19 @@ class LayerPrices:
         dense = self.replicas.dense_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
         frozen = self.replicas.frozen_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
         experts = self._expert_parameters(layer, strategy)
+        dense, experts = self._grown(layer, strategy, dense, experts)
         held = states(dense - frozen, per_parameter, strategy).resident + self._copies_beside(layer, strategy) * (dense + experts)
         if frozen:
             held += states(frozen, per_parameter, strategy).weights
         if experts:
             held += states(experts, per_parameter, folded(strategy)).resident
         return held
+
+    def _grown(self, layer: LayerSpec, strategy: Strategy, dense: int, experts: int) -> tuple[int, int]:
+        """Elements that the buffers of so many parameters of a layer have, without and of its experts."""
+        if not self._muon.has(layer):
+            return dense, experts
+        return round(dense * self._muon.growth(strategy, experts=False)), round(experts * self._muon.growth(strategy, experts=True))
 
     def _copies_beside(self, layer: LayerSpec, strategy: Strategy) -> float:
         """Bytes per weight of the FP8 copies beside a bf16 one."""

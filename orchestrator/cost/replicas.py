@@ -68,6 +68,8 @@ class ReplicaPrices:
         """Bytes per parameter before sharding, and those of a weight that is gathered. `linears`: of a layer whose products may be FP8's.
         Raises InputError as `states_of`."""
         w, per_parameter = self._workload, self.states_of(strategy)
+        if linears and w.training.optimizer == "muon":
+            per_parameter = replace(per_parameter, moments=per_parameter.moments / 2)  # momentum alone
         if not (strategy.fp8_param_gather and linears):
             return per_parameter, w.weight_itemsize
         held, gathered = primary_weight_bytes(w.training, w.cluster.gpu, strategy)

@@ -48,6 +48,8 @@ class Release(Value, frozen=True, kw_only=True):
     """Whether the experts' exchange beside another micro-batch goes with graphs other than Transformer Engine's."""
     has_rank_capacity: bool = False
     """Whether a rank's experts can compute a buffer of one size."""
+    divides_muon: bool = False
+    """Whether its distributed optimizer and its overlaps take Muon."""
     full_iteration_is_an_impl: bool = False
     """Whether graphs of whole steps are a value of cuda_graph_impl, beside cuda_graph_modules, and not one of cuda_graph_scope."""
     delta_net_divides_sequences: bool = False
@@ -79,6 +81,7 @@ RELEASES: Final = (
         local_graphs_with_ep=True,  # training/arguments.py, which asks for nothing there
         overlaps_experts_in_any_graph=True,  # transformer/transformer_config.py:2738
         has_rank_capacity=True,  # transformer/transformer_config.py:977
+        divides_muon=True,  # training/arguments.py:1680
         full_iteration_is_an_impl=True,  # transformer/transformer_config.py:1032
         delta_net_divides_sequences=True,  # ssm/gated_delta_net/gdn.py:135
         modules=("triton",),  # transformer/moe/ops/paged_stash.py, also without a GPU

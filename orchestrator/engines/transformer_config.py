@@ -247,7 +247,7 @@ def _has_rope(plan: Plan) -> bool:
 
 
 def _has_adam(plan: Plan) -> bool:
-    return plan.training.optimizer == "adamw"
+    return plan.training.optimizer != "sgd"
 
 
 def _is_latent(plan: Plan) -> bool:
@@ -375,7 +375,8 @@ CHOICES: Final[Table] = (
     Term("grad_reduce_in_bf16", "training.grad_reduce_dtype", to=lambda dtype: dtype == "bf16", when=_is_bf16),
     Term("accumulate_allreduce_grads_in_fp32", "training.grad_reduce_dtype", to=lambda dtype: dtype == "fp32",
          when=lambda plan: plan.training.precision == "fp16"),
-    Term("optimizer", "training.optimizer", to=lambda name: "adam" if name == "adamw" else "sgd"),
+    Term("optimizer", "training.optimizer", to=lambda name: "adam" if name == "adamw" else name),
+    *_when(lambda plan: plan.training.optimizer == "muon", words.MUON),
     *_when(_has_adam, (*words.BETAS, *words.EPSILON)),
     *_when(lambda plan: plan.training.precision_aware_optimizer, words.PRECISION_AWARE),
     Term("sgd_momentum", "", of=lambda plan: 0.0, when=lambda plan: not _has_adam(plan)),

@@ -56,7 +56,8 @@ def environment(plan: Plan) -> dict[str, str]:
 
 def engine_file(plan: Plan, requirements: Requirements, content: Mapping[str, Any]) -> File:
     """The file engine.json: what the worker is told beside the plan, and the versions of what it must run on."""
-    requires = requirements.versions(plan.cluster) | ({"deep_ep": ""} if plan.moe_token_dispatcher_type == "flex" else {})
+    more = {"deep_ep": plan.moe_token_dispatcher_type == "flex", "emerging_optimizers": plan.training.optimizer == "muon"}
+    requires = requirements.versions(plan.cluster) | {name: "" for name, needed in more.items() if needed}
     return File(path="engine.json", content=dumps({"engine": plan.engine, "requires": requires, **content}))
 
 

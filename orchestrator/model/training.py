@@ -16,6 +16,7 @@ MomentDtype = Literal["fp32", "bf16", "fp16", "fp8"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 
 
+MuonTpMode = Literal["blockwise", "duplicated", "distributed"]
 Task = Literal["pretrain", "sft"]
 
 
@@ -60,7 +61,16 @@ class Training(Value, frozen=True, kw_only=True):
     ] = None
     """How FP8 tensors are scaled: by the maxima of steps before, by their own, by blocks, by 32 elements (Blackwell's hardware). None where
     precision is not fp8."""
-    optimizer: Annotated[Literal["adamw", "sgd"], Key("train.optimizer", "which")] = "adamw"
+    optimizer: Annotated[
+        Literal["adamw", "sgd", "muon"], Key("train.optimizer", "which; muon, of matrices, beside AdamW for the rest, is megatron's")
+    ] = "adamw"
+    muon_momentum: Annotated[float, Key("train.muon_momentum", "of muon", low=0, below=1)] = 0.95
+    muon_num_ns_steps: Annotated[
+        int, Key("train.muon_num_ns_steps", "of muon: Newton-Schulz iterations of an update", unit="iterations", low=1, high=64)
+    ] = 5
+    muon_tp_mode: Annotated[MuonTpMode, Key(
+        "train.muon_tp_mode", "of muon under tp: blockwise orthogonalises each rank's part alone, which is another update at each tp; the "
+        "others the whole, on every rank or together")] = "duplicated"  # fmt: skip
     lr: Annotated[float, Key("train.lr", "peak learning rate", above=0, high=1)] = 3e-4
     min_lr: Annotated[float, Key("train.min_lr", "at the end of the schedule", low=0)] = 0.0
     schedule: Annotated[

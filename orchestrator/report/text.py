@@ -446,8 +446,11 @@ def software_text(plan: Plan, requires: Mapping[str, str]) -> str:
     """The releases that the plan is for, as its files name them too, and what must be on the nodes that other plans do without; "" where
     there is neither. `requires`: versions by distribution ("": any)."""
     releases = ", ".join(f"{name} {version}" for name, version in requires.items() if version)
-    flex = plan.moe_token_dispatcher_type == "flex"
-    needs = "DeepEP or HybridEP (deep_ep) on every node: cluster.software.deep_ep=false plans without" if flex else ""
+    packages = (
+        (plan.moe_token_dispatcher_type == "flex", "DeepEP or HybridEP (deep_ep): cluster.software.deep_ep=false plans without"),
+        (plan.training.optimizer == "muon", "emerging_optimizers, which has Muon"),
+    )
+    needs = "; ".join(f"on every node {name}" for needed, name in packages if needed)
     return f"software   {'; '.join(filter(None, (releases, needs)))}" if releases or needs else ""
 
 

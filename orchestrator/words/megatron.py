@@ -97,6 +97,13 @@ BETAS: Final[Table] = (
 )
 """Settings of a training's Adam. Two settings make one pair of betas, which whoever reads puts together."""
 EPSILON: Final[Table] = (Term("adam_eps", "training.eps", default=1e-8, back=float),)
+OPTIMIZERS: Final = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
+"""Optimizers of plans by Megatron's names; the last is the older one of Muon with the distributed optimizer."""
+MUON: Final[Table] = (
+    Term("muon_momentum", "training.muon_momentum", default=0.9, back=float),
+    Term("muon_num_ns_steps", "training.muon_num_ns_steps", default=5, back=int),
+    Term("muon_tp_mode", "training.muon_tp_mode", default="blockwise", back=str),
+)
 STYLES: Final = {"inverse_square_root": "inverse-square-root", "wsd": "WSD"}
 """Schedules of plans that Megatron calls otherwise."""
 SCHEDULE: Final[Table] = (

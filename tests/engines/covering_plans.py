@@ -53,6 +53,15 @@ MEGATRON: dict[str, Plan] = {
         sequence_parallel=True,
         offload_optimizer=True,
     ),
+    "llama3_8b_muon": make_plan(
+        model=LLAMA3_8B,
+        training=replace(LONG, optimizer="muon", muon_tp_mode="distributed"),
+        world=16,
+        tp=2,
+        sequence_parallel=True,
+        zero_stage=0,
+        overlap_grad_reduce=False,
+    ),
     "gpt_cpu": make_plan(gpu="cpu", world=4, tp=2, pp=2, zero_stage=0, recompute=[("full", 4), ("none", 0)]),
     "gpt_fp16_v100": make_plan(
         gpu="V100-SXM2-16GB", software=BARE, tp=2, training=training_for(GPT, precision="fp16", schedule="linear", warmup=10)

@@ -65,7 +65,7 @@ def capabilities(software: Software) -> Capabilities:
         tasks=("pretrain", "sft"),
         precision_aware_optimizer=True,
         precisions=PRECISIONS,
-        optimizers=("adamw", "sgd"),
+        optimizers=("adamw", "sgd", "muon"),
         rank_orders=MEGATRON_ORDERS,
         sources=MEGATRON_SOURCES
         | {

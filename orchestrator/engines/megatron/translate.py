@@ -59,6 +59,7 @@ def without_worker(plan: Plan) -> str:
     needs = (
         ("Megatron-FSDP", plan.megatron_fsdp),
         ("optimizer offload", plan.offload_optimizer),
+        ("Muon", plan.training.optimizer == "muon"),
         (f"cuda_graph_impl={plan.cuda_graph_impl}", plan.cuda_graph_impl not in ("none", "local")),
     )
     lacking = next((name for name, needed in needs if needed), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.rules.rule import rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -22,9 +23,37 @@ def optimizer_instances(candidate: Candidate, _: Workload) -> str | None:
 @rule("distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", "zero_stage")
 def distributed_adam(candidate: Candidate, workload: Workload) -> str | None:
     optimizer, stage = workload.training.optimizer, candidate.strategy.zero_stage
-    if stage == 0 or optimizer == "adamw":
+    if stage == 0 or optimizer != "sgd":
         return None
     return f"optimizer={optimizer} with zero_stage={stage}: Megatron's distributed optimizer takes Adam only"
+
+
+@rule(
+    "muon",
+    "training/arguments.py:1178-1187 (0.16.1), 1669-1686; optimizer/__init__.py:769, 832, 914; optimizer/optimizer.py:1033 (0.19)",
+    "zero_stage zero_shard_size overlap_grad_reduce fp8_param_gather",
+)
+def muon(candidate: Candidate, workload: Workload) -> str | None:
+    strategy, training, a = candidate.strategy, workload.training, workload.model.architecture
+    if training.optimizer != "muon":
+        return None
+    release = release_of(workload.cluster.software.megatron_core)
+    older = f"Megatron-core {release.version}"
+    refused = (
+        (training.precision == "fp16", "precision=fp16: it has no loss scale"),
+        (strategy.fp8_param_gather, "fp8_param_gather: its matrices have bf16 weights"),
+        (strategy.zero_shard_size is not None, f"zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance"),
+        (
+            strategy.zero_stage > 0 and a.add_bias_linear and bool(a.experts),
+            f"zero_stage={strategy.zero_stage} and experts with biases, whose Adam it does not divide",
+        ),
+        (strategy.zero_stage > 0 and not release.divides_muon, f"zero_stage={strategy.zero_stage}: {older} has it undivided, 0.19 divided"),
+        (
+            strategy.overlap_grad_reduce and not release.divides_muon,
+            f"overlap_grad_reduce: {older} has it without (pin.overlap_grad_reduce=false), 0.19 with",
+        ),
+    )
+    return next((f"optimizer=muon with {why}" for holds, why in refused if holds), None)
 
 
 @rule("gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", "zero_stage")
@@ -91,7 +120,7 @@ def fits_host(candidate: Candidate, workload: Workload) -> str | None:
     return f"offload_optimizer needs {format_bytes(needed)} of host memory a rank, of {format_bytes(have)} (cluster.host_memory)"
 
 
-MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam, megatron_offload, fits_host)
+MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam, muon, megatron_offload, fits_host)
 """The rules of megatron-core's distributed optimizer."""
 
 DEEPSPEED_ZERO_RULES: Final = (unsharded_accumulation, offload, fits_host)
