@@ -148,6 +148,8 @@ def tried_lines(answer: Answer, tried: Sequence[Point], *, all_of_them: bool = T
     key = next(iter(tried[0].keys))
     value = answer.plan.world_size if key == "gpus" else _value_of(answer, key)
     asked = "the least that reaches the target" if key == "gpus" else "the most that fits"
+    if key == "train.global_batch_size":
+        asked += " without gradient accumulation"
     lines = [f"{key}={value}: {asked}, of {len(tried)} tried:"]
     nearest = sorted(tried, key=lambda one: abs(int(one.keys[key]) - value))[: None if all_of_them else SHOWN_TRIED]
     for point in sorted(nearest, key=lambda one: int(one.keys[key])):
