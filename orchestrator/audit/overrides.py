@@ -118,13 +118,30 @@ def swifts_flags(script: Script) -> Overrides | None:
     return None
 
 
+OF_TRAINER: Final = "--per_device_train_batch_size"
+"""A flag by which a command is known as one with the Trainer's arguments."""
+
+
+def trainers_flags(script: Script) -> Overrides | None:
+    """The flags of a command that gives Hugging Face's Trainer its arguments (`deepspeed train.py --per_device_train_batch_size 2`), as its
+    YAML has them; None: there is no such command."""
+    for command in script.commands:
+        words = _unpacked(command.words)
+        texts = [one.text for one in words]
+        if any(text.partition("=")[0].replace("-", "_") == OF_TRAINER.replace("-", "_") for text in texts):
+            at = next((i for i, text in enumerate(texts) if text.endswith(".py")), 0)
+            return _flags(words[at + 1 :], texts[: at + 1])
+    return None
+
+
 def _flags(words: Sequence[Word], launcher: Sequence[str]) -> Overrides:
     given: dict[str, list[Word]] = {}
     flag = ""
     for one in words:
-        if one.text.startswith("--"):
-            flag = one.text.removeprefix("--").replace("-", "_")
-            given[flag] = []
+        name, equals, _ = one.text.partition("=")
+        if name.startswith("--"):
+            flag = name.removeprefix("--").replace("-", "_")
+            given[flag] = [Word((shell.Piece(one.text[len(name) + 1 :]),))] if equals else []
         elif flag:
             given[flag].append(one)
     content: Content = {}

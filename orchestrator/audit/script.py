@@ -7,14 +7,15 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 from msgspec.structs import replace
 
-from orchestrator.audit import fsdp, megatron, megatron_yaml, overrides, shell, trainer
+from orchestrator.audit import accelerate, fsdp, megatron, megatron_yaml, overrides, shell, trainer
 from orchestrator.audit.document import Given, content_of
-from orchestrator.audit.hugging_face import named_ds_config
+from orchestrator.audit.hugging_face import beside_file, named_ds_config
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
@@ -78,6 +79,9 @@ def read(text: str, name: str = "") -> Source:
         if (tool := megatron_yaml.tool_of(words.content)) is not None:
             return _overridden(text, name, script, words, tool)
         return _with_gpus(trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words)), words, script)
+    if (words := overrides.trainers_flags(script)) is not None:
+        source = trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words))
+        return _with_gpus(_under_accelerate(source, words.launcher, name), words, script)
     line = training_line(script, text)
     reading = reading_of(line, script, name)
 
@@ -91,6 +95,22 @@ def _overridden(text: str, name: str, script: Script, words: overrides.Overrides
     """A script whose command sets a program's configuration by words."""
     change, notes = partial(overrides.changed, text, words), (*script.notes, *words.notes)
     return _with_gpus(megatron_yaml.read(text, name, words.content, tool, change, notes), words, script)
+
+
+def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Source:
+    """The source with the ZeRO stage, offload and ranks of the file that `accelerate launch --config_file` names. Raises InputError."""
+    flags = [part for word in launcher for part in word.split("=", 1)]
+    file = next((value for flag, value in pairwise(flags) if flag == "--config_file"), None)
+    if file is None or "accelerate" not in {word.rpartition("/")[2] for word in launcher}:
+        return source
+    path = beside_file(file, name)
+    if path is None:
+        return structs.replace(source, reading=replace(source.reading, missing=("--config_file", file)))
+    of = accelerate.read(path.read_text(), str(path), content_of(path.read_text(), str(path))).reading
+    chosen = {field: getattr(of.setup, field) for field in ("zero_stage", "offload_optimizer", "zero_shard_size")}
+    assumed = [line for line in source.reading.assumed if "no deepspeed and no fsdp" not in line]
+    reading = replace(source.reading, setup=replace(source.reading.setup, **chosen), missing=of.missing, assumed=tuple(assumed))
+    return structs.replace(source, reading=replace(reading, keys={**reading.keys, **{k: v for k, v in of.keys.items() if k == "gpus"}}))
 
 
 def _with_gpus(source: Source, words: overrides.Overrides, script: Script) -> Source:

@@ -378,3 +378,29 @@ def test_the_optimizer_is_in_host_memory_as_far_as_the_fraction_says(said: str, 
     reading = formats.read(text, "run.yaml").reading
     assert reading.setup.offload_optimizer is offloaded
     assert [*reading.unpriced] == [f"optimizer.optimizer_offload_fraction={part}" for part in unpriced]
+
+
+ARGUMENTS = "run.py --model_name_or_path m --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --learning_rate=1e-5 --bf16"
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "content"),
+    [
+        (f"deepspeed --num_gpus 8 {ARGUMENTS} --deepspeed zero.yaml", "zero.yaml", "zero_optimization: {stage: 3}"),
+        (f"accelerate launch --config_file zero.yaml {ARGUMENTS}", "zero.yaml",
+         "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_processes: 8"),
+    ],
+)  # fmt: skip
+def test_a_command_with_the_trainers_arguments_is_read_with_the_file_that_says_zero(
+    command: str, file: str, content: str, tmp_path: Path
+) -> None:
+    keys = {"recipe": "llama3_8b", "cluster": "dgx_h100"}
+    with pytest.raises(InputError, match=r"=zero\.yaml: is not here, and says the ZeRO stage"):
+        audited(tmp_path, command + "\n", "a.sh", **keys, gpus=8)
+    (tmp_path / file).write_text(content + "\n")
+    found = audited(tmp_path, command + "\n", "a.sh", **keys)
+    assert found.plan is not None
+    assert (found.plan.engine, found.plan.world_size, found.plan.zero_stage, found.plan.micro_batch_size) == ("deepspeed", 8, 3, 2)
+    assert (found.plan.num_microbatches, found.plan.training.lr, found.reading.unknown) == (8, 1e-5, ())
+    text = formats.read(command, str(tmp_path / "a.sh")).edited(found.reading.setup, replace(found.reading.setup, micro_batch_size=4), 8)
+    assert "train_batch_size 4 --gradient_accumulation_steps 4" in str(text)
