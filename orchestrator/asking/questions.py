@@ -172,8 +172,10 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
 
     def fits(value: int) -> bool:
         try:
-            at = load({key: str(value)})
-            found = Planner(at).fastest(Planner(at).space(top_k=1, prunings=rules).held_to(level), any_plan=True)
+            at, found = planned(
+                load({key: str(value)}),
+                lambda planner: planner.fastest(planner.space(top_k=1, prunings=rules).held_to(level), any_plan=True),
+            )
         except (InputError, NoPlanError) as error:
             tried.append(Point(keys={key: str(value)}, why=str(error)))
             return False
@@ -192,9 +194,8 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
         raise NoPlanError(f"largest={settings.largest}: {key}={unit} has no plan either: {tried[-1].why}")
     if best + unit > most:
         fits(best + unit)  # says what holds it
-    at = load({key: str(best)})
-    at = msgspec.structs.replace(at, largest=None)
-    found = Planner(at).searched() if not rules else Planner(at).fastest(Planner(at).space(prunings=rules))
+    at = msgspec.structs.replace(load({key: str(best)}), largest=None)
+    at, found = planned(at, lambda planner: planner.searched() if not rules else planner.fastest(planner.space(prunings=rules)))
     return Answer(settings=at, found=found), tuple(tried)
 
 

@@ -4,15 +4,19 @@
 It keeps the contract of Transformer Engine's "all_gather" kind: a rank's queries are its zigzag part of a causal sequence
 (context_parallel.py), keys and values of all ranks are gathered, and their gradients summed back. It takes no places from the caller, so
 a worker that cuts in another order computes another loss.
+
+Packed samples, which Transformer Engine's alone has too (dot_product_attention.py:153), attend one after the other.
 """
 
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -53,10 +57,15 @@ class AllGatherAttention(DotProductAttention):
             self.scale_mask_softmax.window_size = None  # it would take the queries to be the last of the keys: `_hidden` has it
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, *args: Any, **more: Any
-    ) -> torch.Tensor:
-        """[s / cp, b, heads, head_dim] each -> [s / cp, b, heads * head_dim]."""
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, *args: Any,
+        packed_seq_params: PackedSeqParams | None = None, **more: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """[s / cp, b, heads, head_dim] each -> [s / cp, b, heads * head_dim]; of packed samples [s, heads, head_dim] -> [s, 1, ...]."""
         size = self.cp_group.size()
+        if packed_seq_params is not None:
+            attend, bounds = super().forward, packed_seq_params.cu_seqlens_q.tolist()
+            samples = [[whole[begin:end, None] for whole in (query, key, value)] for begin, end in pairwise(bounds)]
+            return torch.cat([attend(*sample, None, *args, **more) for sample in samples])
         if size > 1:
             length = len(key) * size
             held = torch.cat([zigzag(rank, size, length) for rank in range(size)])

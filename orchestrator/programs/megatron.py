@@ -28,6 +28,8 @@ from megatron.core.utils import get_batch_on_this_cp_rank  # noqa: E402
 from megatron.training import get_args, get_tokenizer, pretrain  # noqa: E402
 from megatron.training.utils import get_blend_and_blend_per_split  # noqa: E402
 
+from orchestrator.workers.models import packed_samples  # noqa: E402
+
 INPUTS = ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
 
 
@@ -44,8 +46,10 @@ def forward_step(batches: Iterator[dict[str, Any]], model: torch.nn.Module, retu
     batch = {name: value.cuda(non_blocking=True) for name, value in next(batches).items() if name in INPUTS}
     batch = get_batch_on_this_cp_rank(batch | {"cu_seqlens": None}, is_hybrid_cp=False, cp_group=get_context_parallel_group())
     run = model.build_schedule_plan if return_schedule_plan else model
-    masks = {"labels": batch["labels"], "loss_mask": batch["loss_mask"]}
-    return run(batch["tokens"], batch["position_ids"], batch.get("attention_mask"), **masks), partial(loss, batch["loss_mask"])
+    given = {"labels": batch["labels"], "loss_mask": batch["loss_mask"]}
+    if read_plan().training.packing:
+        given["packed_seq_params"] = packed_samples(batch["position_ids"])
+    return run(batch["tokens"], batch["position_ids"], batch.get("attention_mask"), **given), partial(loss, batch["loss_mask"])
 
 
 def data_sets(samples: Sequence[int], vp_stage: int | None = None) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from orchestrator.errors import InputError
@@ -143,14 +144,31 @@ def _gpt(config: TransformerConfig, engine: dict[str, Any], first: bool, last: b
     return GPTModel(config, spec, pre_process=first, post_process=last, vp_stage=vp_stage, mtp_block_spec=head, **engine["model"])
 
 
+def packed_samples(positions: torch.Tensor) -> PackedSeqParams | None:
+    """Where the samples of one packed sequence begin, as megatron-core's attention takes it, by positions [1, s] that count from 0 in each;
+    None where every sequence is one sample."""
+    begins = (positions[0] == 0).nonzero().flatten()
+    if len(positions) > 1 or len(begins) == 1:
+        return None
+    bounds = torch.cat([begins, begins.new_tensor([positions.shape[1]])]).int()
+    longest = int(bounds.diff().max())
+    return PackedSeqParams(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    """The keywords of a GPTModel's pass. The mask is for the losses of multi-token prediction, which go into the gradients and not into
+    what is returned; supervised samples alone, which have a scale, are packed."""
+    packed = packed_samples(batch["positions"]) if "loss_scale" in batch else None
+    return {"labels": batch["labels"], "loss_mask": batch.get("loss_mask"), "packed_seq_params": packed}
+
+
 def _gpt_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    # The mask is for the losses of multi-token prediction, which go into the gradients and not into what is returned.
-    return model(batch["tokens"], batch["positions"], None, labels=batch["labels"], loss_mask=batch.get("loss_mask"))
+    return model(batch["tokens"], batch["positions"], None, **_inputs(batch))
 
 
 def schedule_plan(model: Any, batch: Batch) -> Any:
     """A GPTModel's forward pass as megatron-core's plan of its layers' parts."""
-    return model.build_schedule_plan(batch["tokens"], batch["positions"], None, labels=batch["labels"], loss_mask=batch.get("loss_mask"))
+    return model.build_schedule_plan(batch["tokens"], batch["positions"], None, **_inputs(batch))
 
 
 def _bert(config: TransformerConfig, engine: dict[str, Any], first: bool, last: bool, vp_stage: int | None) -> torch.nn.Module:

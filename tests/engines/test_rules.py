@@ -84,7 +84,10 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     # (rule, engine, workload, choices, what the reason says)
     ("unsuited", D, workload(precision="fp8"), {}, "has no precision fp8"),
     ("sft_stack", M, workload(BERT, task="sft", packing=False), {}, "task=sft is for decoders"),
-    ("packed_thd", M, workload(task="sft", packing=True), {}, "each sample has a sequence of its own"),
+    ("packed_thd", M, workload(task="sft", packing=True, software=BARE), {}, "data.packing: it needs Transformer Engine's attention"),
+    ("packed_thd", M, workload(task="sft", packing=True), {"cp": 2}, "padded to a multiple of 2 cp"),
+    ("packed_thd", M, workload(task="sft", packing=True), {"micro_batch_size": 2}, "one sequence at a time; data.packing=false pads"),
+    ("packed_thd", M, workload(task="sft", packing=True), {"cuda_graph_impl": "local"}, "samples begin elsewhere in every sequence"),
     ("padded_balance", M, workload(BALANCED, task="sft", packing=False), {}, "experts.aux_loss_coeff=0.01: Megatron would balance"),
     ("fp8", M, workload(precision="fp8", software=BARE), {}, "Transformer Engine"),
     ("fp8", M, workload(precision="fp8", fp8_recipe="mxfp8"), {}, "mxfp8 needs compute capability 10.0; H100-SXM-80GB has 9.0"),

@@ -176,7 +176,13 @@ def test_it_evaluates_what_our_worker_evaluates(workshop: Workshop) -> None:
     assert theirs[EVERY - 1]["valid_loss"] == pytest.approx(ours[EVERY - 1]["valid_loss"], abs=1e-5)
 
 
-@pytest.mark.parametrize("layout", [{"dp": 2, "zero_stage": 1, "micro_batch_size": 2}, {"tp": 2, "pp": 2}, {"cp": 2}], ids=str)
+PADDED = {"packing": False}
+ANSWERS = [
+    PADDED | {"dp": 2, "zero_stage": 1, "micro_batch_size": 2}, PADDED | {"tp": 2, "pp": 2}, PADDED | {"cp": 2}, {"packing": True, "pp": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ANSWERS, ids=str)
 def test_it_trains_on_answers_as_our_worker_does(layout: dict[str, Any], workshop: Workshop) -> None:
     """Micro-batches and ranks have answers of different lengths: the mean is over all of a global batch. The same samples are evaluated on
     each time."""
@@ -184,13 +190,14 @@ def test_it_trains_on_answers_as_our_worker_does(layout: dict[str, Any], worksho
     pairs = [{"prompt": f"{n}+{n}=", "completion": f"{2 * n}" + "!" * (n * 7 % 20)} for n in range(24)]
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     run = {"data": str(path), "valid": str(path), "eval_every": EVERY, "eval_steps": 1}
-    given: dict[str, Any] = {"task": "sft", "packing": False, "steps": STEPS, "seed": SEED, "lr": 3e-3}
+    given: dict[str, Any] = {"task": "sft", "steps": STEPS, "seed": SEED, "lr": 3e-3}
     theirs = workshop.trained(make_plan(model, run=RunSettings(**run), **given, **layout), f"answers {layout}")
-    if "answers" not in workshop.rows:
-        plan = make_plan(model, run=RunSettings(**run), **given, dp=2)
-        workshop.rows["answers"] = workshop.trained(plan, "worker answers", own=False)
-    assert_same(theirs, workshop.rows["answers"])
-    for row, ours in zip(theirs, workshop.rows["answers"], strict=True):
+    name = f"answers packing={layout['packing']}"
+    if name not in workshop.rows:
+        plan = make_plan(model, run=RunSettings(**run), **given, packing=layout["packing"], dp=2)
+        workshop.rows[name] = workshop.trained(plan, f"worker {name}", own=False)
+    assert_same(theirs, workshop.rows[name])
+    for row, ours in zip(theirs, workshop.rows[name], strict=True):
         assert row.get("valid_loss") == pytest.approx(ours.get("valid_loss"), abs=1e-5)
 
 

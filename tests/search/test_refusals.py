@@ -16,6 +16,7 @@ from small_models import cluster, gpt, training
 
 from orchestrator import recipe
 from orchestrator.asking.grid import point
+from orchestrator.asking.questions import answered
 from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import NoPlanError
@@ -201,14 +202,26 @@ def test_they_stay_out_of_the_search_where_a_plan_fits_without() -> None:
 
 
 def test_samples_that_nobody_asked_to_pack_are_padded_where_packed_ones_fit_nowhere() -> None:
-    settings, found = planned(recipe.load([*LONG, "launch=none"], machine(), list(ENGINES)), Planner.plan)
-    swept = point(lambda _: recipe.load([*LONG, "launch=none"], machine(), list(ENGINES)), {})
+    words = [*LONG, "engine=deepspeed", "launch=none"]
+    settings, found = planned(recipe.load(words, machine(), list(ENGINES)), Planner.plan)
+    swept = point(lambda _: recipe.load(words, machine(), list(ENGINES)), {})
     assert swept.answer is not None, swept.why
     assert swept.answer.plan.candidate == found.plan.candidate
     assert settings.training.packing is False
     assert found.plan.training.packing is False
-    with pytest.raises(NoPlanError, match=r"to relax: data\.packing=false \((megatron|deepspeed) "):
-        planned(recipe.load([*LONG, "data.packing=true", "launch=none"], machine(), list(ENGINES)), Planner.plan)
+    with pytest.raises(NoPlanError, match=r"to relax: data\.packing=false \(deepspeed "):
+        planned(recipe.load([*words, "data.packing=true"], machine(), list(ENGINES)), Planner.plan)
+
+
+def test_the_most_that_fits_is_of_padded_samples_where_packed_ones_end() -> None:
+    words = ["recipe=qwen3_8b_sft", "gpus=8", "cluster=dgx_h100", "engine=deepspeed", "model.max_position_embeddings=1048576"]
+    words += ["largest=seq_length", "train.global_batch_size=8", "launch=none"]
+
+    def most(*more: str) -> int:
+        found, _ = answered(lambda keys: recipe.load([*words, *more, *(f"{k}={v}" for k, v in keys.items())], machine(), list(ENGINES)), {})
+        return found.plan.training.seq_length
+
+    assert most() > 1.5 * most("data.packing=true")
 
 
 def test_the_refusal_is_of_the_space_with_the_options_that_save_memory() -> None:

@@ -190,17 +190,21 @@ def test_packed_on_ranks_equals_padded_on_one_process(layout: str, pool: Pool, t
         np.testing.assert_allclose(found["gradients"][name], gradient, rtol=0, atol=1e-4 * np.abs(gradient).max(), err_msg=name)
 
 
+COUNT = 26
 OF_MEGATRON: dict[str, dict[str, Any]] = {
     "dp2 zero1": {"dp": 2, "zero_stage": 1, "micro_batch_size": 2},
     "tp2 sp": {"tp": 2, "sequence_parallel": True},
     "pp2 vpp1": {"pp": 2},
     "cp2": {"cp": 2, "micro_batch_size": 4},
+    "packed dp2 zero1": {"dp": 2, "zero_stage": 1},
+    "packed tp2 sp pp2 recomputed": {"tp": 2, "pp": 2, "sequence_parallel": True, "recompute": ["full", "none"]},
 }
 
 
 @pytest.mark.parametrize("layout", OF_MEGATRON)
 def test_chats_from_the_same_weights_have_the_same_losses_under_megatron(layout: str, pool: Pool, tokenizer: str, tmp_path: Path) -> None:
-    """Micro-batches and ranks have answers of other lengths each: the mean is over all of a global batch."""
+    """Micro-batches and ranks have answers of other lengths each: the mean is over all of a global batch. Of packed samples a step takes
+    the whole epoch, so that it has the same ones however they lie."""
     import torch
     import transformers
 
@@ -208,10 +212,21 @@ def test_chats_from_the_same_weights_have_the_same_losses_under_megatron(layout:
 
     torch.manual_seed(3)
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**config_keywords(MODEL))).save_pretrained(tmp_path / "base")
-    run = RunSettings(data=write_chats(tmp_path / "chats.jsonl", 24), tokenizer=tokenizer, init_from=str(tmp_path / "base"))
-    settings: dict[str, Any] = {"task": "sft", "packing": False, "seq_length": 192, "global_batch_size": 8, "steps": 3, "lr": 3e-3}
-    expected = measured(pool, hf_plan(MODEL, run=run, **settings, micro_batch_size=4, clip=1.0), tmp_path)
-    plan = make_plan(MODEL, run=run, **settings, **OF_MEGATRON[layout])
+    run = RunSettings(data=write_chats(tmp_path / "chats.jsonl", COUNT), tokenizer=tokenizer, init_from=str(tmp_path / "base"))
+    packing = layout.startswith("packed")
+    settings: dict[str, Any] = {
+        "task": "sft",
+        "packing": False,
+        "seq_length": 192,
+        "global_batch_size": COUNT if packing else 8,
+        "steps": 3,
+    }
+    expected = measured(pool, hf_plan(MODEL, run=run, **settings, lr=3e-3, micro_batch_size=2, clip=1.0), tmp_path)
+    if packing:
+        settings |= {"packing": True, "global_batch_size": 2}
+        settings["global_batch_size"] = samples_of(make_plan(MODEL, run=run, **settings), tmp_path).num_samples
+        assert settings["global_batch_size"] == 10
+    plan = make_plan(MODEL, run=run, **settings, lr=3e-3, **OF_MEGATRON[layout])
     found = pool.run("parity", plan.world_size, to_json(plan), str(tmp_path))[0]
     np.testing.assert_allclose(found["losses"], expected["losses"], rtol=0, atol=1e-4)
     np.testing.assert_allclose(found["norms"], expected["norms"], rtol=1e-4)

@@ -16,13 +16,23 @@ def decoder_only(_: Candidate, workload: Workload) -> str | None:
     return f"task=sft is for decoders: this model is an {stack.replace('_', '-')}"
 
 
-@rule("packed_thd", "core/packed_seq_params.py: sequences of several samples go through Transformer Engine's attention alone", "model")
-def packed(_: Candidate, workload: Workload) -> str | None:
-    """Refuses packed supervised samples: neither our worker nor the program that we start tells Megatron where they begin. (Programs of
-    reinforcement learning do.)"""
+@rule("packed_thd", "core/packed_seq_params.py; core/transformer/attention.py:1066: one sequence a micro-batch",
+      "model cp micro_batch_size cuda_graph_impl")  # fmt: skip
+def packed(candidate: Candidate, workload: Workload) -> str | None:
+    """Refuses what megatron-core's attention over packed samples (thd) does not have, or what our worker does not prepare for it. (Programs
+    of reinforcement learning prepare theirs.)"""
     if workload.training.task != "sft" or not workload.training.packing:
         return None
-    return "data.packing: under megatron each sample has a sequence of its own; data.packing=false"
+    software, features = workload.cluster.software, workload.model.architecture.features()
+    graphs, states = candidate.strategy.cuda_graph_impl, sorted({"mamba2", "gated_delta_net"} & {*features})
+    refused = (
+        (not software.transformer_engine and not workload.cluster.is_cpu, "it needs Transformer Engine's attention"),
+        (states, f"{', '.join(states)} would carry one sample's state to the next"),
+        (candidate.mesh.cp > 1, f"cp={candidate.mesh.cp} takes samples that are padded to a multiple of 2 cp, which ours are not"),
+        (candidate.micro_batch_size > 1, f"micro_batch_size={candidate.micro_batch_size}: its attention takes one sequence at a time"),
+        (graphs != "none", f"cuda_graph_impl={graphs}: samples begin elsewhere in every sequence"),
+    )
+    return next((f"data.packing: {why}; data.packing=false pads instead" for holds, why in refused if holds), None)
 
 
 @rule("padded_balance", "core/transformer/moe/router.py: the balancing loss counts every token", "model")
