@@ -125,6 +125,11 @@ class Decoder:
         return (dense + ITEMSIZE * self._looked_up) / self.layout.tp + experts / self.layout.gpus
 
     @cached_property
+    def model_bytes(self) -> float:
+        """Bytes of all weights of the model."""
+        return self._dense_weights + ITEMSIZE * self._looked_up + sum(nbytes for nbytes, *_ in self._experts)
+
+    @cached_property
     def token_bytes(self) -> float:
         """Bytes of keys and values of one token on one GPU, where all tokens are kept."""
         return sum(nbytes for nbytes, window in self._caches if not window)

@@ -39,6 +39,9 @@ class Generation(Value, frozen=True, kw_only=True):
     tokens: float
     """Tokens of all responses."""
     weight_bytes: float
+    """Bytes of weights on one GPU."""
+    model_bytes: float
+    """Bytes of the whole model's weights."""
     cache_bytes: float
     """Bytes of a GPU for keys and values."""
 
@@ -100,6 +103,7 @@ def generation(decoder: Decoder, job: RlJob, gpus: int, found: Room, seed: int =
         tail_s=slowest[1] / steps,
         tokens=float(sum(lengths)) / steps,
         weight_bytes=decoder.weight_bytes,
+        model_bytes=decoder.model_bytes,
         cache_bytes=found.cache_bytes,
     )
 

@@ -19,7 +19,8 @@ class Program(Value, frozen=True, kw_only=True):
     """Whether each phase of a model whose states are in host memory brings them and takes them back, as verl does around log-probabilities,
     updates and the transfer of weights (workers/fsdp_workers.py and megatron_workers.py, 0.5); else they go once, around generation."""
     copy_rate: float = inf
-    """Bytes/s of a GPU at which it copies them, where the host's link would carry more: from memory not pinned, or pinned anew."""
+    """Bytes/s of a GPU at which the policy's states are copied, where a PCIe link would carry more: memory is not pinned, or pinned anew
+    each time (verl, utils/megatron_utils.py; NeMo RL's offload_to_cpu is Megatron-core's, param_and_grad_buffer.py)."""
     driver_rate: float = inf
     """Bytes/s at which a step's samples, padded to the longest there may be, pass the one process that hands them to the ranks (verl's
     DataProto is pickled with torch.save; protocol.py, 0.5)."""
@@ -29,11 +30,12 @@ class Program(Value, frozen=True, kw_only=True):
 
 
 NEMO_RL: Final = "nemo_rl"
+UNPINNED: Final = 2 * GB
 PROGRAMS: Final[dict[ProgramName, Program]] = {
-    NEMO_RL: Program(engine=EngineConstants(sequence_s=90 * US)),
+    NEMO_RL: Program(engine=EngineConstants(sequence_s=90 * US), copy_rate=UNPINNED),
     "slime": Program(engine=EngineConstants(sequence_s=90 * US), balances_updates=False),
-    "verl": Program(copies_each_phase=True, copy_rate=2 * GB, driver_rate=0.5 * GB, balances_updates=False),
+    "verl": Program(copies_each_phase=True, copy_rate=UNPINNED, driver_rate=0.5 * GB, balances_updates=False),
 }
-"""NeMo RL and slime have engines return the log-probability of each token; no phases of slime were held against these. verl's rates are
-fitted to the phases of Qwen2.5-7B under Megatron on 8, 16 and 32 H100 (rl/README.md): what does not shrink with more GPUs tells them from
-the passes."""
+"""NeMo RL and slime have engines return the log-probability of each token; slime's states are in pinned memory (torch_memory_saver), and no
+phases of it were held against these. verl's rates are fitted to the phases of Qwen2.5-7B under Megatron on 8, 16 and 32 H100
+(rl/README.md): what does not shrink with more GPUs tells them from the passes."""

@@ -27,14 +27,17 @@ Model = Literal["policy", "reference", "critic", "reward", "teacher"]
 Plans = Mapping[Model, Plan]
 """The policy's plan, and those of models that are not of its size."""
 
-REFIT_RATE: Final = 2.8 * GB
-"""Bytes/s at which a GPU of an engine gets its part of the new weights, whatever the links would carry: tensors are gathered, renamed and
-loaded one by one. Llama 3.1 8B's 16 GB a GPU in 5 s and 70B's 35 GB at tp=4 in 14 (NeMo RL 0.3's published steps, github:NVIDIA-NeMo/RL
-issue 959: 3.2 and 2.5 GB/s; who ran them again there had 8 and 26 s)."""
+REFIT_RATE: Final = 21 * GB
+REFIT_S: Final = 2.5
+"""Bytes/s at which the whole model passes each GPU that trains and generates, tensor by tensor gathered, renamed and loaded, and seconds
+beside. Fitted: to verl's under Megatron, 3 s of a 7B, 4.5 to 8.5 of Qwen3-30B-A3B, 6.2 of a 32B and 25 of Qwen3-235B (`reshard` in
+github:ISEEKYAN/verl_megatron_practice); NeMo RL 0.3 has 5 s for Llama 3.1 8B and 14 for 70B (issue 959)."""
 STATES: Final = ("weights", "gradients", "optimizer")
 """Causes of a training plan's memory that go to the host's memory while others use the GPU."""
+PCIE_6: Final = 128 * GB
+"""Bytes/s of the fastest PCIe link; a faster one is NVLink-C2C, by which a GPU reads memory that is not pinned too."""
 KEPT: Final = ("weights", "optimizer")
-"""Causes of those states that an update copies: gradients are allocated anew."""
+"""Causes of those states that are copied: gradients are allocated anew."""
 WEIGHTS: Final = ("weights",)
 GENERATED, FORWARDED, UPDATED = 32, 48, 60
 """Bytes of a padded token that pass the driver: ids of prompts, responses and both, mask and positions as int64; with the response's mask,
@@ -47,9 +50,8 @@ GENERATION_OFF: Final = (0.85, 1.19)
 PASSES_OFF: Final = (0.77, 1.22)
 """The ends of the 90% interval of measured seconds over predicted ones, of generation and of passes: quantiles (cost/uncertainty.py, TAIL)
 of 9 and 25 published phases that nothing was fitted to, each of their sources with the same weight (tests/rl/test_verl_phases.py)."""
-TRANSFER_OFF: Final = (0.4, 1.9)
-"""The ends of measured over predicted seconds of weights that are moved: verl's 2.2 to 6 s of a 7B (dapo7b.csv) over
-5.4, NeMo RL 0.3's run again (issue 959)."""
+TRANSFER_OFF: Final = (0.4, 2.4)
+"""The ends of measured over predicted seconds of weights that are moved: verl's under FSDP, and NeMo RL 0.3's run again (issue 959)."""
 LOGIT_BYTES: Final = 4
 """Bytes of a rank's logit more than in a pretraining's loss: log-probabilities and entropy have an fp32 copy of their own (verl,
 utils/megatron/tensor_parallel.py, vocab_parallel_entropy, where github:verl-project/verl issue 5840 runs out of memory)."""
@@ -235,11 +237,11 @@ def loss_bytes(plan: Plan) -> float:
 
 
 def transfer_seconds(generation: Generation, cluster: Cluster, calibration: Calibration, *, colocated: bool) -> float:
-    """Seconds until every engine has the new weights: on the same GPUs as slow as they are loaded, else as their bytes come over the
-    network's outermost level that the job has."""
+    """Seconds until every engine has the new weights: the whole model passes each of its GPUs, which keeps its part, on the same GPUs by
+    gathering, else by a broadcast over the network's outermost level that the job has."""
     level = next((level for level in cluster.levels if cluster.num_gpus <= level.size), cluster.levels[-1])
     link = level.bandwidth * (calibration.inner_efficiency if level is cluster.levels[0] else calibration.outer_efficiency)
-    return generation.weight_bytes / (min(REFIT_RATE, link) if colocated else link)
+    return REFIT_S + generation.model_bytes / min(REFIT_RATE, link) if colocated else generation.model_bytes / link
 
 
 def step(
@@ -261,6 +263,7 @@ def step(
     tokens = responses + job.sequences * job.prompt_length
     program = PROGRAMS[keys.program]
     link = cluster.host_bandwidth * calibration.host_efficiency
+    copies = link if cluster.host_bandwidth > PCIE_6 else min(link, program.copy_rate)
     each_phase = offloads and program.copies_each_phase
     generated_on: Pool = "all" if colocated else "generation"
     trained_on: Pool = "all" if colocated else "training"
@@ -276,12 +279,12 @@ def step(
         comes = each_phase if model == "policy" else keys.offload is not False
         copied = 2 * states_bytes(plans.get(model, plan), causes) if comes else 0.0
         handed = job.sequences * longest(job) * token_bytes
-        return copied / min(link, program.copy_rate) + handed / program.driver_rate
+        return copied / (copies if program.copies_each_phase else link) + handed / program.driver_rate
 
     if generation:
         moved = transfer_seconds(generation, cluster, calibration, colocated=colocated) + around("policy", WEIGHTS, 0)
         add("transfer", "policy", generated_on, moved, of=0.0, off=TRANSFER_OFF)
-        once = states_bytes(plan, STATES) / link if colocated and offloads and not each_phase else 0.0
+        once = states_bytes(plan, KEPT) / copies if colocated and offloads and not each_phase else 0.0
         if once:
             add("offload", "policy", "all", once, "transfer", of=0.0, off=TRANSFER_OFF)
         add("generate", "policy", generated_on, generation.seconds + around("policy", (), GENERATED), found[-1].name, of=responses,

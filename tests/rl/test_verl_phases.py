@@ -3,7 +3,8 @@
 github:ISEEKYAN/verl_megatron_practice@dfd811a, dapo7b.csv, dapo_moe30b.csv, dapo32b.csv, dapo14b.csv and grpo_qwen2.5_7b.csv with the
 scripts beside them (verl 0.4 and 0.5, Megatron-core, vLLM without CUDA graphs): 512 prompts x 16 samples, updates of 32 prompts where no
 others are said. Tokens of a sample are those that its throughput or MFU tells (verl's utils/flops_counter.py), their deviation is taken
-as .75 of the mean.
+as .75 of the mean. Left out: rows without dynamic batches or fused rotary embeddings, and row 13 of the
+last file, of whose 185 s of rollout 106 are neither generation nor a transfer.
 """
 
 from __future__ import annotations
