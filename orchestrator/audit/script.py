@@ -358,14 +358,17 @@ def _edited(text: str, line: Line, before: Setup, after: Setup) -> str | None:
 
 
 def _whole(flag: Flag, source: bytes) -> Span | None:
-    """The span from the flag to its last value with the quotes around that; None: they stand apart."""
-    first = flag.word.used()
-    last = flag.values[-1].used() if flag.values else first
-    if first is None or last is None or last[1] < first[0]:
-        return None
-    start, end = last
-    quote = source[start - 1 : start]
-    return first[0], end + (quote in (b"'", b'"') and source[end : end + 1] == quote)
+    """The span from the flag to its last value with the quotes around that: where they stand together, or else where they are expanded;
+    None: they stand apart there too."""
+    for place in (Word.own, Word.used):
+        first, last = place(flag.word), place(flag.values[-1] if flag.values else flag.word)
+        if first is None or last is None or last[1] < first[0]:
+            continue
+        quote = source[last[0] - 1 : last[0]]
+        end = last[1] + (quote in (b"'", b'"') and source[last[1] : last[1] + 1] == quote)
+        if place is Word.used or len(source[first[0] : end].split()) == 1 + len(flag.values):
+            return first[0], end
+    return None
 
 
 def _line_of(source: bytes, start: int, end: int) -> Span:

@@ -491,3 +491,12 @@ def test_a_flag_is_added_behind_the_quotes_of_a_value_and_goes_with_them(quote: 
     if quote != '"':
         whole = formats.read(f'bash -c "{line}"\n', "a.sh")
         assert whole.edited(setup, replace(setup, tp_comm_overlap=True), 8) == f'bash -c "{line} --tp-comm-overlap"\n'
+
+
+def test_a_flag_of_an_array_that_is_expanded_in_a_text_goes_where_it_stands() -> None:
+    """As Megatron-LM's examples/megatron_fsdp/sbatch_mfsdp_deepseek_v3.sh starts its program."""
+    head = f"TP=${{TP:-1}}\nARGS=(\n    --tensor-model-parallel-size ${{TP}}\n    {MODEL} {REST}\n    --num-experts 8\n"
+    tail = ')\nCMD="\ncd x;\npython pretrain_gpt.py ${ARGS[@]}"\nsrun bash -c "${CMD}"\n'
+    source = formats.read(head + "    --expert-tensor-parallel-size 1\n" + tail, "a.sh")
+    text = source.edited(source.reading.setup, replace(source.reading.setup, tp=8, etp=8), 8)
+    assert text == (head + tail).replace("TP:-1", "TP:-8")
