@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from orchestrator.cost.compute import Rates, gemm_seconds
 from orchestrator.cost.network import Network
+from orchestrator.cost.replicas import own_bucket
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.spec import LayerSpec
 from orchestrator.strategy.axes import dp
@@ -64,7 +65,7 @@ class Muon:
 
     def __init__(self, workload: EngineWorkload, network: Network) -> None:
         self._workload, self._network = workload, network
-        self._padding: dict[tuple[Mesh, bool], float] = {}
+        self._padding: dict[tuple[Mesh, bool, int | None], float] = {}
         precision = next((name for name in ITERATED if name in workload.cluster.gpu.peak_flops), workload.training.precision)
         self._rates = Rates.of(workload.cluster.gpu, precision, workload.calibration)
 
@@ -78,7 +79,7 @@ class Muon:
         mesh = strategy.mesh
         if strategy.zero_stage == 0:
             return 1.0
-        found = self._padding.get((mesh, experts))
+        found = self._padding.get((mesh, experts, strategy.ddp_bucket_size))
         if found is None:
             w = self._workload
             ranks = mesh.expert_dp if experts else dp.group(strategy)[0]
@@ -86,9 +87,9 @@ class Muon:
             of_layer = [[m.rows * m.columns // m.ranks for m in matrices(layer, mesh, experts=experts) for _ in range(m.copies)]
                         for layer, _ in layers]  # fmt: skip
             sizes = [*chain.from_iterable(chain.from_iterable(repeat(one, n)) for one, (_, n) in zip(of_layer, layers, strict=True))]
-            least, each = w.traits.message_parameters
-            found = padding(sizes, ranks, max(least, each * dp.group(strategy)[0])) if sizes and ranks > 1 else 1.0
-            self._padding[mesh, experts] = found
+            bucket = strategy.ddp_bucket_size or own_bucket(w.traits, dp.group(strategy)[0])
+            found = padding(sizes, ranks, bucket) if sizes and ranks > 1 else 1.0
+            self._padding[mesh, experts, strategy.ddp_bucket_size] = found
         return found
 
     def update_s(self, layer: LayerSpec, strategy: Strategy, *, experts: bool) -> float:

@@ -14,9 +14,15 @@ from orchestrator.errors import InputError
 from orchestrator.model.spec import LayerSpec
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.axes.traffic import Traffic
-from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes, Traits
 from orchestrator.strategy.spec import Strategy
 from orchestrator.units import ITEMSIZE
+
+
+def own_bucket(traits: Traits, ranks: int) -> int:
+    """Parameters of a bucket where `ddp_bucket_size` says nothing, over so many ranks; 0: the engine has no such size."""
+    least, each = traits.message_parameters
+    return max(least, each * ranks)
 
 
 class Replica(NamedTuple):
@@ -108,7 +114,7 @@ class ReplicaPrices:
         sync = gather = 0.0
         in_passes = []
         for item in dp.traffic(gathered * itemsize, trained * self.wire_itemsize(strategy), strategy, w.traits):
-            seconds = self._network.seconds(item, self._messages(trained, ranks or dp.group(strategy)[0]))
+            seconds = self._network.seconds(item, self._messages(trained, strategy, ranks or dp.group(strategy)[0]))
             if item.when != "step":
                 in_passes.append((item, seconds))
             elif item.operation == "all_gather":
@@ -120,12 +126,12 @@ class ReplicaPrices:
             held = held._replace(weights=held.weights + states(frozen, per_parameter, strategy).weights)
         return Replica(held, sync, gather, self._optimizer_seconds(trained, per_parameter, strategy), tuple(in_passes))
 
-    def _messages(self, parameters: int, ranks: int) -> float | None:
+    def _messages(self, parameters: int, strategy: Strategy, ranks: int) -> float | None:
         """Messages in which so many parameters travel once a step; None: `Calibration.layers_per_message` says how many. Megatron-core's
         buckets (core/distributed/distributed_data_parallel.py:64) grow with the group, so that the hops of its ring take no longer than
         the bytes. On later stages of a pipeline, and in its later chunks, a chunk is one bucket (:100), which is left out."""
-        least, each = self._workload.traits.message_parameters
-        return parameters / max(least, each * ranks) if least and self._workload.trainable == inf else None
+        bucket = strategy.ddp_bucket_size or own_bucket(self._workload.traits, ranks)
+        return parameters / bucket if bucket and self._workload.trainable == inf else None
 
     def wire_itemsize(self, strategy: Strategy) -> int:
         """Bytes of a gradient element on the data-parallel network."""

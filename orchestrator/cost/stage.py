@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from orchestrator.cost.layer import LayerCost
+from orchestrator.cost.replicas import own_bucket
 from orchestrator.cost.workload import EngineWorkload
+from orchestrator.strategy.axes import dp
 from orchestrator.strategy.spec import Candidate
 from orchestrator.values import Value
 
@@ -71,8 +73,21 @@ class StageSums:
 
 def exposed_seconds(workload: EngineWorkload, candidate: Candidate, sums: StageSums) -> float:
     """Seconds of a step for gradient reduction and weight gathering that nothing hides, and for what hiding the rest costs."""
-    slowdown = workload.calibration.overlap_slowdown
-    return exposed_of(workload, candidate, sums.sync_s, sums.gather_s, sum(sums.forward_s), sum(sums.backward_s), slowdown)
+    slowdown, beside = workload.calibration.overlap_slowdown, 1 - late_share(workload, candidate, sums.parameters)
+    sync, gather = beside * sums.sync_s, beside * sums.gather_s
+    late = sums.sync_s - sync + sums.gather_s - gather
+    return late + exposed_of(workload, candidate, sync, gather, sum(sums.forward_s), sum(sums.backward_s), slowdown)
+
+
+def late_share(workload: EngineWorkload, candidate: Candidate, parameters: float) -> float:
+    """The share, 0 to 1, of a stage's reduction and gathering that no pass can hide as its buckets are larger than the engine's own, whose
+    last and first are in `overlap_efficiency`: the last bucket's gradients are whole when backward ends, and the first one's weights are
+    needed when forward begins. Only the first stage has buckets (core/distributed/distributed_data_parallel.py:100), and its first chunk
+    of layers (training/training.py, disable_bucketing): the others' passes hide the whole."""
+    bucket, group = candidate.strategy.ddp_bucket_size, dp.group(candidate.strategy)[0]
+    if bucket is None or not parameters:
+        return 0.0
+    return min(1.0, max(0, bucket - own_bucket(workload.traits, group)) / parameters)
 
 
 def exposed_of(

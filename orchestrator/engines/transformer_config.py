@@ -420,8 +420,6 @@ FIELDS: Final[Table] = (
     Term("grad_reduce_in_fp32", "training.grad_reduce_dtype", to=lambda dtype: dtype == "fp32"),
     # Under dynamic loss scaling an overflow is a step to skip, not an error (Megatron-LM's arguments.py does the same).
     Term("check_for_nan_in_grad", "", of=lambda plan: plan.training.precision != "fp16" and plan.cuda_graph_impl != "full_iteration"),
-    Term("bucket_size", "", of=lambda plan: max(DDP_MIN_BUCKET_ELEMENTS, DDP_BUCKET_ELEMENTS_PER_RANK * plan.dp * plan.cp)
-         if overlaps_reduction(plan) else None),
     FP8_PARAM._replace(theirs="fp8_param_gather"),  # of data parallelism; one flag sets both (arguments.py:1331)
     Term("average_in_collective", "", of=lambda plan: False),
     *words.BETAS,

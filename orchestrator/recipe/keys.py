@@ -273,7 +273,7 @@ def pin_key(choice: Choice, group: str = "pin") -> Key:
     text, default = choice.doc, "searched" if choice.searched or choice.fixed_with else shown_choice(choice.default)
     if group == "explain":
         text, default = f"why the plan is not that with pin.{choice.pin}=", "nothing is asked"
-    low, high = (1, MAX_GPUS) if degree else (None, None)
+    low, high = (1, 10**12 if choice.unit == "parameters" else MAX_GPUS) if degree else (None, None)
     aliases = (f"{group}.{choice.short}",) if choice.short and choice.short != choice.pin else ()  # as it is printed
     return Key(
         f"{group}.{choice.pin}", text, type=choice.pin_type | None, default=default, unit=choice.unit, low=low, high=high, aliases=aliases,

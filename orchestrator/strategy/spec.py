@@ -124,6 +124,9 @@ class Options(Value, frozen=True, kw_only=True):
     reduce_scatter_with_fp32_accumulation: Annotated[bool, Choice(
         doc="gradients exchanged and summed in fp32, in place of a reduce-scatter (megatron, ZeRO-1)", in_layer_price=False,
         offered=Offered(values=(True,), asks="needs room for a second copy of a bucket's gradients"))] = False  # fmt: skip
+    ddp_bucket_size: Annotated[int | None, Choice(
+        doc="parameters whose gradients travel in one message beside backward; unset: Megatron's own size (megatron)", unit="parameters",
+        in_layer_price=False)] = None  # fmt: skip
     fp8_param_gather: Annotated[bool, Choice(
         doc="the linears' weights in FP8 alone, kept and gathered without bf16 ones (megatron, train.precision=fp8, ZeRO)",
         in_layer_price=False,

@@ -55,6 +55,7 @@ OPTIONS: Final[Table] = (
     flag("overlap_param_gather", "overlap_param_gather"),
     flag("optimizer_cpu_offload", "offload_optimizer"),
     flag("cross_entropy_loss_fusion", "cross_entropy_loss_fusion"),
+    Term("bucket_size", "ddp_bucket_size", unless=None, back=lambda said: said if said is None else int(said)),
 )
 BATCH: Final[Table] = (Term("micro_batch_size", "micro_batch_size", default=1, back=int),)
 

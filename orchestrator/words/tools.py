@@ -91,7 +91,7 @@ OVERLAPS: Final = "tp_comm_overlap overlap_moe_expert_parallel_comm delay_wgrad_
 FP8: Final = "fp8 fp8_recipe fp8_param fp8_amax_history_len fp8_amax_compute_algo"
 DDP: Final = (
     "overlap_grad_reduce overlap_param_gather num_distributed_optimizer_instances data_parallel_sharding_strategy "
-    "reduce_scatter_with_fp32_accumulation fp8_param_gather=fp8_param reuse_grad_buf_for_mxfp8_param_ag"
+    "reduce_scatter_with_fp32_accumulation fp8_param_gather=fp8_param reuse_grad_buf_for_mxfp8_param_ag bucket_size"
 )
 """Fields of DistributedDataParallelConfig that a plan chooses."""
 STATES: Final = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")

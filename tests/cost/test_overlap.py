@@ -152,7 +152,7 @@ def sums(forward: float, backward: float, sync: float, gather: float, vpp: int =
     return added
 
 
-def model_with(calibration: Calibration = HALF, **traits: bool) -> CostModel:
+def model_with(calibration: Calibration = HALF, **traits: Any) -> CostModel:
     return cost_model(calibration=calibration, traits=replace(MEGATRON, **traits))
 
 
@@ -169,6 +169,23 @@ def model_with(calibration: Calibration = HALF, **traits: bool) -> CostModel:
 def test_reductions_hide_beside_backward_and_gathers_beside_forward(sync: float, gather: float, exposed: float) -> None:
     found = exposed_seconds(model_with().workload, candidate(dp=8, zero_stage=1), sums(2.0, 6.0, sync, gather))
     assert found == pytest.approx(exposed)
+
+
+def test_buckets_cost_a_latency_each_and_the_last_one_hides_beside_nothing() -> None:
+    """Ten times smaller ones: ten times the hops. Larger ones than the engine's: their surplus over 1e9 parameters is late in both ways."""
+    model = model_with(message_parameters=(40_000_000, 1_000_000))
+    layers = {
+        size: model.layer(candidate(dp=8, zero_stage=1, ddp_bucket_size=size), "decoder", "none") for size in (None, 40_000_000, 4_000_000)
+    }
+    assert layers[None].sync_s == layers[40_000_000].sync_s
+    link = model.network.link(8, 1)
+    hops = layers[None].parameters * (1 / 4e6 - 1 / 4e7) * 7 * link.latency
+    assert layers[4_000_000].sync_s - layers[None].sync_s == pytest.approx(hops)
+    both = sums(2.0, 6.0, 2.0, 1.0)
+    both.parameters = 10**9
+    for size, late in ((40_000_000, 0.0), (240_000_000, 0.2), (10**10, 1.0)):
+        found = exposed_seconds(model.workload, candidate(dp=8, zero_stage=1, ddp_bucket_size=size), both)
+        assert found == pytest.approx(3.0 * late + 3.0 * (1 - late) * 0.2)
 
 
 def test_nothing_hides_where_user_or_engine_says_so() -> None:

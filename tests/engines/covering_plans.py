@@ -84,7 +84,7 @@ MEGATRON: dict[str, Plan] = {
         recompute=[("selective", 4)],
     ),
     "gpt_blend_and_extra": replace(
-        make_plan(tp=2, zero_stage=1, cross_entropy_loss_fusion=True),
+        make_plan(tp=2, zero_stage=1, cross_entropy_loss_fusion=True, ddp_bucket_size=1000),
         run=RunSettings(
             blend=(Source(weight=0.7, path="/data/web.idx"), Source(weight=0.3, path="/data/it's code.idx")),
             split=(90.0, 10.0),
@@ -95,7 +95,6 @@ MEGATRON: dict[str, Plan] = {
             "megatron": {
                 "init_method_std": 0.01,
                 "bias_dropout_fusion": False,
-                "bucket_size": 1000,
                 "tensor_model_parallel_size": 2,
                 "log_throughput": True,
             }

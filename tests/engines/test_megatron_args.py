@@ -8,7 +8,8 @@ import pytest
 from hand_plans import BARE, BERT, GPT, LLAMA, T5, engine_fields, make_plan, training_for
 from msgspec.structs import replace
 
-from orchestrator.engines import megatron_args, megatron_parts
+from orchestrator.cost.replicas import own_bucket
+from orchestrator.engines import ENGINES, megatron_args, megatron_parts
 from orchestrator.engines import transformer_config as tc
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Software
@@ -249,16 +250,18 @@ def test_a_command_line_is_refused_for_each_thing_that_it_can_not_say() -> None:
         assert why(make_plan(model=parts, software=Software(megatron_core=version))) == "", "every release has sinks and the clamp"
 
 
-def test_buckets_grow_with_the_group_and_a_cpu_overlaps_nothing() -> None:
+def test_a_bucket_s_size_is_said_where_it_is_pinned_and_a_cpu_overlaps_nothing() -> None:
+    """Otherwise it is Megatron's own, which the price has: the larger of 40 million and a million a rank (distributed_data_parallel.py)."""
+
     def ddp(**choices: Any) -> Any:
         return engine_fields(llama(**choices))["ddp"]
 
-    assert ddp(world=40)["bucket_size"] == ddp(world=8)["bucket_size"] == 40_000_000
-    for world, cp in ((64, 1), (64, 2), (128, 8)):
-        assert ddp(world=world, cp=cp)["bucket_size"] == world * 1_000_000, "a million elements a rank"
+    assert "bucket_size" not in ddp(world=8)
+    assert ddp(world=8, ddp_bucket_size=7)["bucket_size"] == 7
+    traits = ENGINES["megatron"].traits(Software())
+    assert [own_bucket(traits, ranks) for ranks in (8, 40, 64, 128)] == [40_000_000, 40_000_000, 64_000_000, 128_000_000]
     assert ddp(world=2, cp=2)["overlap_grad_reduce"] is True, "gradients are summed over cp too"
     assert ddp(gpu="cpu")["overlap_grad_reduce"] is ddp(world=1)["overlap_grad_reduce"] is False
-    assert ddp(world=1)["bucket_size"] is None
 
 
 def test_nodes_are_filled_and_one_connection_is_for_older_gpus() -> None:

@@ -157,7 +157,7 @@ def test_fields_of_megatrons_optimizer_do_not_reach_deepspeed() -> None:
 
 def test_values_reach_the_classes_and_the_argument_list() -> None:
     values = {
-        "init_method_std": "0.01", "bucket_size": "1000", "initial_loss_scale": "64", "no-bias-dropout-fusion": "true",
+        "init_method_std": "0.01", "average_in_collective": "true", "initial_loss_scale": "64", "no-bias-dropout-fusion": "true",
         "log_throughput": "true", "eval_iters": "3", "batch_p2p_sync": "false", "attention_backend": "unfused",
     }  # fmt: skip
     plan = with_values(make_plan(tp=2), megatron=values)
@@ -165,11 +165,11 @@ def test_values_reach_the_classes_and_the_argument_list() -> None:
     assert engine["transformer_config"]["init_method_std"] == 0.01
     assert engine["transformer_config"]["bias_dropout_fusion"] is False
     assert engine["transformer_config"]["attention_backend"] == "unfused"
-    assert engine["ddp"]["bucket_size"] == 1000
+    assert engine["ddp"]["average_in_collective"] is True
     assert engine["optimizer"]["initial_loss_scale"] == 64
     flags = megatron_flags(plan)
     for expected in (
-        ("--init-method-std", "0.01"), ("--ddp-bucket-size", "1000"), ("--initial-loss-scale", "64.0"), ("--no-bias-dropout-fusion",),
+        ("--init-method-std", "0.01"), ("--ddp-average-in-collective",), ("--initial-loss-scale", "64.0"), ("--no-bias-dropout-fusion",),
         ("--log-throughput",), ("--eval-iters", "3"), ("--attention-backend", "unfused"),
     ):  # fmt: skip
         assert flags.count(expected) == 1

@@ -97,9 +97,12 @@ def test_flags_of_values_take_the_place_of_ours_or_stand_at_the_end() -> None:
     assert found(with_extra(bias_dropout_fusion=False))[-1] == ("--no-bias-dropout-fusion",)
     assert found(with_extra(bias_dropout_fusion=True)) == list(ours)
     assert found(with_extra(window_size=[8, 0]))[-1] == ("--window-size", "8,0")
-    assert found(with_extra(bucket_size=None)) == list(ours)
-    assert through.with_flags((("--ddp-bucket-size", "5"),), with_extra(bucket_size=None)) == ()
-    assert through.with_flags((("--ddp-bucket-size", "5"), ("--x",)), with_extra(bucket_size=7)) == (("--ddp-bucket-size", "7"), ("--x",))
+    assert found(with_extra(moe_z_loss_coeff=None)) == list(ours)
+    assert through.with_flags((("--moe-z-loss-coeff", "5"),), with_extra(moe_z_loss_coeff=None)) == ()
+    assert through.with_flags((("--moe-z-loss-coeff", "5"), ("--x",)), with_extra(moe_z_loss_coeff=7.0)) == (
+        ("--moe-z-loss-coeff", "7.0"),
+        ("--x",),
+    )
     assert found(with_extra(make_plan(model=LLAMA), bias_activation_fusion=False))[-1] == ("--no-bias-swiglu-fusion",)
     assert found(with_extra(make_plan(model=BERT), bias_activation_fusion=False))[-1] == ("--no-bias-gelu-fusion",)
     assert found(with_extra(batch_p2p_sync=False)) == list(ours), "no flag of it"
@@ -111,10 +114,10 @@ def test_flags_of_values_take_the_place_of_ours_or_stand_at_the_end() -> None:
 
 def test_values_reach_the_sections_that_have_them() -> None:
     engine = {"transformer_config": {"a": 1}, "ddp": {"b": 2}, "optimizer": {"c": 3}}
-    plan = with_extra(init_method_std=0.02, bucket_size=7, log_throughput=True)
+    plan = with_extra(init_method_std=0.02, average_in_collective=True, log_throughput=True)
     found = through.with_megatron(engine, plan, through.SECTIONS)
     assert found == {
-        "transformer_config": {"a": 1, "init_method_std": 0.02}, "ddp": {"b": 2, "bucket_size": 7}, "optimizer": {"c": 3},
+        "transformer_config": {"a": 1, "init_method_std": 0.02}, "ddp": {"b": 2, "average_in_collective": True}, "optimizer": {"c": 3},
     }  # fmt: skip
     assert engine["ddp"] == {"b": 2}
     assert through.with_megatron(engine, plan, ("transformer_config",))["ddp"] == {"b": 2}

@@ -175,8 +175,9 @@ def random_plan(draw: random.Random, version: str) -> Any:
         run |= {"split": one([(90.0, 10.0), (8.0, 1.0, 1.0)]), "eval_every": one([0, 5]), "eval_steps": 2}
     if one([True, False, False]):
         run["wandb"] = {"project": "it's mine"}
-    extra = one([{}, {}, {"init_method_std": 0.01}, {"log_throughput": True}, {"bias_dropout_fusion": False}, {"bucket_size": 10**6},
-                 {"window_size": [1024, 0]}, {"bias_activation_fusion": False}, *ONLY_IN[release_of(version).version]])  # fmt: skip
+    extra = one([{}, {}, {"init_method_std": 0.01}, {"log_throughput": True}, {"bias_dropout_fusion": False},
+                 {"average_in_collective": True}, {"window_size": [1024, 0]}, {"bias_activation_fusion": False},
+                 *ONLY_IN[release_of(version).version]])  # fmt: skip
     zero = one([0, 1, 1, 1, 2, 3])
     more: dict[str, Any] = {}
     if zero >= 2:

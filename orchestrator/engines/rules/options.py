@@ -205,6 +205,16 @@ def fp32_accumulation(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
+@rule("ddp_bucket", "core/distributed/distributed_data_parallel.py:65-69", "dp cp ddp_bucket_size overlap_grad_reduce megatron_fsdp")
+def ddp_bucket(candidate: Candidate, workload: Workload) -> str | None:
+    strategy, said = candidate.strategy, f"ddp_bucket_size={candidate.strategy.ddp_bucket_size}"
+    if strategy.ddp_bucket_size is None:
+        return None
+    if not strategy.overlap_grad_reduce or workload.cluster.is_cpu or candidate.mesh.dp * candidate.mesh.cp == 1:
+        return f"{said} does nothing: there is no overlap_grad_reduce with dp*cp above 1 on GPUs, without which all is one bucket"
+    return f"{said} with megatron_fsdp: its units are of whole modules" if strategy.megatron_fsdp else None
+
+
 @rule("fp8_weights", "core/transformer/transformer_config.py:1027; training/arguments.py:655", "fp8_param_gather zero_stage")
 def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
     strategy, precision = candidate.strategy, workload.training.precision
@@ -217,6 +227,6 @@ def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
 
 OPTION_RULES: Final = (
     tp_comm_overlap, cp_kind, dispatcher, rank_capacity, shared_expert_overlap, expert_overlap, delayed_weight_gradients, fp32_accumulation,
-    fp8_weights, megatron_fsdp,
+    fp8_weights, ddp_bucket, megatron_fsdp,
 )  # fmt: skip
 """Rules on what the user chooses of Megatron's own ways."""

@@ -22,6 +22,7 @@ MEGATRON_ARGS=(
   --overlap-grad-reduce
   --overlap-param-gather
   --cross-entropy-loss-fusion
+  --ddp-bucket-size '1000'
   --micro-batch-size '1'
   --global-batch-size '64'
   --train-iters '20'
@@ -51,6 +52,5 @@ MEGATRON_ARGS=(
   --wandb-project 'it'"'"'s mine'
   --init-method-std '0.01'
   --no-bias-dropout-fusion
-  --ddp-bucket-size '1000'
   --log-throughput
 )
