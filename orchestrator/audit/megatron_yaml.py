@@ -58,6 +58,9 @@ def read(text: str, name: str, content: Content, tool: Tool, change: Change | No
     """The file `name` with this text and content: what it says, and how it is edited. `change`: of what is neither YAML nor JSON; `said`:
     what else was assumed. Raises InputError for a value of the wrong type, and for models that can't be described."""
     seen, lists, notes = _seen(resolved(content), tool)
+    path, length = seen.get("seq_length", ("", None))
+    if path == "max_length" and not content.get("packing"):  # ms-swift's samples, each as long as it is
+        notes.append(f"every sequence has {path} = {length} tokens: shorter samples take less")
     reading = _reading(seen, lists, [*said, *notes], tool, content)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:

@@ -162,3 +162,10 @@ def test_yaml_of_megatron_s_flags_is_read_and_changed(tmp_path: Path) -> None:
     assert changed is not None
     assert {"  --micro-batch-size: 2", "  --tensor-model-parallel-size: 2", "  --sequence-parallel: true"} <= {*changed.splitlines()}
     assert "  --moe-router-pre-softmax: false # no" in changed.splitlines()
+
+
+@pytest.mark.parametrize(("more", "said"), [("", True), (" --packing true", False)])
+def test_samples_of_ms_swift_are_priced_at_their_longest_and_it_is_said(more: str, said: bool) -> None:
+    found = formats.read(SWIFT.rstrip() + more + "\n", "swift.sh").reading
+    assert found.keys["train.seq_length"] == 4096
+    assert any("every sequence has max_length = 4096 tokens" in line for line in found.assumed) == said
