@@ -36,6 +36,7 @@ def rl_file(job: RlJob, chosen: Chosen, cluster: Cluster, name: str) -> File:
     said = say(language.table, rollout(job, chosen.best, cluster))
     lines = [f"{plan.model.name} on {chosen.best.gpus} GPUs. Start: {language.start}.", *text.lines(chosen)[:5]]
     if name == "slime":
+        said |= {} if plan.training.steps == UNSAID else {"num-rollout": plan.training.steps}
         return slime_file(replace(written, settings=settings), chosen.best, said, lines)
     if written.unsaid:
         lines.append(f"Can't be said there: {', '.join(written.unsaid)}.")
@@ -47,14 +48,15 @@ def slime_file(written: tools.Written, step: Step, said: dict[str, Any], lines: 
     """slime's command: Megatron-LM's flags, and its own behind them; train_async.py generates a step ahead."""
     flags = [f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in said.items() if value not in (None, False)]
     (file,) = tools.files(step.training, written, lines)
-    content = file.content.replace('  "$@"', "".join(f"  {flag} \\\n" for flag in flags) + '  "$@"')
+    content = "".join(line for line in file.content.splitlines(keepends=True) if not line.startswith("# Start: slime.sh"))
+    content = content.replace('  "$@"', "".join(f"  {flag} \\\n" for flag in flags) + '  "$@"')
     return File(path="slime_rl.sh", content=content.replace("train.py", "train_async.py") if step.staleness else content)
 
 
 def check_told(job: RlJob, step: Step, name: str) -> None:
     """Raises InputError for a step that the program of this name can't be told."""
     keys = job.keys
-    if name not in LANGUAGES:
+    if name not in LANGUAGES or name not in PROGRAMS:
         raise InputError("write", name, "is told nothing of generation", LANGUAGES)
     if keys.algorithm != "grpo":
         raise InputError("write", name, f"is written for rl.algorithm=grpo: {keys.algorithm} has settings of its own", ["grpo"])
@@ -67,6 +69,8 @@ def check_told(job: RlJob, step: Step, name: str) -> None:
         raise InputError(
             "write", name, "is written for rl.placement=colocated: its asynchronous trainers have files of their own", ["nemo_rl", "slime"]
         )
+    if PROGRAMS[name].always_offloads and step.colocated and not step.offloads:
+        raise InputError("write", name, "has training's states in host memory while it generates on the same GPUs: rl.offload=true")
     if name == "slime" and step.staleness > 1:
         raise InputError("write", name, f"generates one step ahead (train_async.py), and rl.staleness={step.staleness}")
     if name in ("nemo_rl", "slime") and keys.epochs > 1:

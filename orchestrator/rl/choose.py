@@ -157,10 +157,12 @@ def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
     share = keys.memory_share * cluster.gpu.memory
     states = states_bytes(plans["policy"], STATES)
     fits_host = states <= cluster.host_memory
-    for offloads in (False, True) if keys.offload is None else (keys.offload,):
+    either = (True,) if PROGRAMS[keys.program].always_offloads else (False, True)
+    for offloads in either if keys.offload is None else (keys.offload,):
         if offloads and not fits_host:
             host = format_bytes(cluster.host_memory)
-            why += f"; the training's states, {format_bytes(states)} a GPU, are more than its {host} of host memory"
+            lacking = f"the training's states, {format_bytes(states)} a GPU, are more than its {host} of host memory"
+            why = f"{why}; {lacking}" if why else lacking
             continue
         kept = question.calibration.context_bytes
         if not offloads:

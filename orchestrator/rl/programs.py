@@ -18,6 +18,8 @@ class Program(Value, frozen=True, kw_only=True):
     copies_each_phase: bool = False
     """Whether each phase of a model whose states are in host memory brings them and takes them back, as verl does around log-probabilities,
     updates and the transfer of weights (workers/fsdp_workers.py and megatron_workers.py, 0.5); else they go once, around generation."""
+    always_offloads: bool = False
+    """Whether states leave the GPU wherever generation has it too (slime, --colocate; NeMo RL, grpo.py, refit_policy_generation)."""
     copy_rate: float = inf
     """Bytes/s of a GPU at which the policy's states are copied, where a PCIe link would carry more: memory is not pinned, or pinned anew
     each time (verl, utils/megatron_utils.py; NeMo RL's offload_to_cpu is Megatron-core's, param_and_grad_buffer.py)."""
@@ -32,8 +34,8 @@ class Program(Value, frozen=True, kw_only=True):
 NEMO_RL: Final = "nemo_rl"
 UNPINNED: Final = 2 * GB
 PROGRAMS: Final[dict[ProgramName, Program]] = {
-    NEMO_RL: Program(engine=EngineConstants(sequence_s=90 * US), copy_rate=UNPINNED),
-    "slime": Program(engine=EngineConstants(sequence_s=90 * US), balances_updates=False),
+    NEMO_RL: Program(engine=EngineConstants(sequence_s=90 * US), always_offloads=True, copy_rate=UNPINNED),
+    "slime": Program(engine=EngineConstants(sequence_s=90 * US), always_offloads=True, balances_updates=False),
     "verl": Program(copies_each_phase=True, copy_rate=UNPINNED, driver_rate=0.5 * GB, balances_updates=False),
 }
 """NeMo RL and slime have engines return the log-probability of each token; slime's states are in pinned memory (torch_memory_saver), and no

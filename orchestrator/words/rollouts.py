@@ -124,7 +124,7 @@ SLIME: Final = Language(
         Term("sglang-ep-size", "expert_parallel", unless=1),
     ],
     start="slime_rl.sh with your model's, data's, rewards' and checkpoint's arguments behind it, where ray runs",
-    dropped=("global_batch_size", "micro_batch_size"),
+    dropped=("global_batch_size", "micro_batch_size", "train_iters", "lr_decay_iters"),
 )  # fmt: skip
 """slime, 624b824 (slime/utils/arguments.py; slime/backends/sglang_utils/arguments.py passes SGLang's own arguments on with `sglang-`)."""
 LANGUAGES: Final = {"verl": VERL, "nemo_rl": NEMO_RL, "slime": SLIME}

@@ -17,7 +17,7 @@ LENGTHS = ("rl.response_length=800+500", "rl.max_response_length=4096")
 
 
 def test_the_screen_says_who_has_which_gpus_and_what_the_next_node_is_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *WORDS, *LENGTHS]) == 0
+    assert main(["plan", *WORDS, *LENGTHS, "rl.program=verl"]) == 0
     said = capsys.readouterr().out
     for word in ("placement: colocated on 8 GPUs", "why: ", "split, ", "generation: ", "sequences at once", "training: megatron ", "step: ",
                  "tokens/s (90%: ", "update ", "the next node: ", "rl.staleness=1"):  # fmt: skip
@@ -110,7 +110,9 @@ def written(tmp_path: Path, *words: str) -> dict[str, dict[str, Any]]:
 
 def test_both_halves_are_said_to_programs_that_run_them(tmp_path: Path) -> None:
     """The paths are those of verl's trainer/config and of NeMo-RL's examples/configs/grpo_math_1B.yaml."""
-    files = written(tmp_path, "write=verl,nemo_rl", "rl.updates=4", "rl.tp=2", "pin.tp=2", "pin.pp=1", "pin.recompute=full")
+    files = written(
+        tmp_path, "write=verl,nemo_rl", "rl.placement=colocated", "rl.updates=4", "rl.tp=2", "pin.tp=2", "pin.pp=1", "pin.recompute=full"
+    )
     step = json.loads((tmp_path / "out" / "rl.json").read_text())
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     tokens = plan["micro_batch_size"] * plan["training"]["seq_length"]
@@ -125,7 +127,7 @@ def test_both_halves_are_said_to_programs_that_run_them(tmp_path: Path) -> None:
     assert (policy["train_global_batch_size"], policy["sequence_packing"]["train_mb_tokens"]) == (64, tokens)
     assert policy["generation"]["colocated"] == {"enabled": True, "resources": {"num_nodes": None, "gpus_per_node": None}}
     share = policy["generation"]["vllm_cfg"]["gpu_memory_utilization"]
-    assert share == rollout["gpu_memory_utilization"] < 0.9
+    assert share == rollout["gpu_memory_utilization"] == 0.9  # NeMo RL's states are in host memory meanwhile
     assert policy["megatron_cfg"]["optimizer"]["lr"] == actor["optim"]["lr"] == 1e-6  # the recipe's is of pretraining
 
 

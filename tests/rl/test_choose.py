@@ -170,7 +170,7 @@ def test_what_shares_its_gpus_has_samples_of_its_own_step() -> None:
 
 
 def test_states_that_the_hosts_memory_does_not_hold_stay_on_the_gpu() -> None:
-    ask = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100")
+    ask = asker("recipe=qwen3_8b", "gpus=8", "cluster=dgx_h100", "rl.program=verl")
     question = asked(ask.question, placement="colocated")
     poor = replace(question, cluster=replace(question.cluster, host_memory=2**30))
     assert {one.offloads for one in (fastest(question, ask).best, *fastest(question, ask).others)} == {False, True}

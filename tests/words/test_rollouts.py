@@ -14,6 +14,7 @@ import pytest
 from tool_fields import FILE
 
 import orchestrator as so
+from orchestrator.errors import InputError
 from orchestrator.words.rollouts import LANGUAGES
 
 FOLDER = os.environ.get("PUBLISHED", "")
@@ -48,11 +49,25 @@ def test_slime_has_megatrons_flags_and_its_own(tmp_path: Path) -> None:
     assert (said["--rollout-num-gpus"], said["--rollout-num-gpus-per-engine"], said["--actor-num-gpus-per-node"]) == ("4", "2", "4")
     assert (said["--global-batch-size"], said["--rollout-batch-size"], said["--n-samples-per-prompt"]) == ("128", "32", "8")
     assert words.count("--global-batch-size") == 1
+    assert not {"--train-iters", "--lr-decay-iters", "--num-rollout"} & {*words}  # nobody said how many
     assert int(said["--max-tokens-per-gpu"]) * found.plan.cp == found.plan.micro_batch_size * found.plan.training.seq_length
     assert {"--use-dynamic-batch-size", "--balance-data", "--use-kl-loss"} <= {*words}
     assert "--colocate" not in words
     assert found.settings.reinforcement is not None
     assert found.settings.reinforcement.keys.program == "slime"
+
+
+def test_slime_offloads_what_shares_its_gpus() -> None:
+    found = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl=RL | {"placement": "colocated"}, write="slime",
+                       pin={"recompute": "full"}, train={"steps": 50})  # fmt: skip
+    assert found.step.offloads
+    (text,) = found.written("slime").values()
+    assert "  --colocate \\\n" in text
+    assert "  --num-rollout 50 \\\n" in text
+    stays = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl=RL | {"placement": "colocated", "offload": False},
+                       pin={"recompute": "full"})  # fmt: skip
+    with pytest.raises(InputError, match=r"rl\.offload=true"):
+        stays.written("slime")
 
 
 @pytest.mark.full
