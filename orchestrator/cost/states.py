@@ -93,7 +93,7 @@ def states(parameters: int, per_parameter: StateBytes, strategy: Strategy) -> St
     """
     b = per_parameter
     weights = parameters * b.weight / dp.share("weight", strategy)
-    if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"] and strategy.zero_shard_size:
+    if strategy.zero_shard_size and not dp.divides_states(strategy):
         weights += parameters * b.weight / strategy.zero_shard_size
     gradients = parameters * b.gradient / dp.share("gradient", strategy)
     shard = parameters / dp.share("optimizer", strategy)

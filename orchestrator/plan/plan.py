@@ -12,7 +12,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.key import Key, names
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
-from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
+from orchestrator.strategy.axes.dp import divides_states
 from orchestrator.strategy.layout import FittedOn, LayerSpan, Prediction, Stage
 from orchestrator.strategy.spec import OUTER_CHOICES, RECOMPUTE_ORDER, Candidate, Mesh, Options, Recompute, Schedule, Strategy, options_of
 from orchestrator.values import Value
@@ -165,9 +165,9 @@ class Plan(Options, frozen=True, kw_only=True):
 
     @property
     def optimizer_instances(self) -> int:
-        """Copies of the optimizer's states below ZeRO-3, each divided over `zero_shard_size` ranks (Megatron's
-        --num-distributed-optimizer-instances)."""
-        shared = self.zero_shard_size if 1 <= self.zero_stage < SHARDED_FROM_STAGE["weight"] else None
+        """Copies of the states, each divided over `zero_shard_size` ranks (Megatron's --num-distributed-optimizer-instances); hpZ's second
+        copy of the weights is none."""
+        shared = self.zero_shard_size if self.zero_stage and divides_states(self.strategy) else None
         return self.dp * self.cp // shared if shared else 1
 
     @property

@@ -109,7 +109,7 @@ class Options(Value, frozen=True, kw_only=True):
         ZeroStage, Choice(doc="which states data parallelism divides (ZeRO)", searched=True, always_said=True, in_layer_price=False)
     ] = 0
     zero_shard_size: Annotated[int | None, Choice(
-        doc="ranks that share one copy of the optimizer's states (ZeRO-1, Megatron), or hpZ's copy of the weights (ZeRO-3)", unit="ranks",
+        doc="ranks that share a copy of the states (Megatron; HSDP under its FSDP), or hpZ's copy of the weights", unit="ranks",
         searched=True, in_layer_price=False, seen=17, offered=Offered(values=(8, 64), asks="no published run has it"))] = None  # fmt: skip
     sequence_parallel: Annotated[bool, Choice(doc="Megatron's: norms and dropout on parts of the sequence", searched=True, short="sp")] = (
         False

@@ -500,3 +500,14 @@ def test_a_flag_of_an_array_that_is_expanded_in_a_text_goes_where_it_stands() ->
     source = formats.read(head + "    --expert-tensor-parallel-size 1\n" + tail, "a.sh")
     text = source.edited(source.reading.setup, replace(source.reading.setup, tp=8, etp=8), 8)
     assert text == (head + tail).replace("TP:-1", "TP:-8")
+
+
+def test_a_strategy_of_megatrons_fsdp_is_said_to_do_nothing_without_it() -> None:
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --vocab-size 512"
+    steps = (
+        "--micro-batch-size 1 --global-batch-size 8 --train-iters 9 --lr 1e-4 --bf16 --data-parallel-sharding-strategy optim_grads_params"
+    )
+    for flags, stage, said in (("", 0, True), ("--use-distributed-optimizer", 1, True), ("--use-megatron-fsdp", 3, False)):
+        reading = formats.read(f"torchrun pretrain_gpt.py {sizes} {steps} {flags}\n", "train.sh").reading
+        assert reading.setup.zero_stage == stage
+        assert any("does nothing without use_megatron_fsdp" in line for line in reading.assumed) is said

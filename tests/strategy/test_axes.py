@@ -211,6 +211,15 @@ def test_parts_of_the_group_hold_whole_copies() -> None:
     ]
     hpz = gradient_traffic(3, zero_shard_size=2)
     assert [row[3] for row in hpz] == [8, 8, 2]
+    hsdp = gradient_traffic(3, zero_shard_size=2, megatron_fsdp=True)
+    assert hsdp == [
+        ("backward", "reduce_scatter", 200.0, 2, 2, "compute", False),
+        ("step", "all_reduce", 100.0, 4, 4, "last_backward", False),
+        ("forward", "all_gather", 100.0, 2, 2, "compute", False),
+        ("backward", "all_gather", 100.0, 2, 2, "compute", False),
+    ], "HSDP: within a copy in every micro-batch, between the copies once a step"
+    for state in ("optimizer", "gradient", "weight"):
+        assert dp.share(state, Strategy(mesh=Mesh(dp=8), zero_stage=3, zero_shard_size=2, megatron_fsdp=True)) == 2
 
 
 # ---- ep

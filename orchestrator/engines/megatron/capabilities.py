@@ -59,7 +59,7 @@ def capabilities(software: Software) -> Capabilities:
         },
         pinned_values={"offload_optimizer": (True,)} | ({} if software.deep_ep else {"moe_token_dispatcher_type": ("flex",)}),
         fsdp_zero_stages=(2, 3),
-        zero_shard_stages=(1,),
+        zero_shard_stages=(1, 2, 3),
         later_releases=megatron_versions.later(software.megatron_core),
         pinned_options=MEGATRON_OPTIONS,
         tasks=("pretrain", "sft"),

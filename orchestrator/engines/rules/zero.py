@@ -11,11 +11,15 @@ from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
 
-@rule("optimizer_instances", "distopt_instances: core/parallel_state.py:833", "zero_shard_size zero_stage dp cp")
+@rule(
+    "optimizer_instances",
+    "distopt_instances: core/parallel_state.py:833; HSDP: core/distributed/fsdp/mcore_fsdp_adapter.py:203",
+    "zero_shard_size zero_stage dp cp",
+)
 def optimizer_instances(candidate: Candidate, _: Workload) -> str | None:
     strategy, mesh = candidate.strategy, candidate.mesh
     size, group = strategy.zero_shard_size, mesh.dp * mesh.cp
-    if size is None or strategy.zero_stage != 1:
+    if size is None or strategy.zero_stage == 0:
         return None
     return None if size < group and group % size == 0 else f"zero_shard_size={size} must be below dp*cp={group} and divide it"
 

@@ -30,12 +30,17 @@ def share(state: str, strategy: Strategy) -> int:
     """
     if strategy.zero_stage < SHARDED_FROM_STAGE[state]:
         return 1
-    return shard_size(strategy) if strategy.zero_stage < SHARDED_FROM_STAGE["weight"] else group(strategy)[0]
+    return shard_size(strategy) if divides_states(strategy) else group(strategy)[0]
+
+
+def divides_states(strategy: Strategy) -> bool:
+    """Whether `zero_shard_size` are the ranks that share one copy of all that is divided. False: it is hpZ's, of a second copy."""
+    return strategy.zero_stage < SHARDED_FROM_STAGE["weight"] or strategy.megatron_fsdp
 
 
 def shard_size(strategy: Strategy) -> int:
-    """Ranks over which one copy of the states is divided: the group, or at stages 1 and 2 the part of it that `zero_shard_size` names
-    (Megatron's --num-distributed-optimizer-instances, InternEvo's zero1 size). At stage 3 that field is hpZ's second copy."""
+    """Ranks over which one copy of the states is divided: the group, or the part of it that `zero_shard_size` names
+    (Megatron's --num-distributed-optimizer-instances, which is HSDP under its own FSDP; InternEvo's zero1 size), or hpZ's second copy."""
     size = group(strategy)[0]
     return min(strategy.zero_shard_size or size, size)
 
@@ -57,7 +62,7 @@ def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, trai
     overlaps = strategy.overlap_grad_reduce and traits.overlaps_grad_reduce
     inner = shard_size(strategy)
     reductions: list[tuple[Operation, float, int, int]] = [("all_reduce", gradient_bytes, size, stride)]
-    if scatters and (inner == size or stage >= SHARDED_FROM_STAGE["weight"]):
+    if scatters and (inner == size or not divides_states(strategy)):
         exchanged = strategy.reduce_scatter_with_fp32_accumulation
         reductions = [("all_to_all" if exchanged else "reduce_scatter", gradient_bytes, size, stride)]
     elif scatters:  # inside each shard group, then between the groups that hold the same shard
@@ -67,10 +72,14 @@ def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, trai
     hidden: Hidden = "nothing" if not overlaps else "compute" if every else "last_backward"
     for operation, nbytes, ranks, apart in reductions:
         yield Traffic(axis=AXIS, operation=operation, nbytes=nbytes, size=ranks, stride=apart, when=when, hidden=hidden)
+        if strategy.megatron_fsdp:  # between the copies with the last micro-batch alone (megatron_fsdp.py:768)
+            when, hidden = "step", "last_backward" if overlaps else "nothing"
     gathers = strategy.overlap_param_gather and traits.overlaps_param_gather
     if stage >= SHARDED_FROM_STAGE["weight"]:
         hidden = "compute" if gathers else "nothing"
-        for when, ranks in list(zip(PASSES, (size, inner), strict=True))[: traits.weight_gathers_per_microbatch]:
+        for when, ranks in list(zip(PASSES, (inner if divides_states(strategy) else size, inner), strict=True))[
+            : traits.weight_gathers_per_microbatch
+        ]:
             yield Traffic(axis=AXIS, operation="all_gather", nbytes=weight_bytes, size=ranks, stride=stride, when=when, hidden=hidden)
     elif stage >= SHARDED_FROM_STAGE["optimizer"]:
         hidden = "first_forward" if gathers else "nothing"
