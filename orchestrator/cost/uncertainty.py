@@ -45,7 +45,7 @@ FAR: Final = 2
 """Times the largest number of GPUs, or length of sequences, that constants were fitted on: above this it is extrapolation."""
 TAIL: Final = 0.0275
 """Share of the ratios that is left out at either end of a 90% interval. Not .05: sources differ more from each other than runs of one
-source do. With this 87% of all runs are held when their source is left out, and 75% of those of each table with more than ten; with .03 one
+source do. With this 88% of all runs are held when their source is left out, and 77% of those of each table with more than ten; with .03 one
 has 74.8%."""
 POOR: Final = 0.15
 """Median error of a generation's published runs above which a plan says so."""
@@ -63,8 +63,8 @@ class Pairs(Value, frozen=True, kw_only=True):
 
 DENSE_PAIRS: Final = Pairs(half=0.033, most=0.122)
 """95 pairs of one training on the same GPUs, divided differently (validate/pairs.py; validate's README)."""
-EXPERT_PAIRS: Final = Pairs(half=0.048, most=0.430)
-"""Differences of predicted ratios in 69 pairs of models with experts, divided differently."""
+EXPERT_PAIRS: Final = Pairs(half=0.068, most=0.373)
+"""Differences of predicted ratios in 74 pairs of models with experts, divided differently."""
 
 
 def pairs_of(architecture: Architecture) -> Pairs:
