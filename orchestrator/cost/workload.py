@@ -57,7 +57,7 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     if modules:
         model = hugging_face(model)
     if training.packing and training.lengths is not None and model.architecture.traced is None:
-        model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention or not modules)
+        model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention, masked=modules)
     if modules and training.lora is not None:
         model = with_lora(model, training.lora)
     if set(model.architecture.features()) & set(traits.unfused_attention):

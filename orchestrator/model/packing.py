@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from msgspec.structs import replace
 
 from orchestrator.model.spec import Attention, LayerSpec, ModelSpec, Op, Pointwise, Saved
 from orchestrator.model.training import Lengths
 
 
-def packed(model: ModelSpec, attended: float, *, kernels: bool) -> ModelSpec:
+def packed(model: ModelSpec, attended: float, *, kernels: bool, masked: bool = True) -> ModelSpec:
     """The model with its layers over packed sequences. `attended`: tokens of the sample that a token is in, in the mean over tokens.
-    `kernels`: flash attention computes each sample alone; otherwise a mask of one byte a pair is made once, and all pairs are computed
-    (transformers/masking_utils.py, find_packed_sequence_indices)."""
+    `kernels`: flash attention computes each sample alone; otherwise, where it is `masked`, a mask of one byte a pair is made once, and all
+    pairs are computed (transformers/masking_utils.py, find_packed_sequence_indices), else all pairs of each sample (cpu/attention.py)."""
+    seen = ceil(attended)
 
     def changed(op: Op) -> Op:
         if not isinstance(op, Attention) or not op.causal:
             return op
         if kernels:
             return replace(op, attended=min(attended, op.attended or attended))
+        if not masked:
+            saves = (replace(one, elements=one.elements * seen // op.key_len) if one.quadratic else one for one in op.saves)
+            return replace(op, key_len=seen, saves=tuple(saves))
         return replace(op, causal=False, window=0, attended=0.0)
 
     def layer(spec: LayerSpec) -> LayerSpec:
         ops = tuple(changed(op) for op in spec.ops)
-        if spec.kind == "embedding" and not kernels:
+        if spec.kind == "embedding" and masked and not kernels:
             mask = Saved(name="packed_mask", elements=model.seq_length**2, itemsize=1)
             ops = (*ops, Pointwise(name="packed_mask", elements=model.seq_length**2, moved=1.0, moved_backward=0.0, saves=(mask,)))
         return replace(spec, ops=ops)

@@ -41,6 +41,18 @@ def test_without_kernels_for_it_every_pair_is_computed_and_a_mask_is_held() -> N
     assert model.kind("embedding").saved_bytes() - plain == LENGTH**2
 
 
+def test_samples_that_attend_one_after_the_other_cost_and_keep_all_their_pairs() -> None:
+    """Without flash attention and without a mask: megatron-core on CPU ranks."""
+    found = supervised.lengths(SAMPLES, LENGTH)
+    whole, op = (
+        attention(describe(LLAMA3_8B, LENGTH)),
+        attention(packed(describe(LLAMA3_8B, LENGTH), found.attended, kernels=False, masked=False)),
+    )
+    assert op.query_len * op.key_len == pytest.approx(sum(n * n for n in SAMPLES), rel=1e-3)
+    kept, before = (sum(one.elements for one in each.saves if one.quadratic) for each in (op, whole))
+    assert kept / before == pytest.approx(sum(n * n for n in SAMPLES) / LENGTH**2, rel=1e-3)
+
+
 def test_what_is_cut_off_is_told() -> None:
     found = supervised.lengths([100, 300, 700], 500)
     assert sample_notes(found, 500, packing=True)[-1] == (
