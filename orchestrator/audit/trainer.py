@@ -27,6 +27,7 @@ KINDS: Final = kinds("trainer", "trainer_older", "around_trainer")
 ENOUGH: Final = {STEPS, "num_train_epochs", "num_epochs", "micro_batch_size"}
 """Settings of which one, beside a rate, says that a file has such arguments."""
 LENGTHS: Final = ("max_seq_length", "max_length", "cutoff_len", "block_size", "model_max_length")
+QUANTISED: Final = ("quantization_bit", "quant_bits")
 TRAINED: Final = ("lora_r", "lora_rank")
 
 
@@ -137,6 +138,13 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
     keys["lora.rank"] = rank or 8
     if given.values.get("lora_alpha") is not None:
         keys["lora.alpha"] = given.number("lora_alpha", float)
+    bits = next((given.number(name) for name in QUANTISED if given.values.get(name) is not None), 4 * given.truth("load_in_4bit", False))
+    if bits or given.truth("load_in_8bit", False):
+        if bits != 4 or str(given.get("quantization_method", given.get("quant_method", "bnb"))) not in ("bnb", "bitsandbytes"):
+            raise InputError("quantization", bits or 8, "of the frozen weights can't be priced", ["4 bits of bitsandbytes"])
+        keys["lora.bits"] = 4
+        given.take("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "quantization_type", "double_quantization", "bnb_4bit_quant_storage")
+        given.take("bnb_4bit_compute_dtype")
     keys["lora.dropout"] = given.number("lora_dropout", float) or 0.0
     named = given.get("lora_target_modules", given.get("lora_target", "all-linear"))
     targets = [str(one) for one in named] if isinstance(named, list) else [one.strip() for one in str(named).split(",")]

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
+from orchestrator.model.lora import NF4_BYTES
 from orchestrator.model.routing import times
 from orchestrator.model.spec import Attention, DeltaRule, Gemm, LayerSpec, Pointwise, Scan, padded
 from orchestrator.model.training import QUANTISED
@@ -242,6 +243,8 @@ def layer_seconds(
             b_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "row") * m * n / memory
             if op.frozen:
                 b_gemm += forward
+                unpacked = (NF4_BYTES + states.weight) * k * n / memory if op.nf4 else 0.0
+                f_memory, b_memory = f_memory + unpacked, b_memory + unpacked
                 continue
             if traits.fp32_gradient_fusion:
                 b_gemm += forward + to_weight

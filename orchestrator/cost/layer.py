@@ -16,7 +16,7 @@ from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
-from orchestrator.model.spec import Dispatch, LayerSpec
+from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
@@ -138,7 +138,11 @@ class LayerPrices:
         gathered = scattered = 0.0  # weights as ZeRO-3 gathers them, and gradients before they are scattered
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
             _, itemsize = self.replicas.weights_of(strategy, linears=layer.recomputable)
-            gathered, scattered = float(parameters * itemsize), float((parameters - frozen) * w.weight_itemsize)
+            _, frozen_itemsize = self.replicas.frozen_of(strategy, linears=layer.recomputable)
+            gathered = (parameters - frozen) * itemsize + frozen * frozen_itemsize
+            scattered = float((parameters - frozen) * w.weight_itemsize)
+        packed = (op.k * op.n for op in layer.ops if isinstance(op, Gemm) and op.nf4)
+        gathered += max(packed, default=0) * w.weight_itemsize  # one at a time is made 16 bits
         return LayerCost(
             forward_s=active * forward_s,
             backward_s=active * backward_s,
@@ -169,7 +173,7 @@ class LayerPrices:
         dense, experts = self._grown(layer, strategy, dense, experts)
         held = states(dense - frozen, per_parameter, strategy).resident + self._copies_beside(layer, strategy) * (dense + experts)
         if frozen:
-            held += states(frozen, per_parameter, strategy).weights
+            held += states(frozen, self.replicas.frozen_of(strategy, linears=layer.recomputable)[0], strategy).weights
         if experts:
             held += states(experts, per_parameter, folded(strategy)).resident
         return held

@@ -11,6 +11,7 @@ from orchestrator.cost.network import Network
 from orchestrator.cost.states import States, primary_weight_bytes, state_bytes, states
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.errors import InputError
+from orchestrator.model.lora import NF4_BYTES
 from orchestrator.model.spec import LayerSpec
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.axes.traffic import Traffic
@@ -102,6 +103,14 @@ class ReplicaPrices:
             count = self._frozen[key] = sum(weight.local_numel(tensor_parallel) for weight in frozen)
         return count
 
+    def frozen_of(self, strategy: Strategy, *, linears: bool) -> tuple[StateBytes, float]:
+        """`weights_of` for weights that are not trained."""
+        per_parameter, itemsize = self.weights_of(strategy, linears=linears)
+        lora = self._workload.training.lora
+        if lora is None or lora.bits is None or not linears:
+            return per_parameter, itemsize
+        return replace(per_parameter, weight=NF4_BYTES), NF4_BYTES
+
     def of(self, parameters: int, strategy: Strategy, frozen: int = 0, ranks: int | None = None, *, linears: bool = False) -> Replica:
         """The copy of so many weights on a rank. `parameters`: of the rank before ZeRO, replicated over the strategy's dp x cp; `frozen` of
         them are not trained: stage 3 divides and gathers them like the others, else they are there and nothing happens to them. `ranks`:
@@ -109,11 +118,12 @@ class ReplicaPrices:
         experts too. `linears`: as in `weights_of`."""
         w = self._workload
         per_parameter, itemsize = self.weights_of(strategy, linears=linears)
+        per_frozen, frozen_itemsize = self.frozen_of(strategy, linears=linears)
         trained = parameters - frozen
-        gathered = parameters if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"] else trained
+        gathered = trained * itemsize + (frozen * frozen_itemsize if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"] else 0.0)
         sync = gather = 0.0
         in_passes = []
-        for item in dp.traffic(gathered * itemsize, trained * self.wire_itemsize(strategy), strategy, w.traits):
+        for item in dp.traffic(gathered, trained * self.wire_itemsize(strategy), strategy, w.traits):
             seconds = self._network.seconds(item, self._messages(trained, strategy, ranks or dp.group(strategy)[0]))
             if item.when != "step":
                 in_passes.append((item, seconds))
@@ -123,7 +133,7 @@ class ReplicaPrices:
                 sync += seconds
         held = states(trained, per_parameter, strategy)
         if frozen:
-            held = held._replace(weights=held.weights + states(frozen, per_parameter, strategy).weights)
+            held = held._replace(weights=held.weights + states(frozen, per_frozen, strategy).weights)
         return Replica(held, sync, gather, self._optimizer_seconds(trained, per_parameter, strategy), tuple(in_passes))
 
     def _messages(self, parameters: int, strategy: Strategy, ranks: int) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec.structs import replace
 
@@ -25,6 +25,8 @@ ALL: Final = "all-linear"
 """Every linear but the output layer: peft's own word for it."""
 ADAPTED: Final[tuple[Role, ...]] = ("qkv", "projection", "fc1", "fc2")
 """Products of a layer whose linears may have adapters."""
+NF4_BYTES: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a frozen weight in 4 bits: 64 share a scale of 8 bits, and 256 of those one of 32 (arXiv 2305.14314, section 3)."""
 ADDED: Final = 2 * READ + 2 * WRITE + READ
 """Bytes moved for each element of an adapted linear's output: times alpha / rank (read, write), plus the frozen one's (6)."""
 
@@ -41,6 +43,11 @@ class Lora(Value, frozen=True, kw_only=True):
         float | None, Key("lora.alpha", "adapters count alpha / rank times", type=float, default="twice the rank", above=0)
     ] = None
     dropout: Annotated[float, Key("lora.dropout", "of the adapters' inputs", low=0, below=1)] = 0.0
+    bits: Annotated[
+        Literal[4] | None,
+        Key("lora.bits", "of the frozen linears: 4 is QLoRA's NF4 (planned, and written for write=)", type=Literal[4], default="16"),
+    ] = None
+    """Bits of a weight of the frozen linears but the head's; None: those of the training."""
 
     @property
     def scaling(self) -> float:
@@ -155,7 +162,7 @@ class _Adapting:
         kept: tuple[Saved, ...] = ()
         if op.role == "projection" and not (adapted and not self._lora.dropout):
             kept = tuple(replace(saved, flash_only=True) for saved in op.saves)  # fused attention keeps its output itself
-        yield replace(op, frozen=True, saves=kept)
+        yield replace(op, frozen=True, saves=kept, nf4=bool(linears) and self._lora.bits == 4)
         if adapted:
             yield from self._adapter(op, f"{op.name}.{linears[index]}")
 

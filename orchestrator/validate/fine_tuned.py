@@ -37,7 +37,7 @@ def lora_of(row: dict[str, str], engine: MeasuredEngine) -> Lora | None:
     if engine.adapts is None:
         raise SkipError(f"LoRA under {engine.name} is not priced")
     if any(word in row.get("precision", "") for word in ("int4", "int8", "nf4", "base")):
-        raise SkipError("the frozen weights are quantised, which lora.* has no key for")
+        raise SkipError("the frozen weights are quantised: no row of lora.bits is among the figures")
     if "embedding" in row.get("lora_targets", ""):
         raise SkipError("embedding and output are trained whole, which lora.* has no key for")
     if row.get("offload", "none") not in ("", "none"):

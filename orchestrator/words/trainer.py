@@ -51,6 +51,12 @@ class Around(NamedTuple):
     """The program's switches for several supervised samples in a sequence, of which none sees another."""
 
 
+NF4: Final[Mapping[str, Mapping[str, Any]]] = {
+    "llama_factory": {"quantization_bit": 4, "quantization_type": "nf4", "double_quantization": True},
+    "axolotl": {"load_in_4bit": True},
+    "ms_swift": {"quant_bits": 4, "quant_method": "bnb", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+}
+"""How each program is told of frozen weights in NF4, with scales that are quantised too."""
 SEQUENCE: Final = ("max_length", "finetuning_type", "lora_rank", "lora_alpha", "lora_dropout", "lora_target")
 """What programs around the Trainer are told beside its arguments: tokens of a sample, and what is trained."""
 AROUND: Final[Mapping[str, Around]] = {

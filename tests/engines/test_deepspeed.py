@@ -120,6 +120,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("autoep", workload(MIXTRAL), {"ep": 2, "zero_stage": 2, "offload_optimizer": True}, "offload_optimizer with ep=2"),
     ("autoep_fp16", workload(MIXTRAL, precision="fp16"), {"ep": 2, "zero_stage": 1}, "ep=2 with precision fp16"),
     ("lora_experts", workload(MIXTRAL, lora=Lora(rank=4)), {}, "lora.rank=4: the weights of transformers' experts are no linears"),
+    ("nf4_linears", workload(LLAMA, lora=Lora(rank=4, bits=4)), {"tp": 2, "dp": 4}, "AutoTP would cut packed weights"),
     ("axis_pp", workload(), {"pp": 2, "dp": 4}, "deepspeed has no pp"),
     ("schedule", workload(), {"pp": 2, "dp": 4, "vpp": 2, "schedule": "1f1b"}, "vpp=2 runs interleaved"),
     ("sequence_parallel", workload(LLAMA), {"tp": 2, "dp": 4, "sequence_parallel": True}, "no sequence parallelism"),

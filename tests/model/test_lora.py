@@ -11,8 +11,8 @@ from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.flops import model_flops_per_sample
 from orchestrator.model.hugging_face import hugging_face
-from orchestrator.model.lora import Lora, check_targets, linear_names, trainable_parameters, with_lora
-from orchestrator.model.ops import Pointwise
+from orchestrator.model.lora import NF4_BYTES, Lora, check_targets, linear_names, trainable_parameters, with_lora
+from orchestrator.model.ops import Gemm, Pointwise
 from orchestrator.model.spec import ModelSpec
 
 MB = 1e6
@@ -50,6 +50,16 @@ def test_a_frozen_product_has_two_of_three_parts_of_its_flops() -> None:
     full, adapted = (model_flops_per_sample(described(lora)) for lora in (None, Lora(rank=1, targets=("v_proj",))))
     attention = 3 * 32 * 4 * 4096**2 * 4096 * 0.5
     assert (adapted - attention) / (full - attention) == pytest.approx(2 / 3, rel=1e-3)
+
+
+def test_frozen_linears_of_4_bits_have_the_bytes_that_bitsandbytes_makes_of_them() -> None:
+    """A weight of 4096 x 4096, quantised by bitsandbytes 0.50.2 with compress_statistics: 8,388,608 bytes of pairs, 262,144 of scales,
+    4,096 of theirs. The head stays as it is."""
+    assert 4096 * 4096 * NF4_BYTES == 8_388_608 + 262_144 + 4_096
+    model = described(Lora(rank=16, targets=("q_proj",), bits=4))
+    packed = {op.name for run in model.runs for op in run.layer.ops if isinstance(op, Gemm) and op.nf4}
+    plain = {op.name for run in described(None).runs for op in run.layer.ops if isinstance(op, Gemm) and run.layer.recomputable}
+    assert packed == plain
 
 
 def test_dropout_keeps_a_copy_of_its_own_for_each_adapter() -> None:

@@ -49,6 +49,15 @@ def adapters_of_states(_: Candidate, workload: Workload) -> str | None:
     return f"lora.rank={lora.rank}: adapters beside the linears of Mamba-2 layers were never tried here"
 
 
+@rule("nf4_linears", "transformers/integrations/bitsandbytes.py:215; peft's docs, accelerate/deepspeed.md", "tp")
+def whole_quantised_linears(candidate: Candidate, workload: Workload) -> str | None:
+    """Refuses 4-bit weights where linears are divided: their packed bytes have no columns and rows."""
+    lora, tp = workload.training.lora, candidate.mesh.tp
+    if lora is None or lora.bits is None or tp == 1:
+        return None
+    return f"tp={tp} with lora.bits={lora.bits}: AutoTP would cut packed weights, which have no columns; ZeRO divides them"
+
+
 @rule("recorded", "ours: linears and heads of a recorded model have no names here", "model")
 def recorded_models(_: Candidate, workload: Workload) -> str | None:
     training, traced = workload.training, workload.model.architecture.traced
@@ -63,5 +72,13 @@ def recorded_models(_: Candidate, workload: Workload) -> str | None:
     return f"{PACKING} of {traced.model_class}, whose layers may mix packed samples: data.packing=false" if training.packing else None
 
 
-FINE_TUNING_RULES: Final = (decoder_only, recorded_models, packed_states, adapters_of_states, packed_ulysses, packed_one_by_one)
+FINE_TUNING_RULES: Final = (
+    decoder_only,
+    recorded_models,
+    packed_states,
+    adapters_of_states,
+    whole_quantised_linears,
+    packed_ulysses,
+    packed_one_by_one,
+)
 """The rules for supervised samples and adapters."""

@@ -147,7 +147,8 @@ def notes(plan: Plan) -> list[str]:
     if any(part.aux_loss_coeff for part in plan.model.experts):
         notes.append(f"{TRAINER}: the loss that balances experts is the model's to add: output_router_logits=true in its configuration.")
     if plan.training.lora is not None:
-        notes.append(f"{TRAINER}: the adapters are the script's to put in (peft's get_peft_model).")
+        packed = ", over weights that it loads by BitsAndBytesConfig in 4 bits, nf4 and doubly quantised" if plan.training.lora.bits else ""
+        notes.append(f"{TRAINER}: the adapters are the script's to put in (peft's get_peft_model){packed}.")
     return notes
 
 
@@ -181,7 +182,9 @@ def around(plan: Plan, name: str) -> File:
         said["lora_target"] = whole if lora.targets == (ALL,) else list(lora.targets)
         said |= {"lora_target_linear": True} if name == "axolotl" and lora.targets == (ALL,) else {}
     if name == "axolotl":
-        said["finetuning_type"] = None if lora is None else "lora"
+        said["finetuning_type"] = None if lora is None else "qlora" if lora.bits else "lora"
+    if lora is not None and lora.bits:
+        said |= words.NF4[name]
     said |= dict(program.says.get(training.task, {}))
     said |= dict.fromkeys(program.packs, bool(training.packing)) if training.task == "sft" else {}
     content = {program.names.get(key, key): value for key, value in said.items() if key not in LEFT_OUT}

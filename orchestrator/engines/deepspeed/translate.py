@@ -44,7 +44,9 @@ def translate(plan: Plan) -> Job:
         notes.append("transformers' routers don't move the biases that balance experts: they stay as they are in the first step.")
     if plan.model.stack == "encoder":
         notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
-    return assemble(plan, PROGRAM, [engine, file, *files], notes, deepspeed_environment(plan), passes=PASSES)
+    quantised = plan.training.lora is not None and plan.training.lora.bits is not None
+    only = "our programs quantise no weights (lora.bits): write=llama_factory,axolotl,ms_swift have those that do" if quantised else ""
+    return assemble(plan, PROGRAM, [engine, file, *files], notes, deepspeed_environment(plan), without_worker=only, passes=PASSES)
 
 
 def own_settings(plan: Plan) -> dict[str, Any]:
