@@ -43,7 +43,7 @@ def why_not(plan: Plan) -> str | None:
     said = megatron_lm(plan.cluster.software)
     if plan.zero_stage >= 2 and not plan.megatron_fsdp:
         return f"{said} has no zero_stage={plan.zero_stage} with these groups (its FSDP is another engine)"
-    if plan.zero_stage >= 1 and plan.training.optimizer != "adamw":
+    if plan.zero_stage >= 1 and plan.training.optimizer == "sgd":
         return f"{said}'s distributed optimizer takes Adam only"
     reason = why_never(plan.model, plan.training, plan.cluster.software)
     if reason is None and common_recompute(plan) is None:

@@ -38,6 +38,8 @@ def muon(model: Any = LLAMA, software: Software = LATER, **fields: Any) -> Workl
         (muon(software=replace(LATER, megatron_core="0.16.1")), {}, "overlap_grad_reduce"),
         (muon(), {"zero_stage": 1, "zero_shard_size": 4}, "zero_shard_size=4"),
         (muon(precision="fp16"), {}, "precision=fp16"),
+        (muon(precision="fp32"), {"zero_stage": 1}, "precision=fp32"),
+        (muon(precision="fp32"), {}, None),
         (muon(replace(MOE, add_bias_linear=True)), {"zero_stage": 1}, "experts with biases"),
         (muon(replace(MOE, add_bias_linear=True)), {}, None),
         (muon(), {"zero_stage": 1, "fp8_param_gather": True}, "fp8_param_gather"),

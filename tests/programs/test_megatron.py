@@ -149,6 +149,23 @@ def test_it_trains_what_our_worker_trains(name: str, workshop: Workshop) -> None
     assert_same(workshop.trained(workshop.plan(MODELS[model], **strategy), name), workshop.expected(model))
 
 
+def test_muon_s_update_is_the_same_over_tensor_parallel_ranks_unless_it_is_blockwise(workshop: Workshop) -> None:
+    """Products are in bf16 (muon_utils.py): losses to 1e-4."""
+    pytest.importorskip("emerging_optimizers", reason="needs Python 3.12", exc_type=ImportError)
+    software = replace(workshop.plan(LLAMA).cluster.software, megatron_core=version("megatron-core"))
+    losses = {}
+    cases = {"whole": {}, "duplicated": {"tp": 2}, "distributed": {"tp": 2}, "blockwise": {"tp": 2}}
+    for name, layout in cases.items():
+        plan = workshop.plan(MODELS["llama_test"], **layout)
+        mode = name if layout.get("tp") else "duplicated"
+        training = replace(plan.training, optimizer="muon", muon_tp_mode=mode)
+        plan = replace(plan, training=training, cluster=replace(plan.cluster, software=software))
+        losses[name] = [row["loss"] for row in workshop.trained(plan, f"muon {name}")]
+    for name in ("duplicated", "distributed"):
+        assert losses[name] == pytest.approx(losses["whole"], abs=1e-4), name
+    assert max(abs(a - b) for a, b in zip(losses["blockwise"], losses["whole"], strict=True)) > 5e-4
+
+
 @pytest.mark.parametrize(("rank", "granularity"), [(0, "full"), (1, None)])
 def test_a_rank_recomputes_what_its_stage_does(rank: int, granularity: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(MODELS["llama_test"], pp=2, recompute=["full", "none"])

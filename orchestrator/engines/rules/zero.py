@@ -51,6 +51,10 @@ def muon(candidate: Candidate, workload: Workload) -> str | None:
             strategy.zero_stage > 0 and a.add_bias_linear and bool(a.experts),
             f"zero_stage={strategy.zero_stage} and experts with biases, whose Adam it does not divide",
         ),
+        (
+            strategy.zero_stage > 0 and training.precision == "fp32",
+            f"zero_stage={strategy.zero_stage} and precision=fp32: what divides it wraps bf16 models alone",  # layer_wise_optimizer.py
+        ),
         (strategy.zero_stage > 0 and not release.divides_muon, f"zero_stage={strategy.zero_stage}: {older} has it undivided, 0.19 divided"),
         (
             strategy.overlap_grad_reduce and not release.divides_muon,
