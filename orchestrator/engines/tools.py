@@ -46,12 +46,12 @@ OF_MODEL: Final = {"make_vocab_size_divisible_by", *names(ARCHITECTURE, words.DR
 OF_RESULT: Final = (names(words.SCHEDULE, words.BETAS, words.EPSILON, words.PRECISION_AWARE) | {
     "optimizer", "sgd_momentum", "grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "fp8", "fp8_recipe"}) - {"seed"}  # fmt: skip
 """What decides what is trained: nothing is written where one of these can't be said."""
-OURS: Final = {term.theirs: term.ours for term in PLAN if term.ours}
+OURS: Final = {term.theirs: term.ours for term in PLAN if term.ours} | {"transformer_impl": "cluster.software"}
 DEFAULTS: Final = {
     term.theirs: term.default
     for table in (words.SCHEDULE, words.BETAS, words.EPSILON, words.OPTIONS, words.EXPERT_PARALLEL, words.PRECISION_AWARE)
     for term in table
-}
+} | {"transformer_impl": "transformer_engine"}
 SWITCHES: Final = ("activation_checkpointing", "fp8_enabled")
 """NeMo-RL's, of what other programs say in one setting."""
 PINS: Final = {choice.name: (choice.pin, choice.default) for choice in CHOICES} | {"stages.recompute": ("recompute", "full")}

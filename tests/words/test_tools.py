@@ -43,6 +43,7 @@ LOST = {
     "use_tp_pp_dp_mapping": {"rank_order"},
     "use_megatron_fsdp": {"megatron_fsdp", "zero_stage"},
     "recompute_num_layers": {"layers of stages"},
+    "transformer_impl": {"layers of stages"},  # recompute of norms, which Transformer Engine's linears have in them
     "num_virtual_stages_per_pipeline_rank": {"vpp", "schedule", "layers of stages", "microbatch_group_size_per_vp_stage"},
     "reduce_scatter_with_fp32_accumulation": {"reduce_scatter_with_fp32_accumulation"},
 }
