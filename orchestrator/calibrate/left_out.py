@@ -94,14 +94,15 @@ def predicted(runs: Sequence[Run], choose: Choose, gpus: set[str]) -> Iterator[L
 
 
 def cells_of(found: Sequence[LeftOut]) -> tuple[Cell, ...]:
-    """The ratios of measured to predicted, sorted, by source and situation."""
+    """The ratios of measured to predicted, sorted, by source and situation. Peaks of stock stacks are left out: those published
+    are of three models, near their predictions, and would let every plan on Hopper keep 13% free for a risk of 5%, where 16% stand now."""
     grouped: dict[tuple[str, Situation], list[LeftOut]] = defaultdict(list)
     for one in found:
         grouped[one.run.table, one.situation].append(one)
     cells = []
     for (_, now), ones in grouped.items():
         seconds = sorted(round(one.seconds, DIGITS) for one in ones if one.seconds is not None)
-        peaks = sorted(round(one.bytes, DIGITS) for one in ones if one.bytes is not None)
+        peaks = sorted(round(one.bytes, DIGITS) for one in ones if one.bytes is not None and not now.stock)
         if seconds or peaks:
             cells.append(Cell(situation=now, seconds=tuple(seconds), bytes=tuple(peaks)))
     return tuple(cells)
