@@ -87,7 +87,7 @@ def found_in(script: Script) -> Overrides | None:
         flag = ""
         if name in FLAGS:
             flag, path, place = ("", FLAGS[name], Place(one, len(name) + 1)) if equals else (name, None, place)
-        elif (match := PATH.match(one.text)) is not None:
+        elif (match := PATH.match(one.text)) is not None and not match.group(1).isupper():  # else a variable of the environment
             path, place = match.group(1), Place(one, match.end())
         if path is None:
             others.append(one.text)

@@ -50,7 +50,8 @@ def _type(path: str) -> Table:
     ]
 
 
-ADAM: Final = "lr=optimizer.params.lr weight_decay=optimizer.params.weight_decay betas=optimizer.params.betas eps=optimizer.params.eps"
+ADAM: Final = "lr=optimizer.params.lr weight_decay=optimizer.params.weight_decay betas=optimizer.params.betas"
+EPS: Final = "eps=optimizer.params.eps"
 ACTOR: Final = "actor_rollout_ref.actor"
 VERL: Final = Sharded(
     kind="verl's configuration for FSDP",
@@ -65,6 +66,7 @@ VERL: Final = Sharded(
         _offload(f"{ACTOR}.fsdp_config.offload_policy"),
         *_type(f"{ACTOR}.fsdp_config.dtype"),
         *named(f"{ADAM} clip_grad=gradient_clipping", f"{ACTOR}.optim."),
+        *named(EPS, f"{ACTOR}.optim.override_optimizer_config."),
     ],
     recompute="actor_rollout_ref.model.enable_gradient_checkpointing",
     recomputes=True,
@@ -89,7 +91,7 @@ NEMO_RL: Final = Sharded(
         *named("tensor_parallel_size=tensor_parallel.autotp_size context_parallel_size=sequence_parallel_size", "policy.dtensor_cfg."),
         _offload("policy.dtensor_cfg.cpu_offload"),
         *_type("policy.precision"),
-        *named(ADAM, "policy.optimizer.kwargs."),
+        *named(f"{ADAM} {EPS}", "policy.optimizer.kwargs."),
         *named("max_grad_norm=gradient_clipping", "policy."),
     ],
     recompute="policy.dtensor_cfg.activation_checkpointing",
@@ -112,6 +114,7 @@ VERL_SFT: Final = VERL._replace(
         _offload("engine.offload_policy"),
         *_type("engine.dtype"),
         *named(f"{ADAM} clip_grad=gradient_clipping", "optim."),
+        *named(EPS, "optim.override_optimizer_config."),
     ],
     recompute="model.enable_gradient_checkpointing",
     length=("data.max_length",),

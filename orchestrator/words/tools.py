@@ -483,6 +483,8 @@ NEMO_RL: Final = Tool(
         "defaults": "/opt/nemo-rl/examples/configs/sft.yaml", "policy.dtensor_cfg.enabled": False, "policy.megatron_cfg.enabled": True,
         "policy.optimizer": None,
     },
+    off={**dict.fromkeys(("recompute_granularity", "recompute_modules", "fp8", "cuda_graph_modules"), NOTHING),
+         "expert_tensor_parallel_size": 1},  # its classes take no null there (MasterConfig)
     nodes=("cluster.num_nodes", "cluster.gpus_per_node"),
 )  # fmt: skip
 """NeMo-RL's configuration (examples/configs/sft.yaml, of which `made` are the defaults). It builds one model chunk a stage."""

@@ -37,7 +37,9 @@ AT: Final = {
     "axolotl-ai-cloud/axolotl": "067b021c8b87a9e5e380b9173c704cf7340e30f5",
 }
 """Commits of the repositories."""
-AROUND: Final = ("verl-project/verl", "NVIDIA-NeMo/RL", "THUDM/slime", "modelscope/ms-swift", "axolotl-ai-cloud/axolotl")
+AROUND: Final = (
+    "verl-project/verl", "NVIDIA-NeMo/RL", "THUDM/slime", "modelscope/ms-swift", "axolotl-ai-cloud/axolotl", "hiyouga/LLaMA-Factory",
+)  # fmt: skip
 """Programs that people start around Megatron and DeepSpeed."""
 COLUMNS: Final = (
     "repository",
@@ -103,9 +105,10 @@ def test_fifty_published_files_are_cited() -> None:
     assert sum(row["legal"] == "yes" for row in table) >= 30
 
 
-def test_of_thirty_files_of_programs_around_the_engines_every_setting_is_known() -> None:
+def test_of_eighty_files_of_programs_around_the_engines_every_setting_is_known() -> None:
+    """The last 47 rows were drawn when the readers were done: of their files eight had a setting that was unknown then."""
     table = [row for row in rows() if row["repository"] in AROUND or (row["path"].endswith(".sh") and "Bridge" in row["repository"])]
-    assert len(table) >= 30
+    assert len(table) >= 80
     assert {row["repository"] for row in table} >= {*AROUND}
     assert [row["path"] for row in table if row["unknown"] != "0"] == []
 

@@ -19,6 +19,7 @@ HELD: Final = {
 }
 """What is not said of a plan, by its path in a ds_config, with the pin that keeps a plan from it."""
 TYPES: Final = ("bf16", "fp16")
+SCHEDULES: Final = ("constant", "cosine")
 
 
 def settings_of(plan: Plan, name: str) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
@@ -68,9 +69,8 @@ def settings_of(plan: Plan, name: str) -> tuple[dict[str, Any], tuple[str, ...],
 def _schedule(plan: Plan, name: str) -> dict[str, Any]:
     """How the rate goes over the steps. Raises InputError for a schedule that the program has not."""
     training = plan.training
-    kinds = ("constant", "cosine", "linear") if name == "verl" else ("constant", "cosine")
-    if training.schedule not in kinds:
-        raise InputError("write", name, f"can't be told train.schedule={training.schedule}", kinds)
+    if training.schedule not in SCHEDULES:
+        raise InputError("write", name, f"can't be told train.schedule={training.schedule}", SCHEDULES)
     if name == "verl":
         optim = f"{ACTOR}.optim"
         return {f"{optim}.lr_scheduler_type": training.schedule, f"{optim}.lr_warmup_steps": training.warmup,
