@@ -256,6 +256,13 @@ def test_autoep_needs_the_whole_model_in_host_memory_but_at_stage_3() -> None:
     assert "autoep_host" not in refusals(DS, given, ep=2, zero_stage=3)
 
 
+def test_an_offloaded_optimizer_needs_host_memory() -> None:
+    given = workload(LLAMA3_8B)
+    given = replace(given, cluster=replace(given.cluster, host_memory=1000))
+    assert "of host memory a rank, of 1000 B" in refusals(DS, given, zero_stage=2, offload_optimizer=True)["offload_host"]
+    assert "offload_host" not in refusals(DS, given, zero_stage=2)
+
+
 def test_a_plan_of_experts_says_so_to_deepspeed() -> None:
     """Nothing where every rank has all of them, and the coefficient of the model's own loss of balance."""
     balanced = with_experts(aux_loss_coeff=0.02)
@@ -269,7 +276,7 @@ def test_a_plan_of_experts_says_so_to_deepspeed() -> None:
 
 
 def test_every_rule_has_a_case_that_it_refuses() -> None:
-    tested = {case[0] for case in CASES} | {"autotp_host", "autoep_host", "activations_host", "recorded"}
+    tested = {case[0] for case in CASES} | {"autotp_host", "autoep_host", "activations_host", "offload_host", "recorded"}
     assert {rule.id for rule in ENGINES[DS].capabilities(Software()).rules} <= tested
 
 

@@ -791,6 +791,7 @@ MAY_BE_NOTHING = """
     seed cluster.restart_s train.step_timeout_s train.min_lr train.weight_decay train.clip memory.reserve_gib slurm.requeue model.dropout
     model.hidden_dropout model.attention_dropout train.betas lora.dropout model.decoder_num_layers model.mtp_num_layers
     model.num_token_types train.keep_last train.eval_every train.save_every train.keep_every train.warmup rl.staleness
+    train.muon_momentum
 """
 
 
