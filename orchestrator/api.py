@@ -121,7 +121,7 @@ def plan_rl(**keys: Any) -> RlAnswer:
     >>> found = plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl={
     ...     "prompts": 64, "samples": 8, "prompt_length": 200, "response_length": 800, "max_response_length": 4096})
     >>> found.step.colocated, found.step.gpus, found.plan.engine
-    (True, 8, 'megatron')
+    (False, 8, 'megatron')
     """
     settings = loader({"task": "rl", **keys}, "python -m orchestrator plan prints it whole with --json")({})
     if settings.reinforcement is None:

@@ -576,10 +576,6 @@ def _zero(f: Fields) -> tuple[int, bool]:
     if f.get("use_torch_fsdp2"):
         f.assumed.append("use_torch_fsdp2 is priced as Megatron's own FSDP with the same sharding")
         return 3, True
-    if stage > 1:
-        f.assumed.append(
-            f"data_parallel_sharding_strategy={strategy} does nothing without use_megatron_fsdp: zero_stage={1 if distributed else 0}"
-        )
     return (1 if distributed else 0), False
 
 

@@ -123,7 +123,7 @@ def test_screen_files_and_header_name_one_release_and_what_must_be_on_the_nodes(
     words = ["recipe=mixtral_8x7b", "gpus=64", "engine=megatron", "pin.dispatcher=flex", f"cluster.software.megatron_core={release}"]
     assert main(["plan", *words, f"out={tmp_path / 'run'}"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("software ")]
-    assert line.split(maxsplit=1)[1].startswith(f"megatron-core {release}; DeepEP or HybridEP (deep_ep) on every node: ")
+    assert line.split(maxsplit=1)[1].startswith(f"megatron-core {release}; on every node DeepEP or HybridEP (deep_ep): ")
     required = json.loads((tmp_path / "run" / "engine.json").read_text())["requires"]
     assert (required["megatron-core"], required["deep_ep"]) == (release, "")
     assert f"Megatron-LM, tag {release_of(release).tag}," in (tmp_path / "run" / "megatron_args.sh").read_text()

@@ -84,7 +84,7 @@ def test_each_engine_offers_what_it_has() -> None:
     wanted: dict[str, dict[str, Any]] = {
         MEGATRON: {
             "axes": ("pp", "vpp", "tp", "cp", "ep", "etp", "dp"), "zero_stages": (0, 1), "zero_stages_with_pipeline": (0, 1),
-            "fsdp_zero_stages": (2, 3), "zero_shard_stages": (1,), "schedules": ("1f1b", "interleaved"), "sequence_parallel": True,
+            "fsdp_zero_stages": (2, 3), "zero_shard_stages": (1, 2, 3), "schedules": ("1f1b", "interleaved"), "sequence_parallel": True,
             "uneven_stages": True, "microbatch_groups": True, "offload_optimizer": False, "precision_aware_optimizer": True,
             "least_sequence_part": 2048, "recompute_varies": "stage", "lora": False, "tasks": ("pretrain", "sft"),
             "precisions": ("bf16", "fp16", "fp32", "fp8", "nvfp4"),

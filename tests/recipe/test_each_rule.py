@@ -805,9 +805,11 @@ def test_a_number_is_at_least_one_unless_nothing_of_it_makes_sense() -> None:
     everything = keys.KEYS.values()
     assert {key.above for key in everything} == {None, 0}
     assert {key.below for key in everything} == {None, 1}
-    assert {key.high for key in everything} == {None, 64, 65535, 2**31 - 1, 10**3, 10**6, 10**9, 10**12, 10**18}
+    assert {key.high for key in everything} == {None, 1, 64, 65535, 2**31 - 1, 10**3, 10**6, 10**9, 10**12, 10**18}
     assert [key.name for key in everything if key.high == 65535] == ["slurm.warning_s"]  # sbatch's own, --signal
-    assert {key.name for key in everything if key.high == 64} == {"take", "tune", "tune.rounds"}
-    assert {key.high for key in everything if key.name.startswith(("gpus", "pin.", "lora.rank", "tune.steps"))} == {None, keys.MAX_GPUS}
+    assert {key.name for key in everything if key.high == 64} == {"take", "tune", "tune.rounds", "train.muon_num_ns_steps"}
+    assert [key.name for key in everything if key.high == 1] == ["train.lr"]
+    counted = [key for key in everything if key.name.startswith(("gpus", "pin.", "lora.rank", "tune.steps"))]
+    assert [key.name for key in counted if key.high not in (None, keys.MAX_GPUS)] == ["pin.ddp_bucket_size"]  # parameters
     assert {keys.KEYS[name].high for name in ("model.num_layers", "model.decoder_num_layers", "model.mtp_num_layers")} == {10**3}
     assert {keys.KEYS[name].high for name in ("train.steps", "train.warmup", "train.eval_every", "train.save_every")} == {10**12}
