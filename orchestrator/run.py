@@ -38,7 +38,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner, planned
 from orchestrator.recipe import Settings, resuming, supervised
-from orchestrator.recipe.whole_data import check_first_texts, check_whole, is_made_up, trained_on
+from orchestrator.recipe.whole_data import check_bytes, check_first_texts, check_whole, is_made_up, trained_on
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
@@ -108,6 +108,8 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
     traced = settings.architecture.traced
     if settings.training.task == "pretrain" and settings.entry is None and (traced is None or traced.reads == "text"):
         check_first_texts(settings.run)
+        if traced is None or not is_made_up(settings.run):  # else its batches are drawn
+            check_bytes(settings.run, settings.architecture.vocab_size)
     absent = left_out(start, settings, machine)
     for name, why in absent.items():
         print(f"engine={name} is left out: {why}; launch=none plans for it too", flush=True)

@@ -87,6 +87,9 @@ def _check_read(found: Mapping[str, Any], traced: Traced) -> None:
     if traced.reads is None and found["data"] is not None:
         raise InputError("data", shown(found["data"]), traced.why_drawn)
     if traced.reads == "text" and text:
+        if traced.code and traced.vocab_size == 1:
+            why = f"{traced.code} was not seen to look input_ids up in an embedding (torch.nn.Embedding): which ids it takes can't be told"
+            raise InputError("data", shown(found["data"] or found["blend"][0].path), why)
         return
     if traced.reads == "labelled_texts" and found["data"] is not None:
         _check_labels(Path(found["data"]), found["tokenizer"], traced)

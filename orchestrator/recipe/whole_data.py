@@ -16,6 +16,7 @@ TOKEN_TYPES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 """Bytes of a token by the code of its type; 6 and 7 are floats (megatron-core's core/datasets/indexed_dataset.py, DType)."""
 VERSION: Final = 1
 ANSWERS: Final = "assistant"
+BYTES: Final = 256
 MADE_UP: Final = "Python's own sources, byte by byte"
 
 
@@ -62,6 +63,15 @@ def check_first_texts(run: RunSettings) -> None:
             said = isinstance(first, dict) and bool({"messages", "prompt"} & first.keys())
             why = f'is not a JSON object with a string in "text"{": task=sft trains on chats and prompts" if said else ""}'
             raise InputError("data", where, why)
+
+
+def check_bytes(run: RunSettings, token_ids: int) -> None:
+    """Raises InputError where text is read byte by byte by a model of fewer `token_ids` than there are bytes and the end of a document."""
+    paths = (run.data, *(source.path for source in run.blend))
+    by_bytes = run.tokenizer is None and not any(path and path.endswith((".bin", ".idx")) for path in paths)
+    if by_bytes and token_ids <= BYTES:
+        why = f"is too small: {trained_on(run)} is read byte by byte, which takes {BYTES + 1} ids; tokenizer=FOLDER has others"
+        raise InputError("model.vocab_size", token_ids, why)
 
 
 def check_index(prefix: str) -> None:

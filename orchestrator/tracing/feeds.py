@@ -23,6 +23,8 @@ SAMPLES_OF_SOUND: Final = 16_000
 """Numbers of an input of sound: a second of it at 16 kHz."""
 SPOKEN: Final = 12
 """Letters in it, of which 0 is none."""
+TOKENS: Final = "input_ids"
+"""The argument that takes token ids."""
 BOXES: Final = ("ForObjectDetection", "ForSegmentation")
 """How classes end whose labels are lists of boxes: they are recorded without a loss."""
 

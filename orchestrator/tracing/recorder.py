@@ -81,6 +81,10 @@ class Recorder(TorchDispatchMode):
         self.backward = False
         self.assumed: Counter[str] = Counter()
         self.biased = False
+        self.rows: dict[int, int] = {}
+        """Rows of the tables in which the numbers of a tensor, by its storage, are looked up: of the smallest."""
+        self.classes = 0
+        """Classes that the last cross entropy tells apart; 0: there was none."""
         self._derived: dict[int, str] = {}
         """Storages that are a parameter's in another type or layout."""
         self._kept: set[int] = set()
@@ -147,9 +151,20 @@ class Recorder(TorchDispatchMode):
             used = [self.names.get(storage(t)) or self._derived.get(storage(t)) for t in leaves]
             given = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
             sources = self.flow.step(name, args, leaves, given, [weight for weight in used if weight])
+            self._look_up(name, args)
         if any(map(is_meta, tree_leaves((args, kwargs, out)))):
             self._count(func, name, args, kwargs, out, sources)
         return out
+
+    def _look_up(self, name: str, args: Any) -> None:
+        """Notes a table's rows, or the classes of a cross entropy."""
+        if name == "nll_loss_forward":
+            self.classes = args[0].shape[-1]
+        elif name in ("embedding", "index"):
+            indices = args[1] if name == "embedding" else args[1][0]
+            if indices is not None and storage(args[0]) in self.names:
+                rows = args[0].shape[0]
+                self.rows[storage(indices)] = min(rows, self.rows.get(storage(indices), rows))
 
     def _answer(self, packet: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         """(whether this asks what a tensor without numbers can't say, what it is told)."""

@@ -52,8 +52,10 @@ def described(source: build.Source, seq_length: int | None, decoder_seq_length: 
             fed = feeds.feeds_of(model, config, seq_length, decoder_seq_length)
         recorder = Recorder(model, itemsize, answer_values=not source.code)
         build.attend_by_name(transformers_attention(recorder.attention))
-        logits = _run(model, fed, recorder, dtype, source)
+        logits, vocabulary = _run(model, fed, recorder, dtype, source)
         found = compared.checked(source, partition.find(model, recorder.flow), seq_length, decoder_seq_length)
+    if vocabulary:  # the sample of a user's own code has a few of the ids
+        fed = tuple(replace(feed, high=vocabulary) if feed.name == feeds.TOKENS and feed.high else feed for feed in fed)
     ends = (recorder.parts[0], recorder.parts[-1])  # there though nothing comes before the first block
     parts = [part for part in recorder.parts if part in ends or not part.empty]
     fixed = not feeds.takes_tokens(model) if config is not None else True
@@ -77,7 +79,7 @@ def described(source: build.Source, seq_length: int | None, decoder_seq_length: 
         num_attention_heads=int(getattr(text, "num_attention_heads", 0) or (heads[0].heads if heads else 1)) if not _listed(text) else 1,
         num_query_groups=heads[0].kv_heads if heads and not _listed(text) else 1,
         ffn_hidden_size=max((op.n for op in gemms), default=hidden),
-        vocab_size=int(getattr(text, "vocab_size", 0) or 1),
+        vocab_size=int(getattr(text, "vocab_size", 0) or vocabulary or 1),
         max_position_embeddings=int(getattr(text, "max_position_embeddings", 0) or length),
         biased_attention=recorder.biased,
         feeds=tuple(fed),
@@ -112,8 +114,9 @@ def _hidden(model: torch.nn.Module, config: Any, first: Part) -> int:
 # ------------------------------------------------------------------------------------------------ the run
 
 
-def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype: torch.dtype, source: build.Source) -> int:
-    """Runs forward and backward under the recorder; returns the elements of the logits, 0 where the model has no loss of its own."""
+def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype: torch.dtype, source: build.Source) -> tuple[int, int]:
+    """Runs forward and backward under the recorder; returns (the elements of the logits, 0 where the model has no loss of its own; how many
+    token ids a user's own code has rows and logits for, 0 where it looks them up in no table)."""
     path_of = {id(module): path for path, module in find_blocks(model).items()}
     if not path_of:
         raise InputError("model.hf_config" if not source.code else "model.code", type(model).__name__, "has no repeated blocks")
@@ -180,7 +183,8 @@ def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype:
     try:
         with recorder, FusedAttention(recorder.attention):
             with saved_tensors_hooks(recorder.pack, lambda tensor: tensor):
-                out = model(**feeds.on_meta(fed, dtype), **feeds.fixed_arguments(model))
+                given = feeds.on_meta(fed, dtype)
+                out = model(**given, **feeds.fixed_arguments(model))
             loss, built_in = _loss(out)
             recorder.backward = True
             loss.backward()
@@ -200,7 +204,10 @@ def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype:
         why = "its forward gives no loss to train by: a tensor of one number, or an output with .loss"
         raise InputError(key, source.code, why)
     logits = getattr(out, "logits", None)
-    return logits.numel() if built_in and isinstance(logits, torch.Tensor) else 0
+    vocabulary = recorder.rows.get(storage(given[feeds.TOKENS]), 0) if source.code and feeds.TOKENS in given else 0
+    if vocabulary and recorder.classes and any(feed.copies == feeds.TOKENS for feed in fed):
+        vocabulary = min(vocabulary, recorder.classes)
+    return logits.numel() if built_in and isinstance(logits, torch.Tensor) else 0, vocabulary
 
 
 def _loss(out: Any) -> tuple[torch.Tensor, bool]:

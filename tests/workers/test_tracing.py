@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,13 +19,17 @@ pytest.importorskip("transformers")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from transformers.initialization import no_init_weights  # noqa: E402
 
+from orchestrator import recipe  # noqa: E402
+from orchestrator.detect import Machine  # noqa: E402
 from orchestrator.errors import InputError  # noqa: E402
 from orchestrator.model import families  # noqa: E402
 from orchestrator.model.hugging_face import hugging_face  # noqa: E402
 from orchestrator.model.spec import Attention, Gemm, ModelSpec  # noqa: E402
 from orchestrator.model.traced import Traced  # noqa: E402
+from orchestrator.recipe.whole_data import check_bytes  # noqa: E402
 from orchestrator.tracing import build, feeds  # noqa: E402
 from orchestrator.tracing.trace import described  # noqa: E402
+from orchestrator.units import GIB  # noqa: E402
 
 pytestmark = pytest.mark.engines
 COVERING = ("t5", "swin", "mixtral")
@@ -325,6 +330,65 @@ def test_a_users_sample_says_what_the_labels_of_its_text_are() -> None:
     }
     drawn = feeds.sample(found["shifted"].feeds, np.random.default_rng(0))
     assert drawn["labels"].tolist() == [*drawn["input_ids"][1:], -100]
+
+
+def narrow() -> object:
+    """As `shifting`, with logits for 200 of the 300 ids."""
+    model, given = shifting()
+
+    class Narrow(type(model)):
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            x = self.words(input_ids[:, :])
+            for block in self.blocks:
+                x = block(x)
+            return torch.nn.functional.cross_entropy((x @ self.words.weight[:200].T).flatten(0, 1), labels.flatten())
+
+    model.__class__ = Narrow
+    return model, given
+
+
+def untold() -> object:
+    """As `shifting`, whose ids are numbers to it."""
+    model, given = shifting()
+
+    class Untold(type(model)):
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            x = input_ids[..., None] * self.words.weight[0]
+            for block in self.blocks:
+                x = block(x)
+            return torch.nn.functional.cross_entropy((x @ self.words.weight.T).flatten(0, 1), labels.flatten())
+
+    model.__class__ = Untold
+    return model, given
+
+
+def test_a_users_module_takes_the_ids_of_its_embedding_not_of_its_sample(tmp_path: Path) -> None:
+    found = {name: described(build.Source(code=f"{__name__}:{name}"), 1, None, 4) for name in ("shifting", "narrow", "untold")}
+    assert {name: (traced.vocab_size, traced.token_ids) for name, traced in found.items()} == {
+        "shifting": (300, 300),
+        "narrow": (200, 200),
+        "untold": (1, 9),
+    }
+    text = tmp_path / "a.txt"
+    text.write_text("some text")
+    words = [
+        "name=mine",
+        "cluster=cpu",
+        "gpus=1",
+        "train.precision=fp32",
+        "train.seq_length=8",
+        "train.global_batch_size=8",
+        f"data={text}",
+    ]
+    settings = {}
+    for name in ("shifting", "narrow"):
+        model = f"model.traced={msgspec.json.encode(found[name]).decode()}"
+        settings[name] = recipe.load([*words, model], Machine(host_memory=GIB), ("deepspeed",))
+    check_bytes(settings["shifting"].run, 300)
+    with pytest.raises(InputError, match=r"model.vocab_size=200: is too small: .* is read byte by byte, which takes 257 ids"):
+        check_bytes(settings["narrow"].run, settings["narrow"].architecture.vocab_size)
+    with pytest.raises(InputError, match=r"data=.*: .*:untold was not seen to look input_ids up in an embedding"):
+        recipe.load([*words, f"model.traced={msgspec.json.encode(found['untold']).decode()}"], Machine(host_memory=GIB), ("deepspeed",))
 
 
 @pytest.mark.parametrize(("more", "stack"), [({}, None), ({"is_decoder": True}, "decoder")])
