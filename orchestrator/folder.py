@@ -21,12 +21,12 @@ from orchestrator import recipe
 from orchestrator.engines import ENGINES, tools
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
-from orchestrator.job import File, Job
+from orchestrator.job import File, Job, Mount
 from orchestrator.launch import render, schedulers
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.planning import Found, Planner
-from orchestrator.recipe import Settings, sources
+from orchestrator.recipe import Settings, resuming, sources
 from orchestrator.units import format_seconds
 
 HELD: Final = ".held"
@@ -108,6 +108,33 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     for name in settings.write:
         files += tool_files(settings, found, name) if name in tools.NAMES else []
     return files
+
+
+def with_outside(job: Job, plan: Plan, out: Path) -> Job:
+    """The job with what its ranks read and write outside the folder `out`: data, tokenizer, weights, a checkpoint, modules, the export. Of
+    folders also where their links lead, as in Hugging Face's cache."""
+    run, checkpoint = plan.run, resuming.checkpoint_of(plan.run.resume)
+    found: dict[str, Mount] = {}
+
+    def add(path: str, *, read_only: bool = True) -> None:
+        path = os.path.abspath(path)
+        if Path(path).exists() and not Path(path).is_relative_to(out):
+            found.setdefault(path, Mount(path=path, is_file=Path(path).is_file(), read_only=read_only))
+
+    if run.export_to:
+        parents = Path(os.path.abspath(run.export_to)).parents
+        add(str(next(parent for parent in parents if parent.exists())), read_only=False)
+    for path in filter(None, (run.data, run.valid, *(source.path for source in run.blend))):
+        prefix = path.removesuffix(".bin").removesuffix(".idx")
+        pair = [f"{prefix}{suffix}" for suffix in (".bin", ".idx")]
+        for each in pair if all(Path(part).is_file() for part in pair) else [path]:
+            add(each)
+    for path in filter(None, (run.tokenizer, run.init_from, str(checkpoint.run) if checkpoint else None, job.python_path)):
+        add(path)
+        links = [each for each in Path(path).iterdir() if each.is_symlink()] if Path(path).is_dir() else []
+        for link in links:
+            add(str(link.parent / link.readlink().parent))
+    return msgspec.structs.replace(job, outside=tuple(found[path] for path in sorted(found)))
 
 
 def tool_files(settings: Settings, found: Found, name: str) -> list[File]:

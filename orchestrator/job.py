@@ -92,6 +92,14 @@ class File(Value, frozen=True, kw_only=True):
     executable: bool = False
 
 
+class Mount(Value, frozen=True, kw_only=True):
+    """A file or folder outside the run's folder that the ranks need; a container sees it at the same path."""
+
+    path: str
+    is_file: bool = False
+    read_only: bool = True
+
+
 class Job(Value, frozen=True, kw_only=True):
     """What every rank runs: `python -m <module> <arguments>`, on `num_nodes` x `ranks_per_node` ranks.
 
@@ -120,6 +128,8 @@ class Job(Value, frozen=True, kw_only=True):
     """A folder with modules that the ranks import, before those of PYTHONPATH."""
     preflight: bool = False
     """Whether each rank runs workers/check.py before `program`; our worker does so itself."""
+    outside: tuple[Mount, ...] = ()
+    """What the ranks read and write outside the run's folder, parents first."""
 
     @property
     def world_size(self) -> int:
@@ -201,11 +211,11 @@ Scheduler = Literal["kubernetes", "pytorchjob", "trainjob", "volcano", "skypilot
 
 class ContainerOptions(Value, frozen=True, kw_only=True):
     """The image that ranks run in under Slurm: by pyxis (flags of srun) or apptainer. `mounts` are HOST:CONTAINER[:MODE]; the run's folder
-    is always mounted, at its own path. `workdir` None: the run's folder."""
+    and `Job.outside` are mounted at their own paths. `workdir` None: the run's folder."""
 
     image: Annotated[str, Key("container.image", "that ranks run in under Slurm: pyxis' name or .sqsh, or apptainer's .sif", read=one_line)]
     mounts: Annotated[
-        tuple[str, ...], Key("container.mounts", "HOST:CONTAINER[:ro],... beside the run's folder", type=str, read=listed)
+        tuple[str, ...], Key("container.mounts", "HOST:CONTAINER[:ro],... beside the run's folder, data and weights", type=str, read=listed)
     ] = ()
     workdir: Annotated[str | None, Key("container.workdir", "in the container; default: the run's folder", read=one_line)] = None
     runtime: Annotated[

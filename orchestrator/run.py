@@ -30,7 +30,7 @@ from orchestrator.engine_prices import EnginePrices
 from orchestrator.engines import ENGINES, Engine
 from orchestrator.engines.engine import OwnLoop
 from orchestrator.errors import InputError, LaunchError, NoPlanError, no_room
-from orchestrator.folder import all_files, clear_folder, held, new_folder, write_folder
+from orchestrator.folder import all_files, clear_folder, held, new_folder, with_outside, write_folder
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
 from orchestrator.launch import render, schedulers
@@ -129,7 +129,7 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
     check_async(settings, found.plan)
     check_routed(found.plan)
     planner = Planner(settings)
-    job = planner.job(found.plan, planner.for_program(found))
+    job = with_outside(planner.job(found.plan, planner.for_program(found)), found.plan, out)
     loop, why_worker = planner.trained_by(found.plan)
     if found.plan.run.wandb and loop is None and job.program is None:
         why = f"is for the engines' own training loops, and our worker trains this plan ({why_worker}): its numbers are in metrics.jsonl"

@@ -34,7 +34,7 @@ from orchestrator.cost.uncertainty import pairs_of
 from orchestrator.engine_prices import kept_limit
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError, NoPlanError
-from orchestrator.folder import HELD, new_folder, write_folder
+from orchestrator.folder import HELD, new_folder, with_outside, write_folder
 from orchestrator.job import File
 from orchestrator.launch import local, program_metrics, render, slurm
 from orchestrator.plan import Plan, RunSettings, from_json, to_json
@@ -341,7 +341,7 @@ def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -
     training = replace(plan.training, steps=settings.tune_steps) if own else plan.training
     short = replace(plan, training=training, run=quiet)
     shutil.rmtree(folder, ignore_errors=True)  # a trial that was cut off
-    job = Planner(settings).job(short, trial_steps=None if own else settings.tune_steps)
+    job = with_outside(Planner(settings).job(short, trial_steps=None if own else settings.tune_steps), short, folder)
     options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     python = options.python or (None if settings.container else sys.executable)
     scripts = render.files(job, slurm=replace(options, python=python, planner=sys.executable), container=settings.container)

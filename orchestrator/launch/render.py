@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from orchestrator.errors import InputError
-from orchestrator.job import RUN_VARIABLE, VARIABLE, ContainerOptions, File, Job, SlurmOptions, check_variable, checked
+from orchestrator.job import RUN_VARIABLE, VARIABLE, ContainerOptions, File, Job, Mount, SlurmOptions, check_variable, checked
 
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 """What neither bash nor sbatch gives a meaning to, as in shlex."""
@@ -505,16 +505,33 @@ DOCKER_GPUS = {
 """How docker is, without the vendor's own runtime (rocm.docs.amd.com, "Running ROCm Docker containers"; the devices are a group's)."""
 
 
+def outside(job: Job, container: ContainerOptions | None) -> list[Mount]:
+    """What the job needs outside its folder and `container.mounts` has not. Raises InputError for a path that no mount can say."""
+    given = [mount.partition(":") for mount in (container.mounts if container else ())]
+    places = [inside.partition(":")[0] or host for host, _, inside in given]
+    found = [mount for mount in job.outside if not any(mount.path == place or mount.path.startswith(f"{place}/") for place in places)]
+    for mount in found:
+        if ":" in mount.path or "," in mount.path:
+            raise InputError("container.mounts", mount.path, 'has ":" or ",", which divide mounts; give a link by another name')
+    return found
+
+
+def mount_words(mounts: Sequence[Mount]) -> list[str]:
+    """HOST:CONTAINER[:ro] of each."""
+    return [f"{mount.path}:{mount.path}{':ro' if mount.read_only else ''}" for mount in mounts]
+
+
 def _in_container(job: Job, container: ContainerOptions) -> tuple[list[str], list[str]]:
     """(flags of srun, words before `bash launch.sh`), as bash reads them."""
     quoted = [shlex.quote(checked("container.mounts", mount)) for mount in container.mounts]
+    needed = [shlex.quote(checked("container.mounts", mount)) for mount in mount_words(outside(job, container))]
     image = shlex.quote(checked("container.image", pyxis_image(container.image) if container.runtime == "pyxis" else container.image))
     workdir = '"$PWD"' if container.workdir is None else shlex.quote(checked("container.workdir", container.workdir))
     if container.runtime == "pyxis":
-        mounts = ",".join(['"$PWD":"$PWD"', *(mount if ":" in mount else f"{mount}:{mount}" for mount in quoted)])
+        mounts = ",".join([*needed, '"$PWD":"$PWD"', *(mount if ":" in mount else f"{mount}:{mount}" for mount in quoted)])
         return [f"--container-image={image}", f"--container-mounts={mounts}", f"--container-workdir={workdir}"], []
-    binds = [word for mount in quoted for word in ("--bind", mount)]
-    return [], ["apptainer", "exec", APPTAINER_GPUS[job.vendor], "--bind", '"$PWD"', *binds, "--pwd", workdir, image]
+    binds = [word for mount in (*needed, '"$PWD"', *quoted) for word in ("--bind", mount)]
+    return [], ["apptainer", "exec", APPTAINER_GPUS[job.vendor], *binds, "--pwd", workdir, image]
 
 
 def container_command(job: Job, container: ContainerOptions, out: str) -> str:
@@ -526,10 +543,11 @@ def container_command(job: Job, container: ContainerOptions, out: str) -> str:
         return [shlex.quote(checked("container", word)) for word in words]
 
     workdir = container.workdir or out
-    both = [mount if ":" in mount else f"{mount}:{mount}" for mount in (f"{out}:{out}", *container.mounts)]
+    needed = mount_words(outside(job, container))
+    both = [mount if ":" in mount else f"{mount}:{mount}" for mount in (*needed, f"{out}:{out}", *container.mounts)]
     if container.runtime == "apptainer":
         words = ["apptainer", "exec", *([APPTAINER_GPUS[job.vendor]] if gpus else [])]
-        words += [*(f"--bind {mount}" for mount in quoted(out, *container.mounts)), "--pwd", *quoted(workdir, container.image)]
+        words += [*(f"--bind {mount}" for mount in quoted(*needed, out, *container.mounts)), "--pwd", *quoted(workdir, container.image)]
     elif container.image.endswith(".sqsh"):
         words = ["enroot", "start", *(f"--mount {mount}" for mount in quoted(*both)), *quoted(container.image)]
     else:

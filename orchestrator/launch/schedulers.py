@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, File, Job, SlurmOptions, checked
-from orchestrator.launch.render import APPTAINER_GPUS, TRY_AGAIN, WARNING_S, exports, limit_s
+from orchestrator.launch.render import APPTAINER_GPUS, TRY_AGAIN, WARNING_S, exports, limit_s, mount_words, outside
 
 MASTER_PORT: Final = 29500
 SHARED_MEMORY: Final = "/dev/shm"
@@ -113,10 +113,13 @@ def _command(job: Job, folder: str, rank: str, address: str) -> list[str]:
     return ["bash", "-c", _for_kubernetes(start)]
 
 
-def _storage(folder: str, container: ContainerOptions | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(a pod's volumes, where its container has them): the run's folder, container.mounts, and shared memory."""
-    mounts = _mounts(folder, container)
-    volumes = [{"name": f"host-{i}", "hostPath": {"path": host, "type": "Directory"}} for i, (host, _, _) in enumerate(mounts)]
+def _storage(job: Job, folder: str, container: ContainerOptions | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(a pod's volumes, where its container has them): what the job reads, the run's folder, container.mounts, and shared memory."""
+    mounts, files = _mounts(job, folder, container), {mount.path for mount in job.outside if mount.is_file}
+    volumes = [
+        {"name": f"host-{i}", "hostPath": {"path": host, "type": "File" if host in files else "Directory"}}
+        for i, (host, _, _) in enumerate(mounts)
+    ]
     places: list[dict[str, Any]] = [
         {"name": f"host-{i}", "mountPath": inside} | ({"readOnly": True} if readonly else {})
         for i, (_, inside, readonly) in enumerate(mounts)
@@ -145,7 +148,7 @@ def _pod(
     job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, scheduler: str, name: str, command: list[str]
 ) -> dict[str, Any]:
     """A node's pod, which is not started again by itself. `name`: its container's. Raises InputError without an image."""
-    volumes, places = _storage(folder, container)
+    volumes, places = _storage(job, folder, container)
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": options.warning_s or WARNING_S,
@@ -228,7 +231,7 @@ def trainjob(job: Job, folder: str, options: SlurmOptions, container: ContainerO
     """A TrainJob of Kubeflow Trainer 2.2 or later, on its runtime torch-distributed, whose one replicated job is named node
     (kubeflow/trainer at 8c0f505: manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml; pkg/constants/constants.go has PET_NODE_RANK and
     PET_MASTER_ADDR). Raises InputError without an image."""
-    volumes, places = _storage(folder, container)
+    volumes, places = _storage(job, folder, container)
     of_node = {
         "terminationGracePeriodSeconds": options.warning_s or WARNING_S,
         "volumes": volumes,
@@ -293,6 +296,7 @@ def skypilot(job: Job, folder: str, options: SlurmOptions, container: ContainerO
         f"# {checked('recipe', job.name)}: {job.num_nodes} node(s) of {job.ranks_per_node} ranks. {submit('skypilot')}\n"
         f"# Every node must see the run's folder at {shlex.quote(folder)}: a volume, or file_mounts with mode MOUNT.\n"
     )
+    head += "".join(f"# And at its own path: {shlex.quote(checked('container.mounts', mount.path))}\n" for mount in job.outside)
     return head + yaml.safe_dump({key: value for key, value in task.items() if value != {}}, sort_keys=False, width=10**6)
 
 
@@ -302,8 +306,8 @@ def dstack(job: Job, folder: str, options: SlurmOptions, container: ContainerOpt
     name, _, rest = gpu.partition("-")
     memory = rest.rpartition("-")[2]
     gpus = f"{name}:{memory}:{job.ranks_per_node}" if memory.endswith("GB") else f"{name}:{job.ranks_per_node}"
-    if readonly := next((host for host, _, only_read in _mounts(folder, container) if only_read), None):
-        raise InputError("container.mounts", f"{readonly}:...:ro", "can't be read-only in dstack's file: leave out :ro")
+    if readonly := next((mount for mount in (container.mounts if container else ()) if mount.endswith(":ro")), None):
+        raise InputError("container.mounts", readonly, "can't be read-only in dstack's file: leave out :ro")
     limit = limit_s(options.time)
     start = f"cd -- {shlex.quote(folder)} || exit 2\n" + _on_a_node(job, "DSTACK_NODE_RANK", '"$DSTACK_MASTER_NODE_IP"')
     task = {
@@ -311,7 +315,7 @@ def dstack(job: Job, folder: str, options: SlurmOptions, container: ContainerOpt
         "name": label(job.name)[:DSTACK_LENGTH].rstrip("-"),
         "nodes": job.num_nodes,
         "image": _image(container, "dstack"),
-        "volumes": [f"{host}:{inside}" for host, inside, _ in _mounts(folder, container)],
+        "volumes": [f"{host}:{inside}" for host, inside, _ in _mounts(job, folder, container)],
         "commands": [start],
         "resources": {"gpu": gpus} if job.backend == "nccl" else {},
         "max_duration": "off" if limit is None else limit,
@@ -323,9 +327,10 @@ def dstack(job: Job, folder: str, options: SlurmOptions, container: ContainerOpt
     return head + yaml.safe_dump({key: value for key, value in task.items() if value != {}}, sort_keys=False, width=10**6)
 
 
-def _mounts(folder: str, container: ContainerOptions | None) -> list[tuple[str, str, bool]]:
-    """Paths of the nodes that a container sees, the run's folder first: (there, inside, whether it may only read)."""
-    found = [(folder, folder, False)]
+def _mounts(job: Job, folder: str, container: ContainerOptions | None) -> list[tuple[str, str, bool]]:
+    """Paths of the nodes that a container sees, what the job needs and its folder first: (there, inside, whether it may only read)."""
+    found = [(mount.path, mount.path, mount.read_only) for mount in outside(job, container)]
+    found.append((folder, folder, False))
     for mount in container.mounts if container else ():
         host, _, rest = mount.partition(":")
         inside, _, mode = rest.partition(":")
@@ -389,7 +394,8 @@ def _script(
         if container.image.endswith(".sqsh"):
             raise InputError("container.image", container.image, "is enroot's: lsf and pbs start apptainer's .sif, or a registry's image")
         gpus = [APPTAINER_GPUS[job.vendor]] if job.backend == "nccl" else []
-        binds = [word for mount in (folder, *container.mounts) for word in ("--bind", shlex.quote(checked("container.mounts", mount)))]
+        mounts = [*mount_words(outside(job, container)), folder, *container.mounts]
+        binds = [word for mount in mounts for word in ("--bind", shlex.quote(checked("container.mounts", mount)))]
         words = ["apptainer", "exec", *gpus, *binds, "--pwd", shlex.quote(container.workdir or folder)]
         image = _of_registry(container)
         is_file = image.endswith(".sif") or "://" in image or image.startswith(("/", "."))

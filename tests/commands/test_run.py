@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -136,6 +137,28 @@ def test_what_decides_convergence_is_never_changed(folder: Path) -> None:
         asked = recipe.load((f"recipe={name}", f"gpus={gpus}"), Machine(), list(ENGINES))
         assert (plan.training, plan.model) == (asked.training, asked.architecture)
         assert plan.micro_batch_size * plan.num_microbatches * plan.dp == plan.global_batch_size == asked.training.global_batch_size
+
+
+def test_a_container_sees_all_that_the_ranks_read_outside_the_folder(folder: Path) -> None:
+    tokenizer, blobs = folder / "cache" / "snapshots", folder / "cache" / "blobs"  # as Hugging Face's cache: links
+    for made in (tokenizer, blobs):
+        made.mkdir(parents=True)
+    (blobs / "1f").write_text("{}")
+    (tokenizer / "tokenizer.json").symlink_to(Path("..") / "blobs" / "1f")
+    (folder / "corpus.txt").write_text("text")
+    words = [
+        "recipe=gpt_tiny",
+        "gpus=2",
+        "cluster=cpu",
+        "launch=none",
+        "container.image=a/b",
+        "data=corpus.txt",
+        "tokenizer=cache/snapshots",
+    ]
+    assert run.main([*words, "out=runs/first"]) == 0
+    (line,) = [line for line in (folder / "runs/first/job.sbatch").read_text().splitlines() if line.startswith("srun ")]
+    read = ",".join(f"{path}:{path}:ro" for path in map(shlex.quote, map(str, (blobs, tokenizer, folder / "corpus.txt"))))
+    assert f' --container-mounts={read},"$PWD":"$PWD" ' in line
 
 
 def test_an_empty_folder_may_be_written_to_and_a_default_name_is_made(folder: Path) -> None:

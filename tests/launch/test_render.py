@@ -21,7 +21,7 @@ from slurm_keys import container_options, slurm_options
 
 from orchestrator import planning
 from orchestrator.errors import InputError
-from orchestrator.job import ContainerOptions, Job, SlurmOptions
+from orchestrator.job import ContainerOptions, Job, Mount, SlurmOptions
 from orchestrator.launch import render
 from orchestrator.launch.render import (
     FIRST_PORT,
@@ -350,6 +350,24 @@ def test_added_variables_reach_the_script_beside_those_of_the_plan() -> None:
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\nexport NCCL_DEBUG=INFO\nexport NCCL_IB_HCA=mlx5_0,mlx5_1\n" in script
 
 
+OUTSIDE = (Mount(path="/home/me/weights"), Mount(path="/lustre/a b.txt", is_file=True))
+"""What a job reads; container.mounts has the first already."""
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
+def test_what_the_ranks_read_outside_the_folder_is_mounted_before_it(tmp_path: Path, runtime: Literal["pyxis", "apptainer"]) -> None:
+    job = msgspec.structs.replace(GPT, outside=(*OUTSIDE, Mount(path="/scratch", read_only=False)))
+    container = ContainerOptions(image="a/b", mounts=("/home",), runtime=runtime)
+    (line,) = [line for line in render.job_sbatch(job, SlurmOptions(), container).splitlines() if line.startswith("srun")]
+    said = {
+        "pyxis": """ --container-mounts='/lustre/a b.txt:/lustre/a b.txt:ro',/scratch:/scratch,"$PWD":"$PWD",/home:/home """,
+        "apptainer": """ --bind '/lustre/a b.txt:/lustre/a b.txt:ro' --bind /scratch:/scratch --bind "$PWD" --bind /home """,
+    }
+    assert said[runtime] in line
+    with pytest.raises(InputError, match=r'container.mounts=/a,b: has ":" or ","'):
+        render.job_sbatch(msgspec.structs.replace(GPT, outside=(Mount(path="/a,b"),)), SlurmOptions(), container)
+
+
 @pytest.mark.parametrize(
     ("image", "program"), [("a b.sif", "apptainer"), ("/i/a $(touch broken).sqsh", "enroot"), ("nv.io#a/b:1", "docker")]
 )
@@ -363,9 +381,9 @@ def test_the_line_for_one_machine_mounts_the_folder_and_starts_it(
     assert container is not None
     (tmp_path / "bin" / "stat").write_text("#!/bin/sh\n[ $3 = /dev/kfd ] && echo 104\n")
     (tmp_path / "bin" / "stat").chmod(0o755)
-    line = container_command(msgspec.structs.replace(GPT, vendor=vendor), container, out)
+    line = container_command(msgspec.structs.replace(GPT, vendor=vendor, outside=OUTSIDE), container, out)
     subprocess.run(["bash", "-c", line], check=True, cwd=tmp_path, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
-    mounts = [f"{out}:{out}", "/data:/d:ro", "/home:/home"]
+    mounts = ["/lustre/a b.txt:/lustre/a b.txt:ro", f"{out}:{out}", "/data:/d:ro", "/home:/home"]
     user = f"{os.getuid()}:{os.getgid()}"
     devices = {
         "nvidia": ["--gpus", "all"],
@@ -373,7 +391,7 @@ def test_the_line_for_one_machine_mounts_the_folder_and_starts_it(
     }
     flag = {"nvidia": "--nv", "amd": "--rocm"}[vendor]
     words = {
-        "apptainer": ["exec", flag, "--bind", out, "--bind", "/data:/d:ro", "--bind", "/home", "--pwd", "/w", image],
+        "apptainer": ["exec", flag, "--bind", mounts[0], "--bind", out, "--bind", "/data:/d:ro", "--bind", "/home", "--pwd", "/w", image],
         "enroot": ["start", *(word for mount in mounts for word in ("--mount", mount)), image],
         "docker": ["run", "--rm", *devices[vendor], "--ipc=host", "--ulimit", "memlock=-1", "--user", user,
                    *(word for mount in mounts for word in ("--volume", mount)), "--workdir", "/w", "nv.io/a/b:1"],

@@ -23,7 +23,7 @@ from orchestrator.__main__ import main
 from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
-from orchestrator.job import ContainerOptions, Job, Scheduler, SlurmOptions
+from orchestrator.job import ContainerOptions, Job, Mount, Scheduler, SlurmOptions
 from orchestrator.launch.render import TRY_AGAIN, job_sbatch
 from orchestrator.launch.schedulers import WRITERS, files, label
 
@@ -103,6 +103,19 @@ def test_each_node_is_a_pod_that_meets_the_others_at_the_first_one(name: Schedul
         places = {volume["mountPath"]: volume.get("readOnly", False) for volume in container["volumeMounts"]}
         assert places == {FOLDER: False, "/data": False, "/in": True, "/dev/shm": False}
         assert {volume["name"] for volume in pod["volumes"]} == {volume["name"] for volume in container["volumeMounts"]}
+
+
+def test_what_the_ranks_read_outside_the_folder_is_said_to_each_scheduler() -> None:
+    job = replace(JOB, outside=(Mount(path="/data/x"), Mount(path="/lustre/a b.txt", is_file=True)))  # IMAGE mounts /data
+    for name in PODS:
+        *_, described = yaml.safe_load_all(written(name, job))
+        for _, pod, container in pods_of(name, described):
+            assert container["volumeMounts"][0] == {"name": "host-0", "mountPath": "/lustre/a b.txt", "readOnly": True}
+            assert [volume["hostPath"]["type"] for volume in pod["volumes"][:-1]] == ["File", *["Directory"] * 3]
+    assert yaml.safe_load(written("dstack", job, container=BARE))["volumes"][:2] == ["/data/x:/data/x", "/lustre/a b.txt:/lustre/a b.txt"]
+    assert "# And at its own path: '/lustre/a b.txt'\n" in written("skypilot", job, container=BARE)
+    for name in ("lsf", "pbs"):
+        assert "apptainer exec --nv --bind '/lustre/a b.txt:/lustre/a b.txt:ro' --bind " in written(name, job)
 
 
 def test_amds_gpus_are_asked_for_by_amds_words() -> None:
