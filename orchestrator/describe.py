@@ -51,7 +51,7 @@ COMMAND: Final = "python -m orchestrator.describe"
 
 def recorded_itemsize(precision: str) -> int:
     """Bytes of an activation's element, by which descriptions are told apart: fp8 is a format of the inputs of products only."""
-    return 2 if precision in QUANTISED else ITEMSIZE[precision]
+    return 2 if precision in (*QUANTISED, "mxfp8") else ITEMSIZE[precision]
 
 
 def config_text(path: str) -> str:

@@ -45,6 +45,10 @@ def state_bytes(traits: Traits, training: Training, zero_stage: ZeroStage) -> St
 NVFP4_COPIES: Final = 2 * 4.5 / 8
 """Bytes per element of the NVFP4 copies of a weight: 4 bits and an 8-bit scale for each 16 elements, along rows and along columns."""
 
+BLOCK_SCALE: Final = 1 / 32
+"""Bytes of scales per element: MXFP8's 8 bits for each 32 elements, and the blockwise recipe's 32 bits for each 128 of an activation
+(Transformer Engine, pytorch/csrc/quantizer.cpp: MXFP8_BLOCK_SIZE, Float8BlockQuantizer). That recipe's weights have blocks of 128 x 128."""
+
 
 def fp8_weight_bytes(training: Training, gpu: Gpu) -> float:
     """Bytes per weight of the FP8 copies that Transformer Engine makes in the first micro-batch and keeps for the others (its workspaces
@@ -53,7 +57,9 @@ def fp8_weight_bytes(training: Training, gpu: Gpu) -> float:
         return NVFP4_COPIES
     if training.precision != "fp8":
         return 0.0
-    return 2.0 if not gpu.has_mxfp8 or training.fp8_recipe in ("mxfp8", "blockwise") else 1.0
+    if training.fp8_recipe == "mxfp8":
+        return 2 * (1 + BLOCK_SCALE)
+    return 2.0 if not gpu.has_mxfp8 or training.fp8_recipe == "blockwise" else 1.0
 
 
 def primary_weight_bytes(training: Training, gpu: Gpu, strategy: Strategy) -> tuple[float, float]:
@@ -66,7 +72,7 @@ def primary_weight_bytes(training: Training, gpu: Gpu, strategy: Strategy) -> tu
     """
     blocks = training.fp8_recipe == "mxfp8"
     if strategy.megatron_fsdp:
-        return 2.0 if blocks else 1.0, 1.0
+        return (2 * (1 + BLOCK_SCALE), 1 + BLOCK_SCALE) if blocks else (1.0, 1.0)
     return fp8_weight_bytes(training, gpu), 2.0 if blocks else 1.0
 
 

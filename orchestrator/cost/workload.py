@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import activation_itemsize
-from orchestrator.cost.states import fp8_weight_bytes
+from orchestrator.cost.states import BLOCK_SCALE, fp8_weight_bytes
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import trainable_parameters, with_lora
@@ -64,6 +64,8 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
         traits = replace(traits, flash_attention=False)
     if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:
         calibration = replace(calibration, fp8_efficiency=calibration.fp8_efficiency * calibration.mxfp8_slowdown)
+    if training.fp8_recipe in ("mxfp8", "blockwise") and traits.fp8_weight_copies:
+        calibration = replace(calibration, fp8_saved_bytes=calibration.fp8_saved_bytes + BLOCK_SCALE)
     if training.precision == "nvfp4":  # Transformer Engine's overlap has none (Megatron-Bridge, llama3_llm_pretrain.py: tp_comm_overlap)
         calibration = replace(calibration, tp_overlap=0.0, user_buffers_overlap=0.0)
     counts: dict[str, int] = {}

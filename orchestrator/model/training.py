@@ -55,7 +55,9 @@ class Training(Value, frozen=True, kw_only=True):
     decoder_seq_length: Annotated[
         int | None, Key("train.decoder_seq_length", "of a decoder's sequence (t5)", unit="tokens", low=1, high=10**9)
     ] = None
-    precision: Annotated[Precision, Key("train.precision", "of the matrix products; nvfp4 is Blackwell's")] = "bf16"
+    precision: Annotated[Precision, Key(
+        "train.precision", "of the matrix products; mxfp8 (fp8 with train.fp8_recipe=mxfp8) and nvfp4 are Blackwell's",
+        type=Literal[Precision, "mxfp8"])] = "bf16"  # fmt: skip
     fp8_recipe: Annotated[
         Fp8Recipe | None, Key("train.fp8_recipe", "how FP8 tensors are scaled; default: tensorwise before Blackwell, mxfp8 on it")
     ] = None

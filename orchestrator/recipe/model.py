@@ -109,6 +109,10 @@ def training_of(merged: Flat) -> Training:
         fields["steps"] = -(-tokens // samples)
     if fields.get("task") == reinforcement.TASK:
         del fields["task"]
+    if fields.get("precision") == "mxfp8":
+        if fields.setdefault("fp8_recipe", "mxfp8") not in (None, "mxfp8"):
+            raise InputError("train.fp8_recipe", fields["fp8_recipe"], "contradicts train.precision=mxfp8")
+        fields |= {"precision": "fp8", "fp8_recipe": "mxfp8"}
     training = Training(**fields, lora=_lora_of(merged))
     if training.min_lr > training.lr:
         raise InputError("train.min_lr", training.min_lr, f"is above train.lr={training.lr}")

@@ -184,14 +184,14 @@ def test_a_files_share_is_from_nothing_to_all_and_its_interval_holds_the_predict
 
 def test_quantised_tensors_take_the_bytes_of_their_formats() -> None:
     """NVFP4: 4 bits and a scale of 8 bits for each 16 elements, along rows and along columns; FP8 of delayed scaling on Hopper: one byte as
-    it is and one transposed; on Blackwell both only where blocks have scales."""
+    it is and one transposed; on Blackwell both only where blocks have scales: MXFP8 one of 8 bits for each 32 elements."""
     hopper, blackwell = GPUS["H100-SXM-80GB"], GPUS["B200"]
     plain = Training(global_batch_size=8, seq_length=128)
     assert fp8_weight_bytes(plain, hopper) == 0.0
     assert fp8_weight_bytes(replace(plain, precision="nvfp4"), blackwell) == 2 * (4 + 8 / 16) / 8
     fp8 = replace(plain, precision="fp8")
     assert fp8_weight_bytes(fp8, hopper) == 2.0
-    kept = {"delayed": 1.0, "tensorwise": 1.0, "mxfp8": 2.0, "blockwise": 2.0}
+    kept = {"delayed": 1.0, "tensorwise": 1.0, "mxfp8": 2 * (1 + 1 / 32), "blockwise": 2.0}
     assert {name: fp8_weight_bytes(replace(fp8, fp8_recipe=name), blackwell) for name in kept} == kept  # type: ignore[arg-type]
     gemm = Gemm(name="x", tokens=8, k=8, n=8, split="column")
     strategy = Strategy(mesh=Mesh(tp=4), sequence_parallel=True)

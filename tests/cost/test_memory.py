@@ -115,14 +115,14 @@ def test_fp8_keeps_the_copies_of_weights_that_its_products_read() -> None:
     assert copied.weight_bytes - plain.weight_bytes == 2 * plain.parameters
     batch = {"global_batch_size": 8, "seq_length": 8}
     training = {recipe: Training(**batch, **{**fp8, "fp8_recipe": recipe}) for recipe in ("tensorwise", "mxfp8")}
-    assert [state.fp8_weight_bytes(training[recipe], GPUS["B200"]) for recipe in ("tensorwise", "mxfp8")] == [1.0, 2.0]
+    assert [state.fp8_weight_bytes(training[recipe], GPUS["B200"]) for recipe in ("tensorwise", "mxfp8")] == [1.0, 2 + 2 / 32]
 
 
 def test_fp8_weights_alone_take_no_bytes_in_16_bits_and_half_of_the_gather() -> None:
     """Megatron's --fp8-param-gather: the copies that FP8 products read are the weights (core/fp8_utils.py, modify_underlying_storage), fp32
     masters stay (distrib_optimizer.py, get_high_precision_init_val), MXFP8 is gathered in 16 bits through the gradients' buffer."""
     cards = {"delayed": "H100-SXM-80GB", "tensorwise": "B200", "mxfp8": "B200"}
-    held = {"delayed": (4, 2), "tensorwise": (3, 1), "mxfp8": (4, 2)}
+    held = {"delayed": (4, 2), "tensorwise": (3, 1), "mxfp8": (4 + 2 / 32, 2 + 2 / 32)}
     for recipe, card in cards.items():
         costs = cost_model(
             cluster=replace(a100(), gpu=GPUS[card]),
@@ -141,8 +141,8 @@ def test_fp8_weights_alone_take_no_bytes_in_16_bits_and_half_of_the_gather() -> 
     sharded = [
         costs.layer(candidate(dp=8, zero_stage=3, megatron_fsdp=True, fp8_param_gather=on), "decoder", "none") for on in (False, True)
     ]
-    assert sharded[1].weight_bytes == 2 * kept.parameters / 8, "FSDP divides both of MXFP8's"
-    assert sharded[0].transient_forward_bytes - sharded[1].transient_forward_bytes == kept.parameters, "gathered one byte narrower"
+    assert sharded[1].weight_bytes == (2 + 2 / 32) * kept.parameters / 8, "FSDP divides both of MXFP8's"
+    assert sharded[0].transient_forward_bytes - sharded[1].transient_forward_bytes == kept.parameters * (1 - 1 / 32), "gathered narrower"
 
 
 def test_fp8_products_keep_a_byte_of_their_inputs_and_attention_its_output_besides() -> None:

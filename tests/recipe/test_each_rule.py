@@ -202,6 +202,16 @@ def test_positions_and_precisions_end_where_they_end() -> None:
         models.with_fp8_recipe(replace(TRAINING, fp8_recipe="delayed"), h100)
 
 
+def test_mxfp8_is_fp8_in_its_own_scaling_and_no_other() -> None:
+    batch = ("train.global_batch_size=8", "train.seq_length=64")
+    said = (("train.precision=mxfp8",), ("train.precision=fp8", "train.fp8_recipe=mxfp8"))
+    one, both = (models.training_of(flat(*batch, *words)) for words in said)
+    assert one == both
+    assert (one.precision, one.fp8_recipe) == ("fp8", "mxfp8")
+    with pytest.raises(InputError, match=r"train.fp8_recipe=blockwise: contradicts train.precision=mxfp8"):
+        models.training_of(flat(*batch, "train.precision=mxfp8", "train.fp8_recipe=blockwise"))
+
+
 def test_the_vocabulary_is_padded_for_every_tp_that_divides_gpus_and_heads() -> None:
     for gpus, heads, unit in ((8, 8, 128), (24, 96, 384), (24, 8, 128), (8, 12, 128), (24, 12, 384)):
         one = replace(GPT, num_attention_heads=heads)
