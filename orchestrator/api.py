@@ -112,7 +112,8 @@ def twice_refused(tree: Mapping[str, Any]) -> dict[str, Any]:
 def plan(**keys: Any) -> Answer:
     """The fastest plan for these keys; with target.* that of the least GPUs, with largest= that of the most that fits; with plan=PATH a
     saved one, priced anew. Raises InputError for a key that can't be taken, NoPlanError where nothing fits."""
-    return questions.answered(loader(keys, "Answer.write(folder) writes, python -m orchestrator.run starts"), keys)[0]
+    load = loader(keys, "Answer.write(folder) writes, python -m orchestrator.run starts")
+    return questions.answered(load, load({}), keys)[0]
 
 
 def plan_rl(**keys: Any) -> RlAnswer:

@@ -24,6 +24,7 @@ import msgspec
 
 from orchestrator.errors import InputError
 from orchestrator.units import GB, GBIT, GIB, KB, KIB, MB, MIB, MS, TB, TFLOPS, US
+from orchestrator.values import defaults_of
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -71,15 +72,14 @@ def declared(*structs: type[msgspec.Struct]) -> tuple[Key, ...]:
     found = []
     for struct in structs:
         hints = typing.get_type_hints(struct, include_extras=True)
-        for info in msgspec.structs.fields(struct):
-            if typing.get_origin(hints[info.name]) is not typing.Annotated:
+        for name, default in defaults_of(struct).items():
+            if typing.get_origin(hints[name]) is not typing.Annotated:
                 continue
-            kind, *notes = typing.get_args(hints[info.name])
+            kind, *notes = typing.get_args(hints[name])
             for note in notes:
                 if isinstance(note, Key):
-                    shown_default = note.default or default_shown(info.default)
-                    filled = {"type": kind if note.type is None else note.type, "default": shown_default}
-                    found.append(msgspec.structs.replace(note, **filled, field=info.name, owner=struct))
+                    filled = {"type": kind if note.type is None else note.type, "default": note.default or default_shown(default)}
+                    found.append(msgspec.structs.replace(note, **filled, field=name, owner=struct))
     return tuple(found)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -16,3 +18,15 @@ class Printed(Value, frozen=True, kw_only=True):
         import html
 
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def defaults_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """A struct's fields with their defaults, NODEFAULT where there is none or a new one each time. `msgspec.structs.fields` says this too,
+    and evaluates all annotations for it.
+
+    >>> defaults_of(msgspec.defstruct("Run", [("name", str), ("steps", int, 20), ("tags", dict, msgspec.field(default_factory=dict))]))
+    {'name': NODEFAULT, 'steps': 20, 'tags': NODEFAULT}
+    """
+    names, given = struct.__struct_fields__, struct.__struct_defaults__
+    whole = [msgspec.NODEFAULT] * (len(names) - len(given)) + [msgspec.NODEFAULT if hasattr(each, "factory") else each for each in given]
+    return dict(zip(names, whole, strict=True))

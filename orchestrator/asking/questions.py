@@ -33,11 +33,10 @@ LARGEST: Final = 1 << 24
 
 
 def answered(
-    load: Load, given: Mapping[str, Any], progress: Progress | None = None, *, with_fuller: bool = False
+    load: Load, settings: Settings, given: Mapping[str, Any], progress: Progress | None = None, *, with_fuller: bool = False
 ) -> tuple[Answer, tuple[Point, ...]]:
-    """The answer to whatever the keys ask, and the points that were tried on the way to it (none for one plan, which with `with_fuller` has
-    a faster one beside it that fills memory further). Raises InputError, NoPlanError."""
-    settings = load({})
+    """The answer to whatever the keys ask, whose `settings` are these, and the points that were tried on the way to it (none for one plan,
+    which with `with_fuller` has a faster one beside it that fills memory further). Raises InputError, NoPlanError."""
     if settings.reinforcement is not None:
         raise InputError("task", "rl", "is answered by orchestrator.plan_rl")
     if settings.targets.given():

@@ -100,7 +100,7 @@ def _plan(words: Sequence[str]) -> None:
         _plan_rl(settings, as_json=as_json, out=out)
         return
     with SearchProgress() as progress:
-        answer, tried = questions.answered(load, tree, progress.show, with_fuller=not as_json)
+        answer, tried = questions.answered(load, settings, tree, progress.show, with_fuller=not as_json)
     if as_json:
         say_json({**answer.summary(), "tried": [point.summary() for point in tried], "plan": json.loads(answer.to_json())})
     else:

@@ -1,4 +1,4 @@
-"""Recipes, clusters and key=value words become one frozen `Settings` value. The only importer of omegaconf."""
+"""Recipes, clusters and key=value words become one frozen `Settings` value."""
 
 from __future__ import annotations
 

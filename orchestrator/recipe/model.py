@@ -21,6 +21,7 @@ from orchestrator.recipe.clusters import stored
 from orchestrator.recipe.described import TRACED, check_untouched
 from orchestrator.recipe.layers import Flat, Given, fields_of, merge, recipe_layers, value_of
 from orchestrator.recipe.sources import data_settings, read_object, read_text
+from orchestrator.values import defaults_of
 
 
 def label_of(merged: Flat) -> str:
@@ -56,9 +57,9 @@ def architecture_of(merged: Flat, label: str) -> Architecture:
         base = families.from_hf_config(read_object(Path(path), "model.hf_config", path), label)
         return msgspec.structs.replace(base, **fields)
     fields.setdefault("name", label)
-    for info in msgspec.structs.fields(Architecture):
-        if info.default is msgspec.NODEFAULT and info.name not in fields:
-            raise InputError(f"model.{info.name}", None, "is missing: the recipe has none, so give it (or model.hf_config)")
+    for name, default in defaults_of(Architecture).items():
+        if default is msgspec.NODEFAULT and name not in fields:
+            raise InputError(f"model.{name}", None, "is missing: the recipe has none, so give it (or model.hf_config)")
     return Architecture(**fields)
 
 

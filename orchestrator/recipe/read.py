@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import yaml
-from omegaconf import OmegaConf
 
 from orchestrator.errors import InputError, nearest
 from orchestrator.key import NO_TEXT, is_text, shown
@@ -30,8 +28,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
     >>> read_arguments(["slurm.time=12:30:00", "gpus=4"])
     {'slurm': {'time': '12:30:00'}, 'gpus': '4'}
     """
-    tree = OmegaConf.create({})
-    beside: Tree = {}
+    tree: Tree = {}
     seen: dict[str, str] = {}
     for word in words:
         name, value = key_and_value(word)
@@ -41,17 +38,19 @@ def read_arguments(words: Sequence[str]) -> Tree:
         seen[name] = value
         _check_text(name, value)
         if any(parent in KEYS for parent in parents(name)):  # launch.wait beside launch: no tree has both
-            beside[name] = value
-        else:
-            for other in seen:
-                if name.startswith(f"{other}."):
-                    raise InputError(name, shown(value), f"is below {other}, which is given as a value too")
-                if other.startswith(f"{name}.") and other not in beside:
-                    raise InputError(name, shown(value), f"is given as a value, and {other} below it too")
-            OmegaConf.update(tree, name, value)
-    plain = OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(plain, dict)
-    return typing.cast(Tree, plain | beside)
+            tree[name] = value
+            continue
+        for other in seen:
+            if name.startswith(f"{other}."):
+                raise InputError(name, shown(value), f"is below {other}, which is given as a value too")
+            if other.startswith(f"{name}.") and other not in tree:
+                raise InputError(name, shown(value), f"is given as a value, and {other} below it too")
+        here = tree
+        *groups, last = name.split(".")
+        for group in groups:
+            here = here.setdefault(group, {})
+        here[last] = value
+    return tree
 
 
 def key_and_value(word: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.key import shown
 from orchestrator.recipe.layers import Flat, fields_of
+from orchestrator.values import defaults_of
 
 
 def container_options(flat: Flat) -> ContainerOptions | None:
@@ -29,10 +30,10 @@ def container_options(flat: Flat) -> ContainerOptions | None:
 def slurm_tree(options: SlurmOptions) -> dict[str, Any]:
     """Slurm's options that are not at their defaults, as a recipe says them."""
     found: dict[str, Any] = {}
-    for info in msgspec.structs.fields(SlurmOptions):
-        value = getattr(options, info.name)
-        if value != info.default:
-            found[info.name] = _text(info.name, value)
+    for name, default in defaults_of(SlurmOptions).items():
+        value = getattr(options, name)
+        if value != default:
+            found[name] = _text(name, value)
     return found
 
 

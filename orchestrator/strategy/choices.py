@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from orchestrator.values import Value
+from orchestrator.values import Value, defaults_of
 
 
 class Offered(Value, frozen=True, kw_only=True):
@@ -124,15 +124,14 @@ def declared(*structs: tuple[str, type[msgspec.Struct]]) -> tuple[Choice, ...]:
     found: list[Choice] = []
     for path, struct in structs:
         hints = typing.get_type_hints(struct, include_extras=True)
-        for info in msgspec.structs.fields(struct):
-            kind, *notes = typing.get_args(hints[info.name]) if typing.get_origin(hints[info.name]) is typing.Annotated else (None,)
+        for field, given in defaults_of(struct).items():
+            kind, *notes = typing.get_args(hints[field]) if typing.get_origin(hints[field]) is typing.Annotated else (None,)
             for note in notes:
                 if isinstance(note, Choice):
-                    name = note.name or info.name
-                    default = None if info.default is msgspec.NODEFAULT else info.default
+                    name, default = note.name or field, None if given is msgspec.NODEFAULT else given
                     found.append(
                         msgspec.structs.replace(
-                            note, name=name, path=path + info.name, type=kind, default=default, short=note.short or name,
+                            note, name=name, path=path + field, type=kind, default=default, short=note.short or name,
                             pin=note.pin or name, pin_type=note.pin_type or kind,
                         )
                     )  # fmt: skip

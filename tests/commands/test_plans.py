@@ -128,7 +128,7 @@ def test_the_power_of_every_gpu_of_the_catalog_is_known() -> None:
 
 def test_the_least_gpus_reach_the_target_and_fewer_of_those_tried_do_not() -> None:
     load = api.loader({**LLAMA, "train.tokens": "100B", "target.days": 8}, "")
-    answer, tried = questions.answered(load, {})
+    answer, tried = questions.answered(load, load({}), {})
     assert answer.days <= 8
     assert answer.plan.world_size % 8 == 0
     fewer = [point for point in tried if int(point.keys["gpus"]) < answer.plan.world_size]
@@ -185,7 +185,8 @@ def test_the_longest_sequence_is_held_by_the_models_positions_as_train_seq_lengt
     """It went beyond them without a word, where train.seq_length= was refused."""
     keys: dict[str, Any] = {"recipe": "llama_tiny", "gpus": 2, "cluster": "cpu", "largest": "seq_length"}
     longest = so.plan(recipe="llama_tiny", gpus=2, cluster="cpu").plan.model.max_position_embeddings
-    answer, tried = questions.answered(api.loader(keys, ""), {})
+    load = api.loader(keys, "")
+    answer, tried = questions.answered(load, load({}), {})
     assert answer.plan.training.seq_length == longest
     assert f"is beyond model.max_position_embeddings={longest}; raise that" in tried[-1].why
     further = so.plan(**keys, model={"max_position_embeddings": 2 * longest})

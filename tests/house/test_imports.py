@@ -118,12 +118,12 @@ def test_rooms_import_only_what_the_design_allows() -> None:
         assert here not in PURE or not used & WORLDLY, f"{path} ({here}) is pure: it ends no command"
 
 
-def test_only_what_ranks_run_and_tracing_import_the_engines_and_only_readers_of_yaml_import_omegaconf() -> None:
+def test_only_what_ranks_run_and_tracing_import_the_engines_and_only_audit_imports_omegaconf() -> None:
     for path in FILES:
         used = {name.split(".")[0] for name in imports(path)}
         if room(path) not in ("cpu", "workers", "programs", "tracing"):
             assert not used & ENGINE_PACKAGES, path
-        if room(path) != "recipe" and path.relative_to(PACKAGE).as_posix() != "audit/document.py":
+        if path.relative_to(PACKAGE).as_posix() != "audit/document.py":
             assert "omegaconf" not in used, path
 
 

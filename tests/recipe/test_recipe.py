@@ -49,7 +49,7 @@ def test_a_slurm_value_arrives_as_it_was_typed(value: str) -> None:
 
 @settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda value: "${" not in value and value.strip()))
-def test_no_text_is_changed_on_the_way_through_omegaconf(value: str) -> None:
+def test_no_text_is_changed_on_the_way_to_the_settings(value: str) -> None:
     assert read_arguments([f"slurm.extra={value}"]) == {"slurm": {"extra": value}}
 
 

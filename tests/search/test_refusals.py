@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -22,6 +23,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import NoPlanError
 from orchestrator.plan import Plan
 from orchestrator.planning import Planner, planned
+from orchestrator.recipe import Settings
 from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
 from orchestrator.search.refuse import RELAX, Refused, _grown
@@ -218,7 +220,10 @@ def test_the_most_that_fits_is_of_padded_samples_where_packed_ones_end() -> None
     words += ["largest=seq_length", "train.global_batch_size=8", "launch=none"]
 
     def most(*more: str) -> int:
-        found, _ = answered(lambda keys: recipe.load([*words, *more, *(f"{k}={v}" for k, v in keys.items())], machine(), list(ENGINES)), {})
+        def load(keys: Mapping[str, Any]) -> Settings:
+            return recipe.load([*words, *more, *(f"{k}={v}" for k, v in keys.items())], machine(), list(ENGINES))
+
+        found, _ = answered(load, load({}), {})
         return found.plan.training.seq_length
 
     assert most() > 1.5 * most("data.packing=true")
