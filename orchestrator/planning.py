@@ -244,16 +244,24 @@ class Planner:
         return self.saved() if self.settings.plan is not None else self.searched(progress, without, with_fuller=with_fuller)
 
     def fastest(
-        self, space: Space | None = None, progress: Progress | None = None, *, any_plan: bool = False, with_fuller: bool = False
+        self,
+        space: Space | None = None,
+        progress: Progress | None = None,
+        *,
+        any_plan: bool = False,
+        with_fuller: bool = False,
+        known: Bounds = UNKNOWN,
     ) -> Found:
         """The fastest plan of the space (with take=N the N-th), by default of all engines that may be used, without an answer to any other
         question;
-        `with_fuller`: but `Found.fuller`. `any_plan`: the first that is found will do. Raises NoPlanError, and InputError where ds.* or
-        megatron.* say otherwise than the plan."""
+        `with_fuller`: but `Found.fuller`. `any_plan`: the first that is found will do. `known`: bounds of a search with as much memory or
+        more. Raises NoPlanError, and InputError where ds.* or megatron.* say otherwise than the plan."""
         space = space or self.space(top_k=1 if self.settings.take is None else None)
         stop = (lambda: True) if any_plan else self._out_of_time()
         with without_gc():
-            result = search(space.workload, space.planned, space.settings, progress=progress, stop=stop, with_fuller=with_fuller)
+            result = search(
+                space.workload, space.planned, space.settings, progress=progress, stop=stop, with_fuller=with_fuller, known=known
+            )
             plain = None if any_plan else self._plainer(space, result.plan)
         plans, take = [result.plan, *result.alternatives], self.settings.take or 1
         if plain is not None:

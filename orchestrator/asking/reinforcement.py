@@ -23,12 +23,32 @@ from orchestrator.rl import text
 from orchestrator.rl.choose import Chosen, Question, fastest
 from orchestrator.rl.job import RlJob
 from orchestrator.rl.step import Model, Step, batch, loss_bytes
+from orchestrator.search.planner import UNKNOWN, Bounds
+from orchestrator.strategy.capabilities import Rule
+from orchestrator.strategy.legality import PLANNER
 from orchestrator.strategy.pins import Pins
+from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 from orchestrator.values import Printed
 from orchestrator.words.rollouts import LANGUAGES
 
 USUAL_ENGINE = MEGATRON
 """What trains where engine= says nothing: verl, NeMo RL and slime have Megatron-core (or torch's FSDP) beside an engine of generation."""
+
+MICRO_BATCH_TOKENS = 16384
+"""Tokens from which a micro-batch gains nothing by another sample: its products have been at their fastest since fewer, and its activations
+grow (verl's ppo_max_token_len_per_gpu, trainer/config/actor/actor.yaml)."""
+
+
+def micro_batch_refused(candidate: Candidate, workload: Workload) -> str | None:
+    """Why this micro-batch is not tried, in tokens; None: it is."""
+    length, samples = workload.training.seq_length, candidate.micro_batch_size
+    if samples == 1 or samples * length <= MICRO_BATCH_TOKENS:
+        return None
+    return f"micro-batches of {samples} x {length} tokens are above {MICRO_BATCH_TOKENS}"
+
+
+FULL_MICRO_BATCH = Rule(id="full_micro_batch", engine_rule=PLANNER, check=micro_batch_refused, needs=("micro_batch_size",))
 
 
 class RlAnswer(Printed, frozen=True, kw_only=True):
@@ -130,10 +150,10 @@ class Asker:
         found = self._found(gpus, reserved, model)
         more = loss_bytes(found.plan)
         if found.plan.prediction.by_stage[-1].peak_memory_bytes + more > found.limit.usable:
-            found = self._found(gpus, reserved + more, model)
+            found = self._found(gpus, reserved + more, model, found.bounds)
         return found.plan
 
-    def _found(self, gpus: int, reserved: float, model: Model) -> Found:
+    def _found(self, gpus: int, reserved: float, model: Model, known: Bounds = UNKNOWN) -> Found:
         settings = self.settings
         if model != "policy":  # what is pinned is the policy's
             other = padded_for_every_layout(self.job.models[model], settings.cluster)
@@ -142,7 +162,8 @@ class Asker:
         training = batch(self.job, settings.training, gpus)
         cluster = recipe.resized(settings.cluster, gpus)
         planner = Planner(msgspec.structs.replace(settings, cluster=cluster, training=training, limit=limit))
-        return planner.fastest(planner.space(top_k=1).unproven())
+        rules = (FULL_MICRO_BATCH,) if settings.pins.micro_batch_size is None else ()
+        return planner.fastest(planner.space(top_k=1, prunings=rules).unproven(), known=known)
 
     @cached_property
     def question(self) -> Question:

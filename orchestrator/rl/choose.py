@@ -6,8 +6,8 @@ Generation is priced for every layout that is legal on every division; plans are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from math import ceil, inf
+from collections.abc import Callable, Iterator, Mapping
+from math import ceil, log
 from typing import Final, Literal
 
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from orchestrator.rl.decode import Decoder, Layout, MeasuredDecoder, layout_refu
 from orchestrator.rl.generation import Generation, Room, generation, room
 from orchestrator.rl.job import GENERATES_NOTHING, RlJob
 from orchestrator.rl.programs import PROGRAMS
-from orchestrator.rl.step import STATES, Model, Plans, Step, forwards, others_bytes, states_bytes, step
+from orchestrator.rl.step import STATES, Model, Plans, Step, forwards, others_bytes, states_bytes, step, transfer_seconds
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.units import GIB, format_bytes
 from orchestrator.values import Value
@@ -39,6 +39,8 @@ MOST_DIVISIONS: Final = 16
 """Divisions of the GPUs into two pools that are tried: by nodes, of large clusters by several."""
 
 
+SAVED: Final = 0.9
+"""Share of the GPU-seconds of a training that it needs at least on fewer GPUs: with less traffic between them, and less memory."""
 DRAWS: Final = 8
 """Draws of the lengths that the interval of the fastest step holds."""
 
@@ -181,8 +183,9 @@ def colocated(question: Question, ask: Ask) -> tuple[list[Step], str]:
 
 
 def split(question: Question, ask: Ask, sizes: list[int], whole: Step | None) -> tuple[Step | None, str]:
-    """(the fastest step with generation on GPUs of its own, why there is none). `whole`: a step with all phases on all GPUs, by which the
-    size is guessed that is tried first; from there on the next ones, while they are faster and generation alone does not take as long."""
+    """(the fastest step with generation on GPUs of its own, why there is none). `whole`: a step with all phases on all GPUs. The division
+    that looks best is tried until the next one looks no faster than the best that was: generation is priced for all, and of training the
+    GPU-seconds are known that it needs on the numbers of GPUs that were tried."""
     made: list[tuple[int, Generation]] = []
     why = "no division of the GPUs is left"
     for size in sizes:
@@ -192,37 +195,48 @@ def split(question: Question, ask: Ask, sizes: list[int], whole: Step | None) ->
         else:
             made.append((size, found))
     total = question.cluster.num_gpus
-    tried: dict[int, Step | None] = {}
+    known = {} if whole is None else {total: trains(whole)}
+    """Seconds of training by its GPUs; infinite where it does not fit."""
+    best: Step | None = None
+    while made:
 
-    def seconds(index: int) -> float:
-        """Seconds of the step with this division; infinite where the rest can't train."""
-        nonlocal why
-        if index not in tried:
-            size, found = made[index]
-            try:
-                tried[index] = _step(question, found, training(question, ask, total - size, 0.0), is_colocated=False, offloads=False)
-            except (NoPlanError, InputError) as error:
-                tried[index] = None
-                why = f"{total - size} GPUs train: {error}"
-        one = tried[index]
-        return inf if one is None else one.seconds
+        def looks(division: tuple[int, Generation]) -> float:
+            """Seconds that a step with this division takes at least, by what is known of training."""
+            size, found = division
+            training = gpu_seconds(known, total - size) / (total - size)
+            moved = transfer_seconds(found, question.cluster, question.calibration, colocated=False)
+            return moved + (max(found.seconds, training) if question.job.keys.staleness else found.seconds + training)
 
-    def guessed(index: int) -> float:
-        """Seconds of a step with this division, if training takes as many GPU-seconds as on all GPUs."""
-        size, found = made[index]
-        training = 0.0 if whole is None else trains(whole) * total / (total - size)
-        return max(found.seconds, training) if question.job.keys.staleness else found.seconds + training
+        next_one = min(made, key=looks) if known else made[len(made) // 2]
+        if best is not None and looks(next_one) >= best.seconds:
+            break
+        made.remove(next_one)
+        size, found = next_one
+        try:
+            one = _step(question, found, training(question, ask, total - size, 0.0), is_colocated=False, offloads=False)
+        except (NoPlanError, InputError) as error:
+            why = f"{total - size} GPUs train: {error}"
+            made = [(other, found) for other, found in made if other < size]  # the others leave fewer
+            continue
+        known[total - size] = trains(one)
+        if best is None or one.seconds < best.seconds:
+            best = one
+    return best, why
 
-    if not made:
-        return None, why
-    here = min(range(len(made)), key=guessed) if whole is not None else len(made) // 2
-    while seconds(here) == inf and here > 0:  # too few are left for the training
-        here -= 1
-    best = here
-    for way in (-1, 1):
-        while 0 <= best + way < len(made) and made[best + way][1].seconds < seconds(best) > seconds(best + way):
-            best += way
-    return tried.get(best), why
+
+def gpu_seconds(known: Mapping[int, float], gpus: int) -> float:
+    """GPU-seconds that training takes on so many GPUs at least: between two numbers whose seconds are `known` a power of the GPUs, beside
+    them as on the nearest, of which `SAVED` may be enough on fewer; 0 where nothing is known.
+
+    >>> gpu_seconds({32: 10.0, 8: 80.0}, 16), gpu_seconds({32: 10.0, 8: 80.0}, 64), gpu_seconds({}, 64)
+    (452.5..., 320.0, 0.0)
+    """
+    below, above = max((one for one in known if one <= gpus), default=0), min((one for one in known if one >= gpus), default=0)
+    if below and above > below:
+        share = log(gpus / below) / log(above / below)
+        return (known[below] * below) ** (1 - share) * (known[above] * above) ** share
+    nearest = below or above
+    return known.get(nearest, 0.0) * nearest * (SAVED if nearest > gpus else 1.0)
 
 
 def trains(found: Step) -> float:

@@ -8,6 +8,8 @@ import pytest
 from msgspec.structs import replace
 from rl_cases import SMALL, asker
 
+from orchestrator.asking import reinforcement
+from orchestrator.asking.reinforcement import MICRO_BATCH_TOKENS
 from orchestrator.errors import NoPlanError
 from orchestrator.rl.choose import ASLEEP, Question, divisions, fastest, fastest_generation, layouts
 from orchestrator.rl.generation import generation, room
@@ -18,9 +20,9 @@ def asked(question: Question, **keys: object) -> Question:
     return replace(question, job=replace(question.job, keys=replace(question.job.keys, **keys)))
 
 
-@pytest.mark.parametrize("gpus", [8, 32])
-def test_a_division_is_as_fast_as_the_best_of_all(gpus: int) -> None:
-    ask = asker("recipe=qwen3_8b", f"gpus={gpus}", "cluster=dgx_h100")
+@pytest.mark.parametrize(("recipe", "gpus"), [("qwen3_8b", 8), ("qwen3_8b", 32), ("qwen3_30b_a3b", 32)])
+def test_a_division_is_as_fast_as_the_best_of_all(recipe: str, gpus: int) -> None:
+    ask = asker(f"recipe={recipe}", f"gpus={gpus}", "cluster=dgx_h100")
     question = asked(ask.question, staleness=1)
     every: list[Step] = []
     for size in divisions(question.cluster):
@@ -35,6 +37,17 @@ def test_a_division_is_as_fast_as_the_best_of_all(gpus: int) -> None:
     assert chosen.best.seconds == min(one.seconds for one in every)
     both = fastest(question, ask)
     assert both.best.seconds == min(one.seconds for one in (chosen.best, *both.others, both.best))
+
+
+@pytest.mark.parametrize(("recipe", "longest"), [("qwen3_8b", 800), ("llama3_8b", 7900)])
+def test_no_micro_batch_of_more_tokens_would_be_faster(recipe: str, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are most of what a search would look at."""
+    words = (f"recipe={recipe}", "gpus=16", "cluster=dgx_h100")
+    of = (*SMALL[:3], f"rl.response_length={longest // 4}+{longest // 4}", f"rl.max_response_length={longest}")
+    plan = asker(*words, of=of)(16, 0.0)
+    assert plan.micro_batch_size * plan.training.seq_length <= max(MICRO_BATCH_TOKENS, plan.training.seq_length)
+    monkeypatch.setattr(reinforcement, "MICRO_BATCH_TOKENS", 10**9)
+    assert asker(*words, of=of)(16, 0.0).prediction.step_time_s == pytest.approx(plan.prediction.step_time_s, rel=0.01)
 
 
 def test_brute_force_over_a_small_space_agrees() -> None:
