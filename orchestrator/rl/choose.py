@@ -7,7 +7,7 @@ Generation is priced for every layout that is legal on every division; plans are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from math import ceil, log
+from math import ceil, exp, log
 from typing import Final, Literal
 
 from msgspec.structs import replace
@@ -234,7 +234,7 @@ def gpu_seconds(known: Mapping[int, float], gpus: int) -> float:
     below, above = max((one for one in known if one <= gpus), default=0), min((one for one in known if one >= gpus), default=0)
     if below and above > below:
         share = log(gpus / below) / log(above / below)
-        return (known[below] * below) ** (1 - share) * (known[above] * above) ** share
+        return exp((1 - share) * log(known[below] * below) + share * log(known[above] * above))
     nearest = below or above
     return known.get(nearest, 0.0) * nearest * (SAVED if nearest > gpus else 1.0)
 
