@@ -199,16 +199,19 @@ def rehearse_first(settings: Settings, plan: Plan, job: Job, out: Path, machine:
 def check_route(checkpoint: resuming.Checkpoint, plan: Plan, loop: OwnLoop | None = None) -> None:
     """Says how the checkpoint is read into the plan's layout. `loop`: the engine's own that reads it; None: our worker does. Raises
     InputError where it can't."""
-    own = ENGINES[checkpoint.engine].own_loop if checkpoint.engine in ENGINES else None
+    if plan.engine != checkpoint.engine:
+        reason = (
+            f"reads its own checkpoints, and {resuming.SHORT}={checkpoint.folder} is of engine={checkpoint.engine}, whose weights alone "
+        )
+        reason += "go over: write them with that engine and model.export_to=FOLDER, and begin a run with model.init_from=FOLDER"
+        raise InputError("engine", plan.engine, reason, [checkpoint.engine])
+    own = ENGINES[checkpoint.engine].own_loop
     its = own is not None and own.checkpoints is not None and checkpoint.folder.name.startswith(own.checkpoints)
-    if its and (loop is None or plan.engine != checkpoint.engine):
+    if its and loop is None:
         raise InputError(resuming.RESUME, checkpoint.folder, f"was written by {own.name}, which alone reads it: program=own" if own else "")
     if loop is not None and loop.checkpoints is not None and not its:
         raise InputError(resuming.RESUME, checkpoint.folder, f"was not written by {loop.name}, which reads its own alone",
                          ["program=instrument"])  # fmt: skip
-    if plan.engine != checkpoint.engine:
-        print(f"From the checkpoint to this plan: {other_engine(checkpoint, plan)}")
-        return
     if checkpoint.plan is None:
         return
     why = (loop or ENGINES[plan.engine]).why_no_resume(checkpoint.plan, plan)
@@ -217,28 +220,6 @@ def check_route(checkpoint: resuming.Checkpoint, plan: Plan, loop: OwnLoop | Non
     changes = resuming.layout_changes(checkpoint.plan, plan)
     how = f"{changes}: weights and the optimizer's states are read into the new layout" if changes else "the same layout"
     print(f"From the checkpoint to this plan: {how}")
-
-
-def other_engine(checkpoint: resuming.Checkpoint, plan: Plan) -> str:
-    """What this plan's engine takes from a checkpoint that another one wrote. Raises InputError where it can't."""
-    before, now = ENGINES.get(checkpoint.engine), ENGINES[plan.engine]
-    route = f"{resuming.SHORT}={checkpoint.folder}, which engine={checkpoint.engine} wrote"
-    if before is None or not (before.takes_over and now.takes_over):
-        able = [engine.name for engine in ENGINES.values() if engine.takes_over]
-        raise InputError("engine", plan.engine, f"can't continue {route}: checkpoints go between other engines only", able)
-    renamed = before.hugging_face_names != now.hugging_face_names
-    why = [engine.why_no_exchange(plan.model, None) for engine in (before, now)] if renamed else []
-    if renamed and plan.model.experts:
-        stacked = "one engine's checkpoints have a layer's experts in one tensor, the other's one by one"
-        why.append(f"{stacked}: weights alone go over model.export_to= and model.init_from=")
-    if checkpoint.plan is not None and not before.reshardable(checkpoint.plan):
-        why.append("the checkpoint is of its own layout alone (stage 0 in 16 bits, fp16, sgd)")
-    if not now.reshardable(plan):
-        why.append("this plan's optimizer can't be given states (stage 0 in 16 bits, fp16, sgd): pin.zero_stage=1")
-    said = "; ".join(dict.fromkeys(filter(None, why)))
-    if said:
-        raise InputError("engine", plan.engine, f"can't continue {route}: {said}")
-    return f"engine {before.name} -> {now.name}: weights and the optimizer's states, both exact"
 
 
 def check_entry(settings: Settings) -> None:

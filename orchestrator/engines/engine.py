@@ -111,11 +111,7 @@ class Engine(Value, frozen=True, kw_only=True):
     checkpoint to load, None: none is loaded."""
     reshardable: Callable[[Plan], bool] = lambda plan: True
     """Whether the worker reads this plan's checkpoints into other layouts, numbers of ranks and ZeRO stages."""
-    hugging_face_names: bool = False
-    """Whether its checkpoints call weights as transformers does; else as megatron-core."""
     saves_beside: Callable[[Plan], bool] = lambda plan: False
     """Whether the worker can write this plan's checkpoints beside the training."""
-    takes_over: bool = False
-    """Whether the worker reads a checkpoint that another of our engines wrote: weights and the optimizer's states."""
     why_no_resume: Callable[[Plan, Plan], str | None] = lambda before, now: None
     """Why the worker can't read a checkpoint of the first plan, which this engine wrote, under the second; None: it can."""

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +23,6 @@ from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.groups import MODEL, Groups
 from orchestrator.workers.saving import Snapshot
-
-if TYPE_CHECKING:
-    from orchestrator.workers.other_engine import Names
 
 TAG = "state"
 """DeepSpeed's name for the folder inside a checkpoint."""
@@ -103,8 +100,6 @@ class DeepSpeedStates:
     engine: Any
     engine_fields: dict[str, Any]
     """The content of engine.json."""
-    names: Names = "megatron_core"
-    """The program whose names the weights have in checkpoints."""
 
     def steps_when_built(self) -> bool:
         """Whether DeepSpeed steps when it is built. At stage 0 in bf16 or fp16 it allocates Adam's state by a step with gradients of zero
@@ -189,12 +184,6 @@ class DeepSpeedStates:
         from orchestrator.workers import states
 
         mine = layout(self.plan)
-        if saved.layout["engine"] != self.plan.engine:
-            from orchestrator.workers import other_engine
-
-            found = other_engine.reader(saved, self.plan.model, self.names)
-            states.load(self.engine, self.places, self.plan, found, saved.step)
-            return
         if (saved.folder / states.FOLDER).is_dir() and states.covers(self.plan):
             states.load(self.engine, self.places, self.plan, parts.Parts(saved.folder / states.FOLDER), saved.step)
             if saved.layout == mine:

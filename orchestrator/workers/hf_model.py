@@ -64,7 +64,6 @@ def ulysses(plan: Plan, attention: str) -> Any:
 class HuggingFaceModel(DeepSpeedStates):
     """One rank of such a model. DeepSpeed makes groups of its own, neighbours first: the same as those of the plan's order."""
 
-    names = "transformers"
     balance: torch.Tensor | None = None
     """The last micro-batch's loss of balance, times what it counts."""
     logits: torch.Tensor | None = None

@@ -342,15 +342,15 @@ def pieces_by_name(a: Architecture, shapes: Mapping[Whole, tuple[int, ...]]) -> 
     return wanted
 
 
-def assemble(pieces: Sequence[Piece], parts: Any, kind: str = WEIGHT) -> torch.Tensor:
-    """One Hugging Face tensor, or one of its moments (`kind`), from what `parts` reads. Raises RuntimeError where rows are missing."""
+def assemble(pieces: Sequence[Piece], parts: Parts) -> torch.Tensor:
+    """One Hugging Face tensor from what `parts` reads. Raises RuntimeError where rows are missing."""
     ordered = sorted(pieces, key=lambda piece: piece[0].begin)
     if ordered[0][0].begin or any(one[0].end != other[0].begin for one, other in pairwise(ordered)):
         raise RuntimeError(f"{pieces[0][0].name}: its rows are not all there")
     found = []
     for rows, whole, at in ordered:
         inner = parts.shapes[(WEIGHT, *whole)][1:]
-        found.append(parts.read(kind, *whole, (at, *(0 for _ in inner)), (rows.count, *inner)))
+        found.append(parts.read(WEIGHT, *whole, (at, *(0 for _ in inner)), (rows.count, *inner)))
     target = torch.cat(found)
     return target.T.contiguous() if pieces[0][0].transposed else target
 

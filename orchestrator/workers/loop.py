@@ -344,6 +344,8 @@ def saved_before(plan: Plan, out: Path, continued: bool) -> checkpoint.Saved | N
     if not plan.run.resume:
         return None
     saved = checkpoint.find(plan.run.resume)
+    if saved.layout["engine"] != plan.engine:
+        raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, which alone continues it")
     checkpoint.require_as_written(saved)
     return saved
 

@@ -34,8 +34,6 @@ from orchestrator.workers import (
     megatron_checkpoints,
     megatron_groups,
     optimizer_formats,
-    other_engine,
-    parts,
     weights,
 )
 from orchestrator.workers.batch import Batch
@@ -219,27 +217,8 @@ class MegatronTrainer:
         found = [*self.places, *weights.balances([_bare(chunk) for chunk in self.chunks])]
         hf_weights.export(found, self.plan, folder, self.engine_fields, lambda parameter: nullcontext())
 
-    def _load_other(self, saved: Saved) -> None:
-        """A checkpoint that another engine wrote: weights and the optimizer's states."""
-        found = other_engine.reader(saved, self.plan.model, "megatron_core")
-        with torch.no_grad():
-            for place in weights.every_place([_bare(chunk) for chunk in self.chunks]):
-                place.parameter.copy_(found.of(parts.WEIGHT, place))
-        self.optimizer.reload_model_params()
-        megatron_checkpoints.prepare(self.optimizer)
-        state = optimizer_formats.taken(self._state(is_loading=True)["optimizer"], found)
-        self._put_back(optimizer_formats.read(state, self.optimizer, float(saved.step)))
-
-    def _put_back(self, state: dict[Any, Any]) -> None:
-        """Loads the optimizer's states."""
-        self.optimizer.load_state_dict(state)
-        megatron_checkpoints.count_steps_apart(self.optimizer)
-
     def load(self, saved: Saved) -> None:
-        """Loads a checkpoint of any layout of this engine, the generators only in the same one; and another engine's too."""
-        if saved.layout["engine"] != self.plan.engine:
-            self._load_other(saved)
-            return
+        """Loads a checkpoint of any layout of this engine, the generators only in the same one."""
         megatron_checkpoints.prepare(self.optimizer)
         state = self._state(is_loading=True)
         same = saved.layout == layout(self.plan)
@@ -251,7 +230,8 @@ class MegatronTrainer:
         state = dist_checkpointing.load(state, str(saved.folder))
         for index, chunk in enumerate(self.chunks):
             _bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
-        self._put_back(optimizer_formats.read(state["optimizer"], self.optimizer))
+        self.optimizer.load_state_dict(optimizer_formats.read(state["optimizer"], self.optimizer))
+        megatron_checkpoints.count_steps_apart(self.optimizer)
         if same:
             megatron_groups.set_generator_states(state["generators"], self.device)
 

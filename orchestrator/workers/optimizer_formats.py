@@ -15,19 +15,14 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedBase
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
-from orchestrator.workers.other_engine import Reader
-from orchestrator.workers.parts import WEIGHT, Place
 
 FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 """The distributed optimizer's checkpoint that any other layout can load (distrib_optimizer.py:1192), with the names of a lone optimizer's
 tensors in chained ones (optimizer.py:1198)."""
 MASTER = {True: "optimizer.state.param.", False: "optimizer.state.fp32_param."}
 """What the keys of master weights begin with, by whether the optimizer is the distributed one. In fp32 the plain one has none."""
-KINDS = {"optimizer.state.exp_avg.": "exp_avg", "optimizer.state.exp_avg_sq.": "exp_avg_sq", **dict.fromkeys(MASTER.values(), WEIGHT)}
-"""What a tensor of an optimizer is, by how its key begins."""
 
 
 def _each(state: dict[Any, Any], optimizer: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
@@ -71,37 +66,10 @@ def of_the_other_kind(optimizer: Any) -> Iterator[None]:
         del optimizer.sharded_state_dict, optimizer.load_state_dict
 
 
-def taken(state: Any, found: Reader) -> Any:
-    """What an optimizer asks a checkpoint for, from one that another engine wrote: each shard of a moment or a master weight by its place
-    in the whole model, which all engines arrange alike (other_engine.py). What is no tensor stays this optimizer's own."""
-    if isinstance(state, ShardedTensorFactory):
-        return state.merge_fn(taken(state.build(), found))
-    if isinstance(state, ShardedTensor):
-        kind, key = next((kind, state.key.removeprefix(prefix)) for prefix, kind in KINDS.items() if state.key.startswith(prefix))
-        lead = state.prepend_axis_num
-        place = Place(
-            key=key,
-            index=tuple(state.global_offset[:lead]),
-            offset=tuple(state.global_offset[lead:]),
-            shape=tuple(state.local_shape),
-            global_shape=tuple(state.global_shape[lead:]),
-            parameter=torch.empty(0),
-            start=0,
-            first=True,
-            main=True,
-        )
-        return found.of(kind, place)
-    if isinstance(state, LocalNonpersistentObject):
-        return state.unwrap()
-    if isinstance(state, dict):
-        return {name: taken(value, found) for name, value in state.items()}
-    return [taken(value, found) for value in state] if isinstance(state, list) else state
-
-
-def read(state: dict[Any, Any], optimizer: Any, steps: float | None = None) -> dict[Any, Any]:
-    """What was read, as `optimizer` (a ChainedOptimizer) loads it: tensors and the count of steps are the checkpoint's (`steps` where it
-    has none), settings are the plan's. The model's weights must have been loaded."""
-    step, scaler = steps if steps is not None else _step(state), _scaler(state)
+def read(state: dict[Any, Any], optimizer: Any) -> dict[Any, Any]:
+    """What was read, as `optimizer` (a ChainedOptimizer) loads it: tensors and the count of steps are the checkpoint's, settings are the
+    plan's. The model's weights must have been loaded."""
+    step, scaler = _step(state), _scaler(state)
     found = [_read(mine, wrapped, step) | scaler for mine, wrapped in _each(state, optimizer)]
     return found[0] if len(found) == 1 else dict(enumerate(found))
 

@@ -54,7 +54,7 @@ def _shards(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) ->
 
 
 def load(engine: Any, places: Sequence[Place], plan: Plan, parts: Any, step: int) -> None:
-    """Put back what this layout needs, from `Parts` or what reads like it (other_engine.py). `step`: of Adam."""
+    """Put back what this layout needs, from `Parts`. `step`: of Adam."""
     _make_states(engine, plan, step)
     for parameter, found in _by_parameter(places):
         for kind in (WEIGHT, *MOMENTS):

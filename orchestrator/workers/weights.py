@@ -51,11 +51,6 @@ def places(models: Sequence[torch.nn.Module]) -> list[Place]:
     return [_place(shard, parameter) for shard, parameter in found if parameter is not None]
 
 
-def every_place(models: Sequence[torch.nn.Module]) -> list[Place]:
-    """Every floating-point tensor of these chunks, buffers too; each as a shard of its own storage."""
-    return [_place(shard, shard.data) for shard in shards(models)]
-
-
 def balances(models: Sequence[torch.nn.Module]) -> list[Place]:
     """The biases that balance the load of experts (router.py, expert_bias): buffers, which Float16Module replaces, so that they are asked
     for when they are needed."""

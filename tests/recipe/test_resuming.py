@@ -220,38 +220,14 @@ def test_named_changes_are_made_and_are_the_next_runs_own(old: Path, folder: Pat
     assert written["train"]["change"] == "lr,steps"
 
 
-@pytest.mark.parametrize(
-    ("engine", "said"),
-    [
-        ("megatron_deepspeed", "engine megatron -> megatron_deepspeed: weights and the optimizer's states, both exact"),
-        ("deepspeed", "engine megatron -> deepspeed: weights and the optimizer's states, both exact"),
-    ],
-)
-def test_another_engine_goes_on_where_the_command_line_names_it(
-    engine: str, said: str, old: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("engine", ["megatron_deepspeed", "deepspeed"])
+def test_each_engine_reads_its_own_checkpoints_and_takes_the_weights_of_others(
+    engine: str, old: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, printed = planned((*AGAIN, f"engine={engine}", "pin.zero_stage=1", "out=new"), capsys)
-    assert plan.engine == engine
-    assert f"From the checkpoint to this plan: {said}" in printed
-    marker = json.loads((old / "checkpoints" / "latest.json").read_text())
-    assert marker["layout"]["engine"] == "megatron"
-    finish(folder / "new", 20)
-    back, printed = planned(("resume=new", "engine=megatron", "pin.zero_stage=null", "launch=none", "out=back"), capsys)
-    assert back.engine == "megatron"
-    assert f"engine {engine} -> megatron: weights and the optimizer's states, both exact" in printed
-
-
-def test_a_checkpoint_of_its_own_layout_goes_to_no_other_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    types = ("train.precision=bf16", "train.grad_reduce_dtype=bf16", "train.grad_accum_dtype=bf16")
-    planned((*TINY, "engine=deepspeed", "pin.zero_stage=0", *types, "out=old"), capsys)
-    finish(folder / "old", 20)
-    assert "its own layout alone" in refused(capsys, folder, (*AGAIN, "engine=megatron"))
-
-
-def test_experts_go_to_an_engine_that_keeps_them_otherwise_by_their_weights_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    planned(("recipe=mixtral_tiny", "gpus=2", "launch=none", "engine=megatron", "out=old"), capsys)
-    finish(folder / "old", 20)
-    assert "a layer's experts in one tensor" in refused(capsys, folder, (*AGAIN, "engine=deepspeed", "pin.zero_stage=1"))
+    message = refused(capsys, folder, (*AGAIN, f"engine={engine}", "pin.zero_stage=1"))
+    assert f"engine={engine}: reads its own checkpoints, and resume={old}/checkpoints/step_000020 is of engine=megatron" in message
+    assert "model.export_to=" in message
+    assert "model.init_from=" in message
 
 
 def test_a_constant_rate_may_go_on_for_longer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

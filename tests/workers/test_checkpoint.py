@@ -234,59 +234,6 @@ def test_a_run_goes_from_8_ranks_to_6_to_4_and_back(engine: str, pool: Pool, cor
         source = out / "checkpoints" / f"step_{2 * leg + 2:06d}"
 
 
-OTHER_ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "megatron zero1 to deepspeed zero3": (
-        {"model": LLAMA, **SP, "pp": 2, "dp": 2, "zero_stage": 1},
-        {"model": LLAMA, "engine": ALONE, "dp": 4, "zero_stage": 3},
-    ),
-    "megatron zero0 to megatron_deepspeed": (
-        {"model": LLAMA, "tp": 2},
-        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "zero_stage": 1},
-    ),
-    "deepspeed to megatron_deepspeed": (
-        {"model": LLAMA, "engine": ALONE, "dp": 2, "zero_stage": 3},
-        {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1},
-    ),
-    "megatron_deepspeed to deepspeed tp2": (
-        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "zero_stage": 1},
-        {"model": LLAMA, "engine": ALONE, "tp": 2, "zero_stage": 1},
-    ),
-    "megatron bert to megatron_deepspeed": (
-        {"model": BERT, "dp": 2, "zero_stage": 1},
-        {"model": BERT, "engine": DEEPSPEED, "tp": 2, "zero_stage": 1},
-    ),
-    "deepspeed zero3 to megatron zero1": (
-        {"model": LLAMA, "engine": ALONE, "dp": 2, "zero_stage": 3},
-        {"model": LLAMA, **SP, "pp": 2, "zero_stage": 1},
-    ),
-    "deepspeed to megatron zero0": (
-        {"model": LLAMA, "engine": ALONE, "dp": 2, "zero_stage": 1},
-        {"model": LLAMA, **SP, "pp": 2, "zero_stage": 0},
-    ),
-    "megatron_deepspeed to megatron zero1": (
-        {"model": LLAMA, "engine": DEEPSPEED, "dp": 2, "zero_stage": 1},
-        {"model": LLAMA, "tp": 2, "dp": 2, "zero_stage": 1},
-    ),
-    "megatron_deepspeed to megatron zero0": (
-        {"model": GPT, "engine": DEEPSPEED, "tp": 2, "zero_stage": 1},
-        {"model": GPT, "pp": 2, "zero_stage": 0},
-    ),
-    "gpt megatron_deepspeed to deepspeed": (
-        {"model": GPT, "engine": DEEPSPEED, "zero_stage": 1},
-        {"model": GPT, "engine": ALONE, "zero_stage": 1},
-    ),
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("case", OTHER_ENGINES)
-def test_another_engine_continues_the_curve_with_the_optimizers_states(case: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
-    before, after = OTHER_ENGINES[case]
-    whole = run(pool, corpus, tmp_path / "first", save_every=2, **before)
-    resumed = run(pool, corpus, tmp_path / "second", resume=tmp_path / "first" / "checkpoints" / "step_000002", **after)
-    np.testing.assert_allclose(resumed, whole[2:], rtol=0, atol=1e-4)
-
-
 def test_the_marker_names_the_newest_checkpoint_and_a_run_continues_in_its_own_folder(pool: Pool, corpus: str, tmp_path: Path) -> None:
     run(pool, corpus, tmp_path, save_every=3)
     marker = json.loads((tmp_path / "checkpoints" / "latest.json").read_text())

@@ -32,7 +32,5 @@ ENGINE: Final = Engine(
     why_no_exchange=why_no_exchange,
     reshardable=reshardable,
     saves_beside=reshardable,
-    takes_over=True,
-    hugging_face_names=True,
     why_no_resume=why_no_resume,
 )

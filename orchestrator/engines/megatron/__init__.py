@@ -34,5 +34,4 @@ ENGINE: Final = Engine(
     entry=start,
     why_no_exchange=why_no_exchange,
     saves_beside=lambda plan: True,
-    takes_over=True,
 )
