@@ -38,7 +38,6 @@ KEYS: Final = {
             "Megatron-LM divides whole documents over training and evaluation",
             default="file",
         ),
-        Key(name="separator", type=str, help=r"text that stands between two documents of a text file instead; \n is a line break"),
         Key(name="workers", type=int, help="processes", default="the cores of this machine", low=1, high=1024),
     )
 }
@@ -96,12 +95,7 @@ def arguments(words: Sequence[str]) -> list[str]:
         if path.endswith((".bin", ".idx")) and all(Path(path).with_suffix(suffix).is_file() for suffix in (".bin", ".idx")):
             raise InputError("input", shown(path), "is Megatron's own format already: token ids, no text")
     out = free_prefix(given["out"])
-    if "documents" in given and "separator" in given:
-        why = f"documents={given['documents']} is given too: one of them cuts the text"
-        raise InputError("separator", shown(given["separator"]), why)
     cut = ["--documents", given["documents"]] if "documents" in given else []
-    if "separator" in given:
-        cut = ["--separator", given["separator"].replace("\\n", "\n").replace("\\t", "\t")]
     tokenizer = ["--tokenizer", existing_folder("tokenizer", given["tokenizer"])] if "tokenizer" in given else []
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:

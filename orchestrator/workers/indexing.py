@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from functools import cache, partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,31 +29,20 @@ INTERRUPTED = 130
 FEW = 100
 """Documents of which a share of 1% may get none."""
 LINES = 10
-"""Lines of progress where the output is no terminal."""
+"""Lines of progress."""
 CUTS = ("file", "blank_lines", "lines")
-"""Ways to cut a text file into documents; "lines" and "blank_lines" drop what is blank. `SEPARATOR` is another."""
-SEPARATOR = "separator:"
-"""Beginning of a `cut` whose rest is a text that stands between two documents."""
+"""Ways to cut a text file into documents; "lines" and "blank_lines" drop what is blank."""
 
 
 def documents(file: Path, cut: str = "file") -> Iterator[bytes]:
     """The texts of a file: a line of a .jsonl each, else as `cut` says. Raises InputError with file and line."""
     if file.suffix == ".jsonl" or cut == "file":
         yield from data.documents([file])
-    elif cut.startswith(SEPARATOR):
-        yield from (part.strip(b"\r\n") for part in file.read_bytes().split(cut.removeprefix(SEPARATOR).encode()) if part.strip())
-    else:
-        lines: list[bytes] = []
-        with file.open("rb") as text:
-            for line in (*text, b"") if cut == "blank_lines" else text:
-                if cut == "lines":
-                    lines = [line]
-                elif line.strip():
-                    lines.append(line)
-                    continue
-                if b"".join(lines).strip():
-                    yield b"".join(lines).rstrip(b"\r\n")
-                lines = []
+        return
+    with file.open("rb") as text:
+        for is_blank, lines in groupby(text, lambda line: not line.strip()):
+            if not is_blank:
+                yield from (part.rstrip(b"\r\n") for part in (lines if cut == "lines" else [b"".join(lines)]))
 
 
 @cache
@@ -87,38 +76,11 @@ def ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-class Progress:
-    """Shows the bytes that are done: a bar on a terminal, a line each tenth elsewhere."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.shown, self.bar = max(1, total), 0, 0, None
-        if sys.stdout.isatty():
-            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            self.bar = Bar(TextColumn("indexing"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), transient=True)
-            self.task = self.bar.add_task("", total=self.total)
-            self.bar.start()
-
-    def add(self, size: int) -> None:
-        self.done += size
-        if self.bar is not None:
-            self.bar.update(self.task, completed=self.done)
-        elif (tenth := LINES * self.done // self.total) > self.shown:
-            self.shown = tenth
-            print(f"{self.done / self.total:.0%} of {self.total / 2**20:,.1f} MiB", flush=True)
-
-    def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-
 def index(inputs: Sequence[str], out: Path, folder: str | None, workers: int, cut: str = "file") -> tuple[int, int]:
-    """Write OUT.bin and OUT.idx; (documents, tokens). `cut`: one of CUTS, or SEPARATOR and a text. Raises InputError."""
+    """Write OUT.bin and OUT.idx; (documents, tokens). `cut`: one of CUTS. Raises InputError."""
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
     files = [file for path in inputs for file in data.text_files(Path(path))]
-    _check_cut(files, cut)
     whole = {suffix: out.with_name(out.name + suffix) for suffix in (".bin", ".idx")}
     for path in whole.values():
         if path.exists():
@@ -127,8 +89,8 @@ def index(inputs: Sequence[str], out: Path, folder: str | None, workers: int, cu
     out.parent.mkdir(parents=True, exist_ok=True)
     written = {suffix: path.with_name(f"{path.name}.partial") for suffix, path in whole.items()}
     vocab_size = len(tokenizer) if tokenizer is not None else max(specials.sentinels) + 1
-    progress = Progress(sum(file.stat().st_size for file in files))
-    count = tokens = 0
+    total = max(1, sum(file.stat().st_size for file in files))
+    count = tokens = done = 0
     try:
         builder = IndexedDatasetBuilder(str(written[".bin"]), dtype=DType.optimal_dtype(vocab_size))
         with contextlib.closing(encoded((text for file in files for text in documents(file, cut)), folder, workers)) as found:
@@ -136,27 +98,18 @@ def index(inputs: Sequence[str], out: Path, folder: str | None, workers: int, cu
                 for row in rows:
                     builder.add_document(row, [len(row)])
                 count, tokens = count + len(rows), tokens + sum(map(len, rows))
-                progress.add(size)
-        progress.add(progress.total - progress.done)
+                before, done = LINES * done // total, done + size
+                if LINES * done // total > before:
+                    print(f"{done / total:.0%} of {total / 2**20:,.1f} MiB", flush=True)
         if not count:
             raise InputError("input", None, "holds no documents")
         builder.finalize(str(written[".idx"]))
         for suffix, path in whole.items():
             written[suffix].replace(path)
     finally:
-        progress.stop()
         for path in written.values():
             path.unlink(missing_ok=True)
     return count, tokens
-
-
-def _check_cut(files: Sequence[Path], cut: str) -> None:
-    """Raises InputError where the separator is in no file: what was meant as one is not."""
-    texts = [file for file in files if file.suffix != ".jsonl"]
-    separator = cut.removeprefix(SEPARATOR)
-    if cut not in CUTS and not any(separator.encode() in file.read_bytes() for file in texts):
-        why = "is in none of the text files" if texts else "has no text file to cut: a .jsonl has one document a line"
-        raise InputError("separator", repr(separator), why)
 
 
 def main() -> int:
@@ -164,14 +117,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer")
     parser.add_argument("--documents", choices=CUTS, default=CUTS[0])
-    parser.add_argument("--separator")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("inputs", nargs="+")
     given = parser.parse_args()
     begin = time.perf_counter()
     try:
-        cut = SEPARATOR + given.separator if given.separator else given.documents
-        count, tokens = index(given.inputs, given.out, given.tokenizer, given.workers, cut)
+        count, tokens = index(given.inputs, given.out, given.tokenizer, given.workers, given.documents)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
@@ -182,7 +133,7 @@ def main() -> int:
         return INTERRUPTED
     tokenizer = f" tokenizer={given.tokenizer}" if given.tokenizer else ""
     print(f"{given.out}.bin and .idx: {count:,} documents, {tokens:,} tokens, {time.perf_counter() - begin:.1f} s")
-    if count < FEW and given.documents == CUTS[0] and not given.separator:
+    if count < FEW and given.documents == CUTS[0]:
         print("Megatron-LM's own programs divide whole documents over training and evaluation: documents=blank_lines makes more of a text")
     print(f"To train on it: python -m orchestrator.run ... data={given.out}{tokenizer}")
     return 0

@@ -32,7 +32,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("input=nowhere.txt", "out=b"), "input=nowhere.txt: no such file or folder"),
         (("input=a.txt,,", "out=b"), "has an empty path between commas"),
         (("input=a.txt", "out=b", "documents=pages"), "documents=pages: "),
-        (("input=a.txt", "out=b", "documents=lines", "separator=x"), "separator=x: documents=lines is given too"),
         (("input=a.txt", "out=there"), "out=there: there.bin is there already"),
         (("input=a.txt", "out=b.bin"), "out=b.bin: is no prefix"),
         (("input=a.txt", "out=a.txt/b"), "out=a.txt/b: can't be made"),

@@ -35,12 +35,11 @@ def test_every_line_is_a_document(jsonl: Path) -> None:
     assert [text.decode() for text in indexing.documents(jsonl)] == TEXTS
 
 
-TEXT = "\n\n  one\nmore of one\n\n \n\ntwo\r\n\r\nthree <end> with a word\nand a line\n\nfour"
+TEXT = "\n\n  one\nmore of one\n\n \n\ntwo\r\n\r\nthree with a word\nand a line\n\nfour"
 CUT = {
-    "blank_lines": ["  one\nmore of one", "two", "three <end> with a word\nand a line", "four"],
-    "lines": ["  one", "more of one", "two", "three <end> with a word", "and a line", "four"],
+    "blank_lines": ["  one\nmore of one", "two", "three with a word\nand a line", "four"],
+    "lines": ["  one", "more of one", "two", "three with a word", "and a line", "four"],
     "file": [TEXT],
-    "separator:<end>": [text.lstrip("\n") for text in TEXT.split("<end>")],
 }
 
 
@@ -51,17 +50,7 @@ def test_a_text_is_cut_into_documents(cut: str, tmp_path: Path) -> None:
     assert [text.decode() for text in indexing.documents(path, cut)] == CUT[cut]
 
 
-def test_a_separator_that_is_nowhere_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "in.txt"
-    path.write_text(TEXT)
-    with pytest.raises(InputError, match="separator='<stop>': is in none of the text files"):
-        indexing.index([str(path)], tmp_path / "out", None, workers=1, cut="separator:<stop>")
-    assert indexing.index([str(path)], tmp_path / "out", None, workers=1, cut="blank_lines")[0] == 4
-
-
-@pytest.mark.parametrize(
-    ("word", "count"), [("documents=file", 1), ("documents=blank_lines", 4), ("documents=lines", 6), ("separator=<end>", 2)]
-)
+@pytest.mark.parametrize(("word", "count"), [("documents=file", 1), ("documents=blank_lines", 4), ("documents=lines", 6)])
 def test_the_command_cuts_a_text_as_it_is_asked(word: str, count: int, tmp_path: Path) -> None:
     from orchestrator.recipe.documents import sequence_lengths
 
@@ -131,7 +120,7 @@ def test_the_command_uses_a_local_tokenizer(
     assert front.main([f"input={jsonl}", "out=corpus", "tokenizer=tokenizer", "workers=1"]) == 0
     said = capsys.readouterr().out
     assert "50 documents" in said
-    assert "100%" in said
+    assert "%" in said
     row = data.IndexedTokens(str(tmp_path / "corpus"))
     assert row.window(0, 5).tolist() == [2, 3, 1, 2, 4]
 
