@@ -149,35 +149,19 @@ class DeepSpeedStates:
     def _set_generator_states(self, states: dict[str, Any]) -> None:
         distributed.set_generator_states(states, self.device)
 
-    def save(self, folder: Path, step: int) -> None:
-        """Writes a checkpoint: by places in the whole model where that covers this plan; else as DeepSpeed does, for this layout only."""
-        from orchestrator.workers import states
-
-        if not states.covers(self.plan):
-            # Frozen weights are the base's, which is there anyway.
-            trained = self.plan.training.lora is not None
-            self.engine.save_checkpoint(
-                str(folder), tag=TAG, client_state={"step": step}, save_latest=False, exclude_frozen_parameters=trained
-            )
-            return
-        if dist.get_rank() == 0:
-            (folder / states.FOLDER).mkdir()
-        dist.barrier()
-        states.save(self.engine, self.places, self.plan, self.groups, folder / states.FOLDER)
-        torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
-
     def snapshot(self, folder: Path, step: int) -> Snapshot:
-        """Raises InputError where `save` writes DeepSpeed's own checkpoint."""
+        """Begins a checkpoint: by places in the whole model where that covers this plan; else it is written as DeepSpeed does, for this
+        layout only."""
         from orchestrator.workers import states
 
-        if not states.covers(self.plan):
-            raise InputError("train.async_save", "true", "stage 0 in 16 bits, fp16 and sgd have DeepSpeed's own checkpoints")
-        if dist.get_rank() == 0:
-            (folder / states.FOLDER).mkdir()
-        dist.barrier()
-        found = states.copied(self.engine, self.places, self.plan, self.groups)
-        torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
-        return Snapshot(write=lambda: parts.write_parts(iter(found), folder / states.FOLDER))
+        if states.covers(self.plan):
+            found = states.snapshot(self.engine, self.places, self.plan, self.groups, folder / states.FOLDER)
+            torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
+            return found
+        # Frozen weights are the base's, which is there anyway.
+        trained = self.plan.training.lora is not None
+        self.engine.save_checkpoint(str(folder), tag=TAG, client_state={"step": step}, save_latest=False, exclude_frozen_parameters=trained)
+        return Snapshot()
 
     def load(self, saved: Saved) -> None:
         """Any layout, but for plans whose checkpoints are DeepSpeed's own (`save`); the generators only in the same. Raises InputError."""
@@ -185,7 +169,7 @@ class DeepSpeedStates:
 
         mine = layout(self.plan)
         if (saved.folder / states.FOLDER).is_dir() and states.covers(self.plan):
-            states.load(self.engine, self.places, self.plan, parts.Parts(saved.folder / states.FOLDER), saved.step)
+            states.load(self.engine, self.places, self.plan, saved.folder / states.FOLDER, saved.step)
             if saved.layout == mine:
                 path = saved.folder / f"generators-{dist.get_rank():06d}.pt"
                 self._set_generator_states(torch.load(path, weights_only=True))

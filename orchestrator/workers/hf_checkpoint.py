@@ -12,8 +12,8 @@ import torch.distributed as dist
 from orchestrator.plan import Plan, RunSettings
 from orchestrator.workers import auto_ep
 from orchestrator.workers.groups import Groups
-from orchestrator.workers.hf_files import copy_tokenizer
-from orchestrator.workers.parts import Place, let_others_read
+from orchestrator.workers.hf_files import copy_tokenizer, let_others_read
+from orchestrator.workers.parts import Place
 
 
 def whole_state(model: torch.nn.Module, places: Sequence[Place], plan: Plan, groups: Groups) -> dict[str, torch.Tensor]:

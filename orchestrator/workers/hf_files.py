@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,14 +12,17 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from orchestrator.errors import InputError
 from orchestrator.plan import RunSettings
-from orchestrator.workers import parts
-from orchestrator.workers.parts import FILE_BYTES
 
 KEY = "model.init_from"
 CONFIG = "config.json"
+UMASK = os.umask(0)
+os.umask(UMASK)
+FILE_BYTES = 4 * 2**30
+"""Bytes of one written file: as transformers' own shards."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENIZER_FILES = (
     *("tokenizer*", "chat_template.jinja", "vocab.*", "merges.txt"),
@@ -100,6 +104,17 @@ class Checkpoint:
         return tensor[index[::-1]].T if rows.transposed else tensor[index]
 
 
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Writes a safetensors file that others may read as far as the process lets them."""
+    save_file(tensors, path, metadata=metadata)
+    let_others_read(path)
+
+
+def let_others_read(path: Path) -> None:
+    """Gives a file the mode that any new file has: safetensors makes its own the owner's alone."""
+    path.chmod(0o666 & ~UMASK)
+
+
 def write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torch.dtype:
     """Writes model.safetensors, or several with an index, as transformers names them. Returns the data type of the first tensor, which is
     the model's: the biases that balance experts are fp32 in any."""
@@ -109,7 +124,7 @@ def write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torc
     dtype: torch.dtype | None = None
 
     def flush() -> None:
-        parts.save_tensors(held, folder / f"{len(files)}.partial", {"format": "pt"})
+        save_tensors(held, folder / f"{len(files)}.partial", {"format": "pt"})
         files.append(list(held))
         held.clear()
 

@@ -180,19 +180,12 @@ class HuggingFaceModel(DeepSpeedStates):
             distributed.set_generator_states(self.generators, self.device)
         self.generators = None
 
-    def save(self, folder: Path, step: int) -> None:
-        super().save(folder, step)
-        self._save_biases(folder)
-
     def snapshot(self, folder: Path, step: int) -> Snapshot:
         found = super().snapshot(folder, step)
-        self._save_biases(folder)
-        return found
-
-    def _save_biases(self, folder: Path) -> None:
         biases = {name: value.cpu() for name, value in hugging_face.float_buffers(self.model).items() if name.endswith(BIAS)}
         if biases and dist.get_rank() == 0:
             torch.save(biases, folder / BIASES)
+        return found
 
     def load(self, saved: Saved) -> None:
         super().load(saved)

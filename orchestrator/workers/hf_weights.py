@@ -21,8 +21,9 @@ from orchestrator.errors import InputError
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
+from orchestrator.workers import parts
 from orchestrator.workers.hf_files import CONFIG, KEY, Checkpoint, Rows, write_config, write_files
-from orchestrator.workers.parts import WEIGHT, Parts, Place, Whole, write_parts
+from orchestrator.workers.parts import WEIGHT, Parts, Place, Whole
 
 PARTS = ".parts"
 """Folder inside an export where ranks leave their shards for rank 0."""
@@ -298,16 +299,13 @@ def match_activation(engine: dict[str, Any], folder: Path) -> None:
 def export(found: Sequence[Place], plan: Plan, folder: Path, engine: dict[str, Any], gathered: Gathered) -> None:
     """Write a Hugging Face checkpoint into `folder`, which all ranks see. All ranks call this. `engine`: the content of engine.json, with
     "export"."""
-    parts = folder / PARTS
+    left = folder / PARTS
+    snapshot = parts.snapshot(_main_shards(found, gathered), left)
+    snapshot.write()
+    snapshot.finish()
     if dist.get_rank() == 0:
-        shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir(parents=True)
-    dist.barrier()
-    write_parts(_main_shards(found, gathered), parts)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        dtype = _join_parts(plan.model, Parts(parts), folder)
-        shutil.rmtree(parts)
+        dtype = _join_parts(plan.model, Parts(left), folder)
+        shutil.rmtree(left)
         write_config(engine["export"], _with_trained_gelu(engine), folder, dtype, plan.run)
     dist.barrier()
 

@@ -62,10 +62,8 @@ class Trainer(Protocol):
         generators as they are."""
         ...
 
-    def save(self, folder: Path, step: int) -> None: ...
-
     def snapshot(self, folder: Path, step: int) -> Snapshot:
-        """What `save` writes, as a copy that is written beside the training (plan.run.async_save)."""
+        """A checkpoint, of which what is left to write has copies of the state: it may be written beside the training."""
         ...
 
     def export(self, folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from orchestrator.workers.parts import save_tensors
+from orchestrator.workers.hf_files import save_tensors
 
 ADAPTER: Final = "default"
 BASE: Final = ".base_layer"

@@ -171,12 +171,6 @@ class MegatronTrainer:
         """Begins a trace of the routing of all steps from now on. All ranks call this."""
         return RoutingTrace(self.chunks, out, first_step)
 
-    def save(self, folder: Path, step: int) -> None:
-        snapshot = self.snapshot(folder, step)
-        snapshot.write()
-        dist.barrier()  # megatron-core's last part is rank 0's, of what all have written
-        snapshot.finish()
-
     def snapshot(self, folder: Path, step: int) -> Snapshot:
         """A checkpoint by megatron-core's own asynchronous request, written by this process. megatron-core would write by processes that it
         forks, which NCCL's and gloo's threads don't survive, and wait for ever for one that is killed (an out-of-memory killer takes them

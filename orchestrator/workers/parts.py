@@ -1,10 +1,9 @@
-"""Tensors as shards with their places in the whole, on disk: each rank writes some, and any rank of any layout reads what it needs."""
+"""Tensors by their places in the whole, as torch's distributed checkpoints: each rank writes some shards, and any rank of any layout reads
+what it needs."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,19 +11,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from orchestrator.errors import InputError
+from orchestrator.workers.saving import Snapshot
 
-UMASK = os.umask(0)
-os.umask(UMASK)
-FILE_BYTES = 4 * 2**30
-"""Bytes of one written file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
 WEIGHT = "weight"
 """The kind of tensor that is a parameter itself; optimizer states have other kinds."""
-STATES = "states"
-"""The folder inside a checkpoint that holds weights and moments by place (states.py)."""
 Whole = tuple[str, str, tuple[int, ...]]
 """A global tensor: kind, key, place in stacks of equal tensors."""
 
@@ -54,106 +50,100 @@ class Place:
         return whole.reshape(-1)[self.start : self.start + prod(self.shape)].view(self.shape)
 
 
-def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Writes a safetensors file that others may read as far as the process lets them."""
-    save_file(tensors, path, metadata=metadata)
-    let_others_read(path)
+def name_of(kind: str, key: str, index: Sequence[int]) -> str:
+    """What a checkpoint calls a global tensor.
+
+    >>> name_of("exp_avg", "decoder.layers.mlp.linear_fc2.weight", (3,))
+    'exp_avg/decoder.layers.mlp.linear_fc2.weight/3'
+    """
+    return "/".join((kind, key, *map(str, index)))
 
 
-def let_others_read(path: Path) -> None:
-    """Gives a file the mode that any new file has: safetensors makes its own the owner's alone."""
-    path.chmod(0o666 & ~UMASK)
+class _Shards(DefaultSavePlanner):
+    """Says which shards this rank writes, and gives them."""
+
+    def __init__(self, found: Iterable[tuple[Place, str, torch.Tensor]]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self.set_up_planner({}, is_coordinator=dist.get_rank() == 0)
+        self.shards: dict[MetadataIndex, torch.Tensor] = {}
+        items = []
+        for place, kind, shard in found:
+            index = MetadataIndex(name_of(kind, place.key, place.index), place.offset)
+            self.shards[index] = shard = shard.detach().to("cpu", copy=True).contiguous()
+            chunk = ChunkStorageMetadata(torch.Size(place.offset), torch.Size(place.shape))
+            data = TensorWriteData(chunk, TensorProperties.create_from_tensor(shard), torch.Size(place.global_shape))
+            items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        self.plan = SavePlan(items)
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        return self.shards[index]
 
 
-def write_parts(found: Iterator[tuple[Place, str, torch.Tensor]], folder: Path) -> None:
-    """Writes (place, kind, shard) as files of at most FILE_BYTES, each with a list of what it holds."""
-    held: dict[str, torch.Tensor] = {}
-    listed: list[dict[str, Any]] = []
-    written = 0
+def snapshot(found: Iterable[tuple[Place, str, torch.Tensor]], folder: Path) -> Snapshot:
+    """What is left to do to write each (place, kind, shard), of which it has copies, into the folder. All ranks call this."""
+    planner, writer, first = _Shards(found), FileSystemWriter(folder), dist.get_rank() == 0
+    writer.set_up_storage_writer(first)
+    plans: Any = [None] * dist.get_world_size() if first else None
+    dist.gather_object(writer.prepare_local_plan(planner.plan), plans)
+    metadata: Any = None
+    if first:
+        plans, metadata = planner.create_global_plan(plans)
+        plans = writer.prepare_global_plan(plans)
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, plans)
+    written: list[Any] = []
 
-    def flush() -> None:
-        nonlocal written
-        if held:
-            name = f"rank{dist.get_rank():06d}-{written:04d}"
-            save_tensors(held, folder / f"{name}.safetensors")
-            (folder / f"{name}.json").write_text(json.dumps(listed))
-            held.clear()
-            listed.clear()
-            written += 1
+    def write() -> None:
+        written.extend(writer.write_data(mine[0], planner).wait())
 
-    for place, kind, shard in found:
-        held[str(len(held))] = shard.to("cpu", copy=True).contiguous()
-        about = {name: getattr(place, name) for name in ("key", "index", "offset", "shape", "global_shape")}
-        listed.append({"kind": kind} | about)
-        if sum(tensor.nbytes for tensor in held.values()) >= FILE_BYTES:
-            flush()
-    flush()
+    def finish() -> None:
+        results: Any = [None] * dist.get_world_size() if first else None
+        dist.gather_object(written, results)
+        if first:
+            writer.finish(metadata, results)
 
-
-@dataclass(frozen=True)
-class _Part:
-    """A written shard, in `file` under `name`."""
-
-    file: Path
-    name: str
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-def damaged(file: Path, why: Exception) -> InputError:
-    """The error for a file of a checkpoint that can't be read: which, and that an older one may do."""
-    return InputError(
-        "train.resume", file, f"can't be read ({why}): the checkpoint is damaged; an older one beside it is resumed by its folder"
-    )
+    return Snapshot(write=write, finish=finish)
 
 
 class Parts:
     """What all ranks wrote into a folder."""
 
     def __init__(self, folder: Path) -> None:
+        self.files = FileSystemReader(folder)
+        metadata = self.files.read_metadata()
+        self.files.set_up_storage_reader(metadata, is_coordinator=True)
+        self.tensors: dict[str, TensorStorageMetadata] = metadata.state_dict_metadata
         self.shapes: dict[Whole, tuple[int, ...]] = {}
         """Global shapes of the checkpoint's tensors."""
-        self._parts: dict[Whole, list[_Part]] = {}
-        self._open: dict[Path, Any] = {}
-        for listing in sorted(folder.glob("*.json")):
-            try:
-                written = json.loads(listing.read_text())
-            except (OSError, ValueError) as error:
-                raise damaged(listing, error) from None
-            for number, about in enumerate(written):
-                whole = about["kind"], about["key"], tuple(about["index"])
-                part = _Part(listing.with_suffix(".safetensors"), str(number), tuple(about["offset"]), tuple(about["shape"]))
-                self._parts.setdefault(whole, []).append(part)
-                self.shapes[whole] = tuple(about["global_shape"])
+        for name, found in self.tensors.items():
+            kind, key, *index = name.split("/")
+            self.shapes[kind, key, tuple(map(int, index))] = tuple(found.size)
 
     def of(self, kind: str, place: Place) -> torch.Tensor:
         """A rank's shard of a weight or of its moments, as `read` finds it."""
         return self.read(kind, place.key, place.index, place.offset, place.shape)
 
     def read(self, kind: str, key: str, index: tuple[int, ...], offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """This box of a global tensor; zeros beyond the end of what was written, where a vocabulary was padded to less. Raises RuntimeError
-        where a part of it is missing."""
-        whole = kind, key, index
-        target: torch.Tensor | None = None
-        filled = 0
-        for part in self._parts.get(whole, ()):
-            begins = [max(a, b) for a, b in zip(offset, part.offset, strict=True)]
-            ends = [min(a + m, b + n) for a, m, b, n in zip(offset, shape, part.offset, part.shape, strict=True)]
-            if any(begin >= end for begin, end in zip(begins, ends, strict=True)):
-                continue
-            if part.file not in self._open:
-                try:
-                    self._open[part.file] = safe_open(part.file, framework="pt")
-                except (OSError, SafetensorError) as error:
-                    raise damaged(part.file, error) from None
-            here = tuple(slice(begin - at, end - at) for begin, end, at in zip(begins, ends, part.offset, strict=True))
-            values = self._open[part.file].get_slice(part.name)[here]
-            if target is None:
-                target = torch.zeros(tuple(shape), dtype=values.dtype)
-            target[tuple(slice(begin - at, end - at) for begin, end, at in zip(begins, ends, offset, strict=True))] = values
-            filled += values.numel()
-        ends = [min(at + size, end) for at, size, end in zip(offset, shape, self.shapes.get(whole, offset), strict=True)]
-        wanted = prod(max(0, end - at) for at, end in zip(offset, ends, strict=True)) if whole in self.shapes else prod(shape)
-        if filled != wanted:
-            raise RuntimeError(f"{kind} of {key} {list(index)}: only {filled} elements of {list(shape)} at {list(offset)} were written")
-        return torch.zeros(tuple(shape)) if target is None else target
+        """This box of a global tensor; zeros beyond its end, where a vocabulary was padded to less. Raises KeyError where it was not
+        written."""
+        name = name_of(kind, key, index)
+        found = self.tensors[name]
+        has = [min(size, max(0, whole - begin)) for begin, size, whole in zip(offset, shape, found.size, strict=True)]
+        target = torch.zeros(tuple(shape), dtype=found.properties.dtype)
+        if all(has):
+            box = torch.empty(has, dtype=found.properties.dtype)
+            items = create_read_items_for_chunk_list(name, found, [ChunkStorageMetadata(torch.Size(offset), box.shape)])
+            self.files.read_data(LoadPlan(items), _Into(box)).wait()
+            target[tuple(slice(0, size) for size in has)] = box
+        return target
+
+
+class _Into(DefaultLoadPlanner):
+    """Everything that is read goes into one tensor."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        super().__init__()
+        self.target = target
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self.target

@@ -42,7 +42,7 @@ class Snapshot:
     """What is left to do once the state has been copied. `write` touches neither the model nor other ranks: it may run in a thread beside
     the training. `finish` is collective, after `write` is done on all ranks."""
 
-    write: Callable[[], None]
+    write: Callable[[], None] = lambda: None
     finish: Callable[[], None] = lambda: None
 
 
@@ -52,10 +52,8 @@ class Saver(Protocol):
     plan: Plan
     device: torch.device
 
-    def save(self, folder: Path, step: int) -> None: ...
-
     def snapshot(self, folder: Path, step: int) -> Snapshot:
-        """A copy of all that `save` writes. Collective."""
+        """A checkpoint. Collective."""
         ...
 
 
@@ -65,19 +63,8 @@ def failed(step: int, out: Path, error: BaseException) -> CheckpointError:
     return CheckpointError(f"step {step}: the checkpoint can't be written: {said}; {checkpoint.newest(out)}")
 
 
-def save(trainer: Saver, out: Path, step: int) -> None:
-    """A checkpoint of the state after `step` steps. Raises CheckpointError."""
-    try:
-        folder = checkpoint.begin(out, step)
-        trainer.save(folder, step)
-        checkpoint.write_digests(folder)
-        checkpoint.commit(folder, step, trainer.plan)
-    except (Exception, CheckpointException) as error:  # each engine has its own for a full disk; Megatron's is no Exception
-        raise failed(step, out, error) from error
-
-
-class SaveBeside:
-    """One checkpoint that is written beside the training: begun after `step` steps; `poll` after each step that follows commits it once all
+class Save:
+    """One checkpoint, written by a thread of its own: begun after `step` steps; `poll` after each step that follows commits it once all
     ranks have written, `wait` at once. Raises CheckpointError from any of them, on all ranks alike."""
 
     def __init__(self, trainer: Saver, out: Path, step: int) -> None:
@@ -137,15 +124,14 @@ class Saves:
 
     def __init__(self, plan: Plan, out: Path) -> None:
         self.beside_training, self.out = plan.run.async_save, out
-        self.running: SaveBeside | None = None
+        self.running: Save | None = None
 
     def save(self, trainer: Saver, step: int) -> None:
         """Writes the state after `step` steps, or begins to."""
         self.wait()
-        if self.beside_training:
-            self.running = SaveBeside(trainer, self.out, step)
-        else:
-            save(trainer, self.out, step)
+        self.running = Save(trainer, self.out, step)
+        if not self.beside_training:
+            self.wait()
 
     def poll(self) -> None:
         """Ends what has been written beside the training; called after each step."""

@@ -14,10 +14,13 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 from orchestrator.plan import Plan
+from orchestrator.workers import parts
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.parts import STATES, WEIGHT, Place, write_parts
+from orchestrator.workers.parts import WEIGHT, Parts, Place
+from orchestrator.workers.saving import Snapshot
 
-FOLDER = STATES
+FOLDER = "states"
+"""The folder inside a checkpoint that holds weights and moments by place."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -29,16 +32,10 @@ def covers(plan: Plan) -> bool:
     return training.optimizer == "adamw" and training.precision != "fp16" and (plan.zero_stage > 0 or training.precision == "fp32")
 
 
-def save(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups, folder: Path) -> None:
-    """Write into `folder`, which is there. All ranks call this."""
+def snapshot(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups, folder: Path) -> Snapshot:
+    """What is left to do to write the states, of which it has copies in host memory, into the folder. All ranks call this."""
     _link(engine, plan)
-    write_parts(_shards(engine, places, plan, groups), folder)
-
-
-def copied(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) -> list[tuple[Place, str, torch.Tensor]]:
-    """What `save` writes, copied to host memory. All ranks call this."""
-    _link(engine, plan)
-    return [(place, kind, value.to("cpu", copy=True)) for place, kind, value in _shards(engine, places, plan, groups)]
+    return parts.snapshot(_shards(engine, places, plan, groups), folder)
 
 
 def _shards(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) -> Iterator[tuple[Place, str, torch.Tensor]]:
@@ -53,14 +50,15 @@ def _shards(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) ->
                     yield place, kind, place.of(value)
 
 
-def load(engine: Any, places: Sequence[Place], plan: Plan, parts: Any, step: int) -> None:
-    """Put back what this layout needs, from `Parts`. `step`: of Adam."""
+def load(engine: Any, places: Sequence[Place], plan: Plan, folder: Path, step: int) -> None:
+    """Puts back what this layout needs of what all ranks wrote into this folder. `step`: of Adam."""
+    written = Parts(folder)
     _make_states(engine, plan, step)
     for parameter, found in _by_parameter(places):
         for kind in (WEIGHT, *MOMENTS):
             value = torch.zeros(tuple(getattr(parameter, "ds_shape", parameter.shape)))
             for place in found:
-                place.of(value).copy_(parts.of(kind, place))
+                place.of(value).copy_(written.of(kind, place))
             _set(engine, parameter, kind, value, plan)
 
 

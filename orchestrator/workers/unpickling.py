@@ -49,11 +49,10 @@ class _Plain(pickle.Unpickler):
 def refused(folder: Path) -> Iterator[None]:
     """Refuses, inside of the `with`, to read from the checkpoint in `folder` what is more than tensors and plain values. Raises InputError
     for metadata that is more, and for files that torch refuses so."""
-    metadata = folder / METADATA
     before = os.environ.get(FORCED)
     os.environ[FORCED] = "1"
     try:
-        if metadata.is_file():
+        for metadata in folder.rglob(METADATA):
             with metadata.open("rb") as file:
                 _Plain(file).load()
         yield

@@ -260,7 +260,7 @@ def test_an_export_from_scratch_ends_as_its_tokenizer_says_and_can_be_read(token
     import torch
     import transformers
 
-    from orchestrator.workers import hf_files, parts
+    from orchestrator.workers import hf_files
 
     fields = {"config_class": "LlamaConfig", "model_class": "LlamaForCausalLM"}
     hf_files.write_config(fields, {"hidden_size": 32, "eos_token_id": None}, tmp_path, torch.float32, RunSettings(tokenizer=tokenizer))
@@ -268,7 +268,7 @@ def test_an_export_from_scratch_ends_as_its_tokenizer_says_and_can_be_read(token
     assert wanted is not None
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == wanted
     assert transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id == wanted
-    parts.save_tensors({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    hf_files.save_tensors({"w": torch.ones(2)}, tmp_path / "model.safetensors")
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode
 
 

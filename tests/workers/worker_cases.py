@@ -409,10 +409,9 @@ def save_with_little_disk(plan_json: str, cache: str, out: str, at_most: int) ->
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (at_most, hard))
     try:
-        if plan.run.async_save:
-            saving.SaveBeside(trainer, Path(out), plan.training.steps + 1).wait()
-        else:
-            saving.save(trainer, Path(out), plan.training.steps + 1)
+        saves = saving.Saves(plan, Path(out))
+        saves.save(trainer, plan.training.steps + 1)
+        saves.wait()
     except loop.CheckpointError as error:
         return str(error)
     finally:
