@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import Dataset
 
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import data, distributed, loop
+from orchestrator.workers import distributed, loop
+from orchestrator.workers.samples import Samples
 from orchestrator.workers.watchdog import Watchdog
 
 OUT: Final = Path()
@@ -42,7 +43,7 @@ def as_rank(train: Callable[[Plan, dict[str, Any], torch.device, Watchdog], None
 class PlannedSamples(Dataset[dict[str, Any]]):
     """`count` of a run's samples, by number; the first `again` of them over and over."""
 
-    def __init__(self, plan: Plan, samples: data.Samples, count: int, again: int | None = None) -> None:
+    def __init__(self, plan: Plan, samples: Samples, count: int, again: int | None = None) -> None:
         self.plan, self.samples, self.count, self.again = plan, samples, count, again or count
 
     def __len__(self) -> int:

@@ -25,6 +25,7 @@ from orchestrator.plan import Plan, from_json
 from orchestrator.workers import checkpoint, data, distributed, orphans, preflight, unpickling
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
+from orchestrator.workers.samples import Samples, TextSamples
 from orchestrator.workers.saving import CheckpointError, Saves, Snapshot, limit_s
 from orchestrator.workers.schedule import learning_rate
 from orchestrator.workers.step_timers import NoTimers, StepTimers
@@ -218,7 +219,7 @@ class Rows:
             self.file.close()
 
 
-def evaluate(trainer: Trainer, samples: data.Samples) -> float:
+def evaluate(trainer: Trainer, samples: Samples) -> float:
     """The mean loss over the first global batches of the held-out samples: as many as there are, at most plan.run.eval_steps. The same ones
     every time, under every plan."""
     plan = trainer.plan
@@ -230,23 +231,23 @@ def evaluate(trainer: Trainer, samples: data.Samples) -> float:
     return total / steps
 
 
-def eval_steps(plan: Plan, samples: data.Samples) -> int:
+def eval_steps(plan: Plan, samples: Samples) -> int:
     """How many global batches are evaluated on: as many as there are, at most plan.run.eval_steps."""
     return min(plan.run.eval_steps, max(1, samples.num_samples // plan.global_batch_size))
 
 
-def read(trainer: Trainer, samples: data.Samples, step: int) -> list[Batch]:
+def read(trainer: Trainer, samples: Samples, step: int) -> list[Batch]:
     """The micro-batches of a step on this rank."""
     return [to_device(arrays, trainer.device) for arrays in samples.microbatches(step, trainer.groups.rank("dp"))]
 
 
 def train(
     trainer: Trainer,
-    samples: data.Samples,
+    samples: Samples,
     out: Path,
     first_step: int = 0,
     watchdog: Watchdog | NoWatchdog | None = None,
-    valid: data.Samples | None = None,
+    valid: Samples | None = None,
 ) -> list[float]:
     """Train from `first_step` (steps done) to plan.training.steps; the losses. Raises NonFiniteLossError. `valid`: what is evaluated on,
     every plan.run.eval_every steps and at the end; the step's row then has a "valid_loss".
@@ -388,7 +389,7 @@ def as_rank(plan: Plan, out: Path, requires: dict[str, str], body: Callable[[dis
         sys.exit(preflight.MISMATCH_STATUS)
 
 
-def open_samples(plan: Plan, cache: Path) -> tuple[data.Samples, data.Samples | None]:
+def open_samples(plan: Plan, cache: Path) -> tuple[Samples, Samples | None]:
     """The samples of a plan, to train on and to evaluate on or None. All ranks call this; `cache`: a folder for what is made of data."""
     here: dict[str, Any] = {"build": distributed.local_rank_is_first(), "wait": dist.barrier}
     if plan.training.task == "sft":
@@ -398,7 +399,7 @@ def open_samples(plan: Plan, cache: Path) -> tuple[data.Samples, data.Samples | 
         if dist.get_rank() == 0:
             print(train.said(), flush=True)
         return train, held_out
-    kind = data.TextSamples
+    kind = TextSamples
     if plan.model.traced is not None:
         from orchestrator.workers import traced_data
 

@@ -20,8 +20,9 @@ import numpy as np
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import data
-from orchestrator.workers.data import Specials, load_tokenizer, permuted
+from orchestrator.workers import samples
+from orchestrator.workers.data import Specials, load_tokenizer
+from orchestrator.workers.samples import permuted
 
 KINDS = ('{"messages": [{"role": "user", "content": "..."}, ...]}', '{"prompt": "...", "completion": "..."}')
 ASSISTANT = "assistant"
@@ -161,7 +162,7 @@ def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
     return bins
 
 
-class SupervisedSamples(data.Samples):
+class SupervisedSamples(samples.Samples):
     """A run's sequences. They are the same in every epoch, their order is not; neither depends on the layout."""
 
     def __init__(self, plan: Plan, samples: Samples, specials: Specials) -> None:

@@ -14,8 +14,8 @@ from orchestrator.model.labelled import labels_tokens
 from orchestrator.model.traced import Feed, Traced
 from orchestrator.plan import Plan
 from orchestrator.tracing.feeds import IGNORED, sample, stacked
-from orchestrator.workers import data, traced_text
-from orchestrator.workers.data import permuted
+from orchestrator.workers import traced_text
+from orchestrator.workers.samples import Samples, TextSamples, permuted
 
 Sample = dict[str, np.ndarray]
 Take = Callable[[int, int], Sample]
@@ -28,7 +28,7 @@ NOISE: Final = 0.3
 """Standard deviation of what is added to a class's picture."""
 
 
-class FedSamples(data.Samples):
+class FedSamples(Samples):
     """Samples by the names of the forward's arguments. `take` gives sample `index` of `num_samples` as an epoch has it."""
 
     num_samples = 0
@@ -56,7 +56,7 @@ class FedSamples(data.Samples):
         return self.take(permuted(index, self.num_samples, self.plan.training.seed + epoch), epoch)
 
 
-class LanguageSamples(data.TextSamples):
+class LanguageSamples(TextSamples):
     """Text for a language model: the samples of our own models of this kind, as its forward takes them."""
 
     def sample(self, ordinal: int) -> Sample:

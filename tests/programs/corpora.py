@@ -55,7 +55,7 @@ def megatrons_order(prefix: Path, reading: Reading, split: int) -> list[int]:
 
 def ours(documents: Sequence[np.ndarray], order: Sequence[int], seed: int) -> np.ndarray:
     """The row in which our worker's i-th sample is document order[i]."""
-    from orchestrator.workers.data import permuted
+    from orchestrator.workers.samples import permuted
 
     size = len(documents)
     rest = [number for number in range(size) if number not in set(order)]

@@ -179,6 +179,7 @@ def as_megatrons(family: str, sample: dict[str, np.ndarray]) -> dict[str, np.nda
 @pytest.fixture(scope="module", params=MASKED_LAYOUTS)
 def masked(request: pytest.FixtureRequest, workshop: Workshop) -> Masked:
     from orchestrator.workers import data
+    from orchestrator.workers.samples import TextSamples
 
     family, out = request.param, workshop.folder / f"ours-{request.param}"
     more = {"bert": ("model.num_token_types=0",), "t5": ("model.decoder_num_layers=4", "train.decoder_seq_length=16")}[family]
@@ -186,7 +187,7 @@ def masked(request: pytest.FixtureRequest, workshop: Workshop) -> Masked:
     rows = orchestrator(out, *words, *MASKED_LAYOUTS[family][0], f"data={workshop.train[1]}", OURS)
     plan = from_json((out / "plan.json").read_bytes(), "plan.json")
     corpus = data.open_corpus(plan, out / "data", build=True, wait=lambda: None)
-    batches = data.TextSamples(plan, corpus.train, corpus.specials)
+    batches = TextSamples(plan, corpus.train, corpus.specials)
     samples = [as_megatrons(family, batches.sample(ordinal)) for ordinal in range(STEPS * BATCH)]
     file = workshop.folder / f"samples-{family}.npz"
     np.savez(file, **{name: np.stack([sample[name] for sample in samples]) for name in samples[0]})

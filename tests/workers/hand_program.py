@@ -22,6 +22,7 @@ import torch.distributed as dist
 import orchestrator
 from orchestrator.plan import Plan, from_json
 from orchestrator.workers import data, distributed
+from orchestrator.workers.samples import TextSamples
 
 # Only to save the minute in which DeepSpeed compiles an all-reduce over shared memory.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -47,7 +48,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
     def __init__(self, plan: Plan) -> None:
         corpus = data.open_corpus(plan, Path("data"), build=dist.get_rank() == 0, wait=dist.barrier)
-        self.batches = data.TextSamples(plan, corpus.train, corpus.specials)
+        self.batches = TextSamples(plan, corpus.train, corpus.specials)
         self.count = plan.training.steps * plan.global_batch_size
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ from worker_plans import BERT, GPT, LLAMA, T5, make_plan, samples_of
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, RunSettings, Source
 from orchestrator.workers import data
+from orchestrator.workers.samples import PATTERN, Blending, SpanCorruption, TextSamples, permuted
 
 pytestmark = pytest.mark.engines
 
@@ -46,11 +47,11 @@ def test_another_seed_gives_other_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 17, 1000])
 def test_the_order_of_samples_is_a_permutation(size: int) -> None:
     for seed in (0, 7, 2**40):
-        assert sorted(data.permuted(i, size, seed) for i in range(size)) == list(range(size))
+        assert sorted(permuted(i, size, seed) for i in range(size)) == list(range(size))
 
 
 def test_the_order_looks_random() -> None:
-    order = [data.permuted(i, 1000, seed=3) for i in range(1000)]
+    order = [permuted(i, 1000, seed=3) for i in range(1000)]
     assert abs(np.corrcoef(order, range(1000))[0, 1]) < 0.1
     assert sum(b - a == 1 for a, b in pairwise(order)) < 20
 
@@ -68,7 +69,7 @@ def test_the_default_corpus_is_the_standard_library(tmp_path: Path) -> None:
     tokens = samples_of(make_plan(), tmp_path).parts[0].tokens
     assert len(tokens) > 1_000_000
     start = data.standard_library()[0].read_bytes()[:40]
-    assert bytes(tokens.window(0, 40).astype(np.uint8)) == start
+    assert bytes(tokens[:40].astype(np.uint8)) == start
 
 
 def test_jsonl_and_folders_are_read_in_order(tmp_path: Path) -> None:
@@ -91,10 +92,10 @@ def test_megatron_indexed_data_is_one_row_of_tokens(tmp_path: Path) -> None:
         builder.add_document(torch.from_numpy(document), [len(document)])
     builder.finalize(str(tmp_path / "corpus.idx"))
     row = np.concatenate(documents)
-    tokens = data.IndexedTokens(str(tmp_path / "corpus"))
+    tokens = data.indexed_tokens(str(tmp_path / "corpus"))
     assert len(tokens) == len(row)
     for start, length in ((0, 10), (45, 20), (50, 1), (700, 84), (0, 784)):
-        np.testing.assert_array_equal(tokens.window(start, length), row[start : start + length])
+        np.testing.assert_array_equal(tokens[start : start + length], row[start : start + length])
     for name in ("corpus", "corpus.bin", "corpus.idx"):
         plan = make_plan(run=RunSettings(data=str(tmp_path / name)), micro_batch_size=1)
         assert samples_of(plan, tmp_path).microbatches(0)[0]["tokens"].shape == (1, 32)
@@ -114,8 +115,8 @@ def test_a_local_tokenizer_is_used(tmp_path: Path) -> None:
     corpus = data.open_corpus(plan, tmp_path, build=True, wait=lambda: None)
     tokens = corpus.train[0].tokens
     assert corpus.specials.eod == 1
-    assert tokens.window(0, 4).tolist() == [2, 3, 2, 3]
-    assert tokens.window(len(tokens) - 1, 1).tolist() == [1]
+    assert tokens[:4].tolist() == [2, 3, 2, 3]
+    assert tokens[-1:].tolist() == [1]
 
 
 def test_a_token_above_the_vocabulary_is_refused_with_both_numbers(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_bert_masks_15_percent_and_predicts_the_text(tmp_path: Path) -> None:
 
 def test_t5_spans_put_together_give_the_text_back(tmp_path: Path) -> None:
     plan = make_plan(T5, seq_length=128, decoder_seq_length=64)
-    sampler = data.SpanCorruption(plan, data.Specials.of_bytes())
+    sampler = SpanCorruption(plan, data.Specials.of_bytes())
     text = np.arange(sampler.window) % 250
     sample = sampler.sample(text, np.random.default_rng(0))
     assert len(sample["tokens"]) == 128
@@ -195,7 +196,7 @@ def test_a_blend_takes_its_shares_evenly_under_every_plan(tmp_path: Path) -> Non
         letters = []
         for step in range(5):
             for rank in range(plan.dp):
-                for batch in data.TextSamples(plan, corpus.train, corpus.specials).microbatches(step, rank):
+                for batch in TextSamples(plan, corpus.train, corpus.specials).microbatches(step, rank):
                     letters += [(step, chr(row[0])) for row in batch["tokens"]]
         seen.append(sorted(letters))
     assert seen[0] == seen[1]
@@ -206,15 +207,15 @@ def test_a_blend_takes_its_shares_evenly_under_every_plan(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("weights", [[0.7, 0.3], [1.0, 1e-9], [1.0] * 7, [5.0, 3.0, 1.0, 1.0]])
 def test_a_blends_places_use_every_sample_of_a_source_in_turn(weights: list[float]) -> None:
-    blending = data.Blending(weights)
-    assert len(blending.slots) == sum(blending.counts) == data.PATTERN
+    blending = Blending(weights)
+    assert len(blending.slots) == sum(blending.counts) == PATTERN
     turns: dict[int, list[int]] = {}
-    for ordinal in range(2 * data.PATTERN):
+    for ordinal in range(2 * PATTERN):
         source, turn = blending.place(ordinal)
         turns.setdefault(source, []).append(turn)
     for source, weight in enumerate(weights):
         assert turns[source] == list(range(len(turns[source])))
-        assert len(turns[source]) / (2 * data.PATTERN) == pytest.approx(weight / sum(weights), abs=2 / data.PATTERN)
+        assert len(turns[source]) / (2 * PATTERN) == pytest.approx(weight / sum(weights), abs=2 / PATTERN)
 
 
 def test_held_out_tokens_are_never_trained_on(tmp_path: Path) -> None:
@@ -222,8 +223,8 @@ def test_held_out_tokens_are_never_trained_on(tmp_path: Path) -> None:
     plan = make_plan(run=RunSettings(data=str(tmp_path / "t.txt"), split=(80.0, 10.0, 10.0), eval_every=1))
     corpus = corpus_of(plan, tmp_path / "cache")
     (train,), (valid,) = corpus.train, corpus.valid
-    assert set(train.tokens.window(0, len(train.tokens)).tolist()) == set(range(97, 105))
-    assert set(valid.tokens.window(0, len(valid.tokens)).tolist()) <= {104, 105}
+    assert set(train.tokens.tolist()) == set(range(97, 105))
+    assert set(valid.tokens.tolist()) <= {104, 105}
     assert len(train.tokens) + len(valid.tokens) == 3600
 
 
@@ -231,7 +232,7 @@ def test_what_is_evaluated_may_be_a_source_of_its_own_and_is_not_opened_without_
     (a, b) = sources(tmp_path, "a", "b")
     plan = make_plan(run=RunSettings(data=a.path, valid=b.path, eval_every=1))
     (valid,) = corpus_of(plan, tmp_path / "cache").valid
-    assert valid.tokens.window(0, 3).tolist() == [98, 98, 98]
+    assert valid.tokens[:3].tolist() == [98, 98, 98]
     assert not corpus_of(replace(plan, run=RunSettings(data=a.path, valid=b.path)), tmp_path / "cache").valid
 
 
@@ -240,7 +241,7 @@ def test_a_share_too_small_for_a_sample_is_named(tmp_path: Path) -> None:
     plan = make_plan(run=RunSettings(data=str(tmp_path / "t.txt"), split=(99.0, 1.0), eval_every=1))
     corpus = corpus_of(plan, tmp_path)
     with pytest.raises(InputError, match=r"has 11 tokens in the share of data.split=99,1, less than the 33 of one sample"):
-        data.TextSamples(plan, corpus.valid, corpus.specials)
+        TextSamples(plan, corpus.valid, corpus.specials)
 
 
 def test_the_index_of_text_is_kept(tmp_path: Path) -> None:

@@ -67,10 +67,10 @@ def test_the_index_gives_the_text_back_and_trains(jsonl: Path, tmp_path: Path) -
     out = tmp_path / "deep" / "corpus"
     documents, tokens = indexing.index([str(jsonl), str(tmp_path / "more.txt")], out, None, workers=2)
     assert documents == len(TEXTS) + 1
-    row = data.IndexedTokens(str(out))
+    row = data.indexed_tokens(str(out))
     assert len(row) == tokens
     expected = b"".join(text.encode() + b"\0" for text in [*TEXTS, "whole file\n" * 300])
-    found = row.window(0, tokens)
+    found = row
     np.testing.assert_array_equal(np.where(found == data.BYTES, 0, found), np.frombuffer(expected, dtype=np.uint8))
     assert sorted(path.name for path in out.parent.iterdir()) == ["corpus.bin", "corpus.idx"]
     plan = make_plan(run=RunSettings(data=f"{out}.idx"), micro_batch_size=1)
@@ -121,8 +121,8 @@ def test_the_command_uses_a_local_tokenizer(
     said = capsys.readouterr().out
     assert "50 documents" in said
     assert "%" in said
-    row = data.IndexedTokens(str(tmp_path / "corpus"))
-    assert row.window(0, 5).tolist() == [2, 3, 1, 2, 4]
+    row = data.indexed_tokens(str(tmp_path / "corpus"))
+    assert row[:5].tolist() == [2, 3, 1, 2, 4]
 
 
 def left_of_group(leader: int) -> bool:

@@ -29,7 +29,6 @@ from orchestrator.plan import Plan, from_json
 from orchestrator.programs import hooks, hugging_face, hugging_face_hooks, hugging_face_steps
 from orchestrator.workers import (
     checkpoint,
-    data,
     distributed,
     loop,
     megatron,
@@ -43,6 +42,7 @@ from orchestrator.workers import (
 )
 from orchestrator.workers import groups as groups_room
 from orchestrator.workers.deepspeed_trainer import forget_engine
+from orchestrator.workers.samples import Samples
 from orchestrator.workers.schedule import learning_rate
 
 BUILD = {"megatron": megatron.build, "megatron_deepspeed": megatron_deepspeed.build, "deepspeed": hugging_face_steps.build}
@@ -166,7 +166,7 @@ def build(plan: Plan, folder: Path) -> Any:
     return TRAINERS[-1]
 
 
-def open_samples(plan: Plan, cache: str) -> data.Samples:
+def open_samples(plan: Plan, cache: str) -> Samples:
     """What the run trains on."""
     return loop.open_samples(plan, Path(cache))[0]
 

@@ -19,7 +19,7 @@ from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage
 from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER
 
 if TYPE_CHECKING:
-    from orchestrator.workers import data
+    from orchestrator.workers.samples import Samples
 
 CPU = Cluster(
     name="cpu",
@@ -235,9 +235,10 @@ def make_plan(
     )
 
 
-def samples_of(plan: Plan, cache: str | Path) -> data.Samples:
+def samples_of(plan: Plan, cache: str | Path) -> Samples:
     """What a run trains on, opened by a process that is alone."""
     from orchestrator.workers import data
+    from orchestrator.workers.samples import TextSamples
 
     corpus = data.open_corpus(plan, Path(cache), build=True, wait=lambda: None)
-    return data.TextSamples(plan, corpus.train, corpus.specials)
+    return TextSamples(plan, corpus.train, corpus.specials)
