@@ -149,9 +149,8 @@ COMMANDS: Final = {
     "data": Command("orchestrator.data", "main", "text becomes Megatron's .bin and .idx"),
     "describe": Command("orchestrator.describe", "main", "any Hugging Face architecture, or your own, becomes a file that plans"),
     "health": Command("orchestrator.health", "main", "is this node fit to train, does a run go on, is a checkpoint as it was written"),
-    "calibrate": Command("orchestrator.calibrate.__main__", "main", "fit the prices to runs that were measured"),
+    "calibrate": Command("orchestrator.calibrate.__main__", "main", "fit the prices to your measured runs, or judge them"),
     "profile": Command("orchestrator.profile.__main__", "main", "measure this cluster, for a cluster= and a calibration= of its own"),
-    "validate": Command("orchestrator.validate.__main__", "main", "predictions against measured runs"),
 }
 
 

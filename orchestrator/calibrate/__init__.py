@@ -1,1 +1,1 @@
-"""Fits the constants of the cost model to measured runs: `python -m orchestrator.calibrate runs=DIR_OR_CSV [out=FILE]`."""
+"""Fits the constants of the cost model to your own measured runs: `python -m orchestrator.calibrate runs=FOLDER [out=FILE]`."""

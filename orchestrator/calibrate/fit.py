@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from orchestrator.cost.calibration import SHARES, Calibration, datasheet
+from orchestrator.calibrate.pricing import Choose, Pricer, one_value, zero_shot
+from orchestrator.calibrate.runs import Run
+from orchestrator.cost.calibration import SHARES, Calibration
 from orchestrator.errors import OrchestratorError
-from orchestrator.validate.pricing import Choose, Pricer, one_value
-from orchestrator.validate.runs import Run
 
 Group = tuple[str, str]
 """(engine, GPU) whose runs are fitted together."""
@@ -72,12 +72,16 @@ class Fitted(NamedTuple):
     runs: int
     at_bound: frozenset[str] = frozenset()
 
+    def origin(self, name: str) -> str:
+        """How a constant came to its value."""
+        return "fitted, at its bound" if name in self.at_bound else "fitted"
 
-def chooser(constants: Mapping[Group, Mapping[str, float]]) -> Choose:
+
+def chooser(constants: Mapping[Group, Mapping[str, float]]) -> Choose[Run]:
     """Datasheet constants, replaced for the groups that are given."""
 
     def make(run: Run) -> Calibration:
-        return replace(datasheet(run.cluster, run.engine.traits), **constants.get((run.engine.name, run.gpu), {}))
+        return replace(zero_shot(run), **constants.get((run.traits.engine, run.gpu), {}))
 
     return one_value(make)
 
@@ -99,9 +103,9 @@ def fit(
     timed = [run for run in runs if run.time_s is not None]
     if not timed:
         raise OrchestratorError("no run with a step time to fit to")
-    groups = sorted({(run.engine.name, run.gpu) for run in timed})
+    groups = sorted({(run.traits.engine, run.gpu) for run in timed})
     fixed = dict(fixed or {})
-    base = replace(datasheet(timed[0].cluster, timed[0].engine.traits), **fixed)
+    base = replace(zero_shot(timed[0]), **fixed)
     start = np.array([max(STARTS.get(name, 0.0), 0.0) or float(getattr(base, name)) for name in names])
     low = np.array([bounds.get(name, (value / SPAN, value * SPAN))[0] for name, value in zip(names, start, strict=True)])
     high = np.array([bounds.get(name, (value / SPAN, value * SPAN))[1] for name, value in zip(names, start, strict=True)])

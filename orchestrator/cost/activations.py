@@ -149,7 +149,7 @@ class LayerActivations:
 
 FUSED_LOSS_BYTES: Final = 2.0
 """Bytes per logit of Megatron's fused loss beyond the unfused one's: 16-bit logits 2, fp32 copy 4 and exponentials 4, which jit's kernels
-don't write over that copy (core/fusions/fused_cross_entropy.py; peaks of Megatron-core's own tests, validate/engines/megatron.py)."""
+don't write over that copy (core/fusions/fused_cross_entropy.py; peaks of Megatron-core's own tests, validation/engines/megatron.py)."""
 
 
 def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, traits: Traits) -> float:

@@ -62,7 +62,7 @@ class Pairs(Value, frozen=True, kw_only=True):
 
 
 DENSE_PAIRS: Final = Pairs(half=0.033, most=0.122)
-"""95 pairs of one training on the same GPUs, divided differently (validate/pairs.py; validate's README)."""
+"""95 pairs of one training on the same GPUs, divided differently (tests/validation/pairs.py; calibrate's README)."""
 EXPERT_PAIRS: Final = Pairs(half=0.068, most=0.373)
 """Differences of predicted ratios in 74 pairs of models with experts, divided differently."""
 

@@ -29,8 +29,10 @@ import msgspec
 from msgspec.structs import replace
 
 from orchestrator import detect, recipe
-from orchestrator.calibrate.__main__ import interval_of, measured_of, ratios
+from orchestrator.calibrate.files import interval_of, measured_of, ratios, unit
 from orchestrator.calibrate.fit import BOUNDS, Fitted, fit
+from orchestrator.calibrate.runs import METRICS, PLAN, WARM_UP, Run
+from orchestrator.calibrate.runs import load as load_runs
 from orchestrator.commands import command_of
 from orchestrator.cost.calibration import CalibrationFile, Constant, digest
 from orchestrator.engines import ENGINES
@@ -60,8 +62,6 @@ from orchestrator.recipe import Settings
 from orchestrator.recipe.cluster_fields import SOFTWARE
 from orchestrator.strategy.pins import Pins
 from orchestrator.units import KIB, MIB, format_seconds
-from orchestrator.validate import own
-from orchestrator.validate.runs import Run
 
 LAYERS: Final = 2
 """Layers of the models that are measured: a stage's time is linear in their number."""
@@ -241,9 +241,9 @@ def conclude(
     for case, plan in plans.items():
         folder = out / "cases" / case
         line = json.dumps({"step_time_s": median(steps[case])}) + "\n"
-        (folder / own.METRICS).write_text(line * (own.WARM_UP + 1))
-        (folder / own.PLAN).write_text(to_json(without_network(plan)))
-    runs = own.load(out / "cases")
+        (folder / METRICS).write_text(line * (WARM_UP + 1))
+        (folder / PLAN).write_text(to_json(without_network(plan)))
+    runs = load_runs(out / "cases")
     found, wires = constants_of(cluster, runs, rows)
     by_round = []
     for round_ in range(count):
@@ -262,15 +262,13 @@ def conclude(
     told = everything(plans, ranks, rows, wires, found.median_error, when)
     (out / "profile.json").write_text(json.dumps(told, indent=1) + "\n")
     check_layouts(told["layer_under_two_layouts_s"], out)
-    units = {"_s": "s", "_efficiency": "share", "core_share": "share"}
     file = CalibrationFile(
         engine=engine,
         gpu=cluster.gpu.name,
         traits=digest(ENGINES[engine].traits(cluster.software)),
         fitted_on=f"a profile of {cluster.num_gpus} ranks, {len(runs)} cases of {LAYERS} layers, {when}",
         constants={
-            key: Constant(value=float(f"{value:.6g}"), unit=next((u for end, u in units.items() if key.endswith(end)), "ratio"),
-                          origin="measured by orchestrator.profile",
+            key: Constant(value=float(f"{value:.6g}"), unit=unit(key), origin="measured by orchestrator.profile",
                           spread=spread([each[key] for each in by_round]) if key in by_round[0] else 0.0)
             for key, value in constants.items()
         },

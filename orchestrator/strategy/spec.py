@@ -255,7 +255,7 @@ _LAYER_PRICE = getter(
 
 
 PUBLISHED: Final = 1714
-"""The published runs with a measured time that `python -m orchestrator.validate` read on 2026-11-25."""
+"""The published runs with a measured time that `python -m tests.validation` read on 2026-11-25."""
 UNUSUAL: Final = tuple(choice for choice in CHOICES if choice.seen is not None)
 
 

@@ -22,12 +22,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from scipy.stats import spearmanr
+
+from orchestrator.calibrate.__main__ import CPU_NAMES
 from orchestrator.calibrate.fit import chooser, fit
-from orchestrator.calibrate.groups import CPU_NAMES
+from orchestrator.calibrate.pricing import Pricer
+from orchestrator.calibrate.runs import load
 from orchestrator.commands import arguments, command, usage
-from orchestrator.validate import own
-from orchestrator.validate.metrics import spearman
-from orchestrator.validate.pricing import Pricer
 
 CONFIG = {"model_type": "gpt2", "n_layer": 8, "n_embd": 256, "n_head": 8, "n_positions": 128, "vocab_size": 260, "n_inner": 1024}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -86,7 +87,7 @@ def main(words: Sequence[str]) -> int:
         if time.monotonic() - started > part_s and not (run_folder(folder, plan) / "metrics.jsonl").is_file():
             print(f"{len(FITTED) + len(JUDGED) - len(measured)} runs are left")
             return SOME_LEFT
-        runs = own.load(run(folder, config, plan, int(given.get("steps", "5"))))
+        runs = load(run(folder, config, plan, int(given.get("steps", "5"))))
         measured[plan] = runs[0]
         print(f"tp={plan[0]} pp={plan[1]} mbs={plan[2]}: {runs[0].time_s:.2f} s a step", flush=True)
     found = fit([measured[plan] for plan in FITTED], CPU_NAMES, prior=0.05)
@@ -97,7 +98,7 @@ def main(words: Sequence[str]) -> int:
         rows = [(plan, measured[plan].time_s or 0.0, (pricer.score(measured[plan]) or (0.0, 0.0))[0]) for plan in JUDGED]
         best = min(rows, key=lambda row: row[2])
         fastest = min(rows, key=lambda row: row[1])
-        rank = spearman([row[2] for row in rows], [row[1] for row in rows])
+        rank = spearmanr([row[2] for row in rows], [row[1] for row in rows]).statistic
         errors = sorted(abs(predicted / seconds - 1) for _, seconds, predicted in rows)
         print(f"{name}: Spearman {rank:.2f}, ranked first takes {best[1] / fastest[1] - 1:.1%} longer than the fastest,", end=" ")
         print(f"median error {errors[len(errors) // 2]:.1%}")

@@ -31,7 +31,10 @@ from statistics import median
 
 from calibrate_gloo import CONFIG, JUDGED, NO_DROPOUT, SOME_LEFT, concluded, run, run_folder
 from msgspec.structs import replace
+from scipy.stats import spearmanr
 
+from orchestrator.calibrate.pricing import Pricer, zero_shot
+from orchestrator.calibrate.runs import load
 from orchestrator.commands import arguments, command, usage
 from orchestrator.cost.calibration import CalibrationFile, datasheet, read_file
 from orchestrator.cost.price import CostModel
@@ -43,9 +46,6 @@ from orchestrator.plan.check import workload_of
 from orchestrator.recipe.clusters import load_cluster
 from orchestrator.report import after
 from orchestrator.search.planner import reprice
-from orchestrator.validate import own
-from orchestrator.validate.metrics import spearman
-from orchestrator.validate.pricing import Pricer, zero_shot
 
 
 def factors(run_folder: Path, cluster: Cluster, file: CalibrationFile) -> dict[str, float]:
@@ -89,7 +89,7 @@ def main(words: Sequence[str]) -> int:
             if time.monotonic() - began > limit_s and not (run_folder(runs, plan) / "metrics.jsonl").is_file():
                 continue
             out = run(runs, config, plan, int(given.get("steps", "6")))
-            (measured,) = own.load(out)
+            (measured,) = load(out)
             seconds.setdefault(plan, []).append(measured.time_s or 0.0)
             predicted[plan] = (pricer.score(replaced(measured, cluster=cluster)) or (0.0, 0.0))[0]
             for cause, factor in factors(out, cluster, file).items():
@@ -103,7 +103,7 @@ def main(words: Sequence[str]) -> int:
         return SOME_LEFT
     best, fastest = min(rows, key=lambda row: row[2]), min(rows, key=lambda row: row[1])
     common = median(said / found for _, found, said in rows)
-    rank = spearman([row[2] for row in rows], [row[1] for row in rows])
+    rank = spearmanr([row[2] for row in rows], [row[1] for row in rows]).statistic
     print("\nplan                   measured   predicted   error")
     for (tp, pp, mbs), found, said in sorted(rows, key=lambda row: row[1]):
         print(f"tp={tp} pp={pp} mbs={mbs:<11d} {found:8.2f} s {said:9.2f} s {said / found - 1:+7.0%}")

@@ -1,6 +1,6 @@
 """Were every published recipe the fastest there is, how many would a planner with our errors find within 5% of its best plan?
 
-    python tests/benchmarks/recipes_resolution.py recipes=expert_recipes_bridge.csv runs=MEASUREMENTS [plans=60]
+    PYTHONPATH=. python tests/benchmarks/recipes_resolution.py recipes=expert_recipes_bridge.csv runs=MEASUREMENTS [plans=60]
 
 For each legal recipe of experts that is planned: so many of our best plans, one a division (degrees, chunks, micro-batch), as
 many times as slow as the recipe as they are predicted to be, and none faster. Then errors are drawn for each, half of their variance common
@@ -17,15 +17,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.calibrate.pricing import Choose
 from orchestrator.commands import arguments, command, usage
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
-from orchestrator.validate import own, pairs, recipes
-from orchestrator.validate.__main__ import price_all
-from orchestrator.validate.pricing import Choose, named
-from orchestrator.validate.recovery import CLOSE
-from orchestrator.validate.rows import SkipError
+from tests.validation import pairs, recipes
+from tests.validation.__main__ import price_all
+from tests.validation.pricing import named
+from tests.validation.recovery import CLOSE
+from tests.validation.rows import SkipError
+from tests.validation.tables import load
 
 KEYS = ("recipes", "runs", "plans")
 DRAWS = 400
@@ -74,7 +76,7 @@ def run(words: Sequence[str]) -> None:
     if not plans.isdecimal() or not int(plans):
         raise InputError("plans", plans, "must be a whole number above 0")
     choose, rows = named(None), recipes.read(given["recipes"])
-    priced, _ = price_all(own.measured(Path(given["runs"]))[0], choose)
+    priced, _ = price_all(load(Path(given["runs"]))[0], choose)
     median = pairs.report(priced)["experts"]["divided"]["median"]
     found = [rivals(row, choose, int(plans)) for row in rows if row.get("ep") and row.get("etp")]
     judged = [ratios for ratios in found if ratios]

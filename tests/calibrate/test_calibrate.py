@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.calibrate.__main__ import main, margins, with_margin
+from orchestrator.calibrate.__main__ import main
+from orchestrator.calibrate.files import margins, unit, with_margin
 from orchestrator.calibrate.fit import chooser, fit
-from orchestrator.calibrate.groups import unit
+from orchestrator.calibrate.pricing import Pricer
+from orchestrator.calibrate.runs import load
 from orchestrator.cost.calibration import (
     CARRIES_OVER,
     SHARES,
@@ -28,11 +30,8 @@ from orchestrator.engines import ENGINES as PLANNED_ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.hardware.spec import Software
 from orchestrator.plan import Plan, to_json
-from orchestrator.validate import own
-from orchestrator.validate.__main__ import main as validate
-from orchestrator.validate.pricing import Pricer, named, seen_peak
-from orchestrator.validate.runs import Run, held_out
-from tests.validate.test_validate import only, rows_of, write_csv
+from tests.validation.runs import Run
+from tests.validation.test_validate import only
 
 PLANTED = {"gemm_efficiency": 0.55, "pointwise_factor": 1.6}
 SPREAD: tuple[dict[str, str], ...] = (
@@ -74,50 +73,6 @@ def test_runs_without_times_are_refused() -> None:
         fit([replace(run, time_s=None) for run in only({})], ("gemm_efficiency",))
 
 
-def test_the_command_writes_a_file_that_validation_takes(tmp_path: Path) -> None:
-    runs = planted_runs()
-    rows = [{**row, "step_time_s": repr(run.time_s)} for row, run in zip(rows_of(*SPREAD), runs, strict=True)]
-    table = write_csv(tmp_path / "mine.csv", [{**row, "gpu": "A100-SXM-80GB"} for row in rows])
-    assert main([f"runs={table}", f"out={tmp_path / 'out'}"]) == 0
-    (path,) = (tmp_path / "out").glob("*.json")
-    file = msgspec.json.decode(path.read_bytes(), type=CalibrationFile)
-    assert (file.engine, file.gpu, file.fitted_runs) == ("nanotron", "A100-SXM-80GB", 6)
-    assert all(constant.unit for constant in file.constants.values())
-    run = only({"gpu": "A100-SXM-80GB"})[0]
-    calibration = named(str(path))(run)
-    assert calibration.gemm_efficiency == file.constants["gemm_efficiency"].value
-    assert calibration.name == "nanotron-A100-SXM-80GB"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "runs: is missing"),
-        (["runs=/no/such"], "no such file or folder"),
-        (["runs={here}", "all=yes"], "all=yes: is neither; choose one of true, false"),
-        (["runs={here}", "out=/proc/no/x.json"], "can't be written"),
-    ],
-)
-def test_bad_words_are_one_message_and_status_2(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here = write_csv(
-        tmp_path / "runs.csv", rows_of({"engine": "deepspeed zero-3", "gpu": "A100-SXM-80GB", "tp": "1", "pp": "1", "dp": "8"})
-    )
-    assert main([word.format(here=here) for word in words]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_help_is_what_the_commands_say_of_themselves(capsys: pytest.CaptureFixture[str]) -> None:
-    for command, key in ((main, "all=true"), (validate, "recovery=true")):
-        assert command(["--help"]) == 0
-        assert key in capsys.readouterr().out
-
-
-def test_fewer_runs_than_constants_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"engine": "deepspeed zero-3", "gpu": "A100-SXM-80GB", "tp": "1", "pp": "1", "dp": "8"}
-    assert main([f"runs={write_csv(tmp_path / 'runs.csv', rows_of(row))}"]) == 0
-    assert "too few to tell them apart" in capsys.readouterr().out
-
-
 def own_run(folder: Path, run: Run, seconds: list[float]) -> Plan:
     """A run folder as our workers leave it."""
     candidate, mesh = run.candidate, run.candidate.mesh
@@ -153,20 +108,10 @@ def test_our_own_runs_are_read_without_their_warm_up(tmp_path: Path) -> None:
     run = only({})[0]
     own_run(tmp_path / "a", run, [9.0, 5.0, 1.0, 1.1, 0.9])
     own_run(tmp_path / "b", run, [9.0])
-    (read,) = own.load(tmp_path)
+    (read,) = load(tmp_path)
     assert read.time_s == 1.0
     assert read.candidate.mesh == run.candidate.mesh
-    assert read.engine.traits == PLANNED_ENGINES["megatron"].traits(run.cluster.software)
-
-
-def test_a_folder_of_our_own_runs_can_be_judged_as_it_can_be_fitted_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own_run(tmp_path / "a", only({})[0], [9.0, 5.0, 1.0, 1.1, 0.9])
-    assert main([f"runs={tmp_path}", f"out={tmp_path / 'mine.json'}"]) == 0
-    report = tmp_path / "report.json"
-    assert validate([f"runs={tmp_path}", f"calibration={tmp_path / 'mine.json'}", f"report={report}"]) == 0
-    figures = json.loads(report.read_text())
-    assert figures["tables"]["own"]["rows_used"] == 1
-    assert figures["tables"]["own"]["time_median_ape"] < figures["zero_shot"]["tables"]["own"]["time_median_ape"]
+    assert read.traits == PLANNED_ENGINES["megatron"].traits(run.cluster.software)
 
 
 def test_a_file_of_several_runs_is_read_as_their_folders_are(tmp_path: Path) -> None:
@@ -174,24 +119,53 @@ def test_a_file_of_several_runs_is_read_as_their_folders_are(tmp_path: Path) -> 
     metrics = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     file = tmp_path / "first_gpu.json"
     file.write_text(json.dumps({"runs": [{"name": "a", "plan": json.loads(to_json(plan)), "metrics": metrics}]}))
-    assert own.load(file) == own.load(tmp_path)
+    assert load(file) == load(tmp_path)
     file.write_text(json.dumps({"runs": [{"name": "a", "metrics": metrics}]}))
     with pytest.raises(InputError, match=r"is no file of runs: .*'plan'"):
-        own.load(file)
+        load(file)
+
+
+def test_runs_are_fitted_to_and_judged_by_any_constants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_run(tmp_path / "a", only({})[0], [9.0, 5.0, 1.0, 1.1, 0.9])
+    mine = tmp_path / "mine.json"
+    assert main([f"runs={tmp_path}", f"out={mine}"]) == 0
+    assert "too few to tell them apart" in capsys.readouterr().out
+    file = msgspec.json.decode(mine.read_bytes(), type=CalibrationFile)
+    assert (file.engine, file.gpu, file.fitted_runs) == ("megatron", "H100-SXM-80GB", 1)
+    assert all(constant.unit for constant in file.constants.values())
+    errors = {}
+    for calibration in (mine, "datasheet"):
+        assert main([f"runs={tmp_path}", f"calibration={calibration}"]) == 0
+        said = capsys.readouterr().out
+        assert "a: measured 1 s, predicted" in said
+        errors[calibration] = float(said.split("median error ")[1].split("%")[0])
+    assert errors[mine] < errors["datasheet"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "runs: is missing"),
+        (["runs=/no/such"], "no such file or folder"),
+        (["runs={here}", "all=true"], "all"),
+        (["runs={empty}"], "holds no run with a step time"),
+        (["runs={here}", "out=/proc/no/x.json"], "can't be written"),
+        (["runs={here}", "out=x.json", "calibration=datasheet"], "out=x.json: has no part in calibration="),
+        (["runs={here}", "calibration=none"], "calibration=none"),
+    ],
+)
+def test_bad_words_are_one_message_and_status_2(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_run(tmp_path / "a", only({})[0], [9.0, 5.0, 1.0])
+    (tmp_path / "empty").mkdir()
+    assert main([word.format(here=tmp_path / "a", empty=tmp_path / "empty") for word in words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_metrics_that_no_run_writes_are_refused(tmp_path: Path) -> None:
     own_run(tmp_path / "a", only({})[0], [1.0])
     (tmp_path / "a" / "metrics.jsonl").write_text("{broken\n")
     with pytest.raises(InputError, match="is not what a run writes"):
-        own.load(tmp_path)
-
-
-def test_whole_sweeps_are_kept_out() -> None:
-    kept = only({"model_name": "llama-like-3B"}, table="nanotron_ultrascale_playbook")[0]
-    used = only({"model_name": "llama-like-8B"}, table="nanotron_ultrascale_playbook")[0]
-    assert held_out(kept)
-    assert not held_out(used)
+        load(tmp_path)
 
 
 def test_units_are_known() -> None:
@@ -276,13 +250,13 @@ def test_what_measured_peaks_exceed_is_kept_free() -> None:
     base = only({"peak_memory_gib": "40"})[0]
     prediction = Pricer(chooser({})).price(base).prediction
     assert prediction is not None
-    predicted = seen_peak(base, prediction)
+    predicted = base.peak_bytes(prediction)
     runs = [replace(base, memory_bytes=predicted / (1 - 0.002 * n)) for n in range(101)]
-    found_margins = margins(runs, [])
+    found_margins = margins(runs, [], lambda run: run.engine.name)
     assert found_margins["nanotron"].value == pytest.approx(0.19, abs=1e-3)
     file = own_file("never measured", base.gpu)
     assert with_margin(file, found_margins).values() == {"memory_margin": found_margins[""].value}
-    assert margins(runs[:5], []) == {}
+    assert margins(runs[:5], [], lambda run: run.engine.name) == {}
 
 
 def test_a_file_that_was_fitted_for_other_traits_is_carried_over_by_name(tmp_path: Path) -> None:
@@ -345,7 +319,7 @@ def test_runs_of_an_engine_with_other_traits_are_not_fitted_together(tmp_path: P
     other = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(plan.cluster, software=software))
     (tmp_path / "b" / "plan.json").write_text(to_json(other))
     with pytest.raises(InputError, match="megatron has other traits there than in"):
-        own.load(tmp_path)
+        load(tmp_path)
 
 
 def test_a_fit_ends_at_the_bound_of_a_share_and_says_so() -> None:

@@ -15,7 +15,7 @@ from orchestrator.commands import DEBUG, INTERRUPTED, UNEXPECTED, command
 from orchestrator.errors import InputError, LaunchError
 
 BENCHMARKS = sorted(path for path in (Path(__file__).parents[1] / "benchmarks").glob("*.py") if "__main__" in path.read_text())
-MODULES = ("run", "data", "finish", "calibrate", "profile", "validate")
+MODULES = ("run", "data", "finish", "calibrate", "profile")
 
 
 def raising(error: BaseException) -> int:

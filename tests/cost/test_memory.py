@@ -22,7 +22,7 @@ from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
 from orchestrator.units import GIB, MIB
-from orchestrator.validate.engines.megatron import FUSED_LOSS_LOGITS
+from tests.validation.engines.megatron import FUSED_LOSS_LOGITS
 
 S, H, A = 2048, 1024, 16
 

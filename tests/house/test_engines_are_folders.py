@@ -26,13 +26,7 @@ OTHER_THINGS = {
     "words/tools.py": "other programs' names of who trains, and of who shards",
     "workers/distributed.py": "names of loggers",
     "launch/deepspeed_csv.py": "a folder of logs",
-    "calibrate/groups.py": "which planned engine the constants of a measured one are carried over to",
-    "validate/engines/megatron.py": "which planned engine is as the measured one",
-    "validate/engines/bigscience.py": "which planned engine is most like the measured one",
-    "validate/engines/hf_deepspeed.py": "which planned engine is most like the measured one",
-    "validate/engines/adapters.py": "which planned engine is most like the measured one",
     "workers/profiler.py": "DeepSpeed's package, whose groups are forgotten between cases",
-    "validate/recovery.py": "which planned engine the published runs were of",
 }
 """Files outside the folders with a text that is an engine's name, and what they mean by it."""
 

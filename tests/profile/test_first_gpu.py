@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.calibrate.runs import load
 from orchestrator.errors import InputError
-from orchestrator.validate import own
 
 FILE = Path(__file__).parent.parent / "benchmarks" / "first_gpu.py"
 
@@ -26,7 +26,7 @@ def test_it_measures_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert begun.returncode == 0, begun.stdout + begun.stderr
     found = json.loads((tmp_path / "first_gpu.json").read_text())
     assert all(row["seconds"] > 0 for row in found["kernels"]["kernels"]["rows"] if "seconds" in row)
-    (run,) = own.load(tmp_path / "first_gpu.json")
+    (run,) = load(tmp_path / "first_gpu.json")
     assert run.time_s > 0
     again = first_gpu(*words)
     assert "measured" not in again.stdout

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator import detect, recipe
+from orchestrator.calibrate.pricing import Pricer
+from orchestrator.calibrate.runs import METRICS, PLAN, Run, load
 from orchestrator.cost.calibration import datasheet, read_file
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError
@@ -19,9 +21,6 @@ from orchestrator.planning import Planner
 from orchestrator.profile.__main__ import AGAIN, LAYERS, cases_of, check_layouts, conclude, groups_of, main, second_layout, without_network
 from orchestrator.profile.measured import core_share, figure, level_of, together, wire
 from orchestrator.recipe.clusters import load_cluster
-from orchestrator.validate import own
-from orchestrator.validate.pricing import Pricer
-from orchestrator.validate.runs import Run
 
 KEYS = ["recipe=gpt_tiny", "gpus=4", "cluster=cpu", "engine=megatron"]
 
@@ -115,16 +114,16 @@ def profiled(out: Path, num_ranks: int = 4, slowness: Sequence[Slowness] = (lamb
     truth = {**TRUTH, "collective_overhead_s": 0.0}
 
     def constants(run: Run) -> Any:
-        base = datasheet(run.cluster, run.engine.traits)
+        base = datasheet(run.cluster, run.traits)
         return type(base)(**{name: truth.get(name, getattr(base, name)) for name in base.__struct_fields__})
 
     takes = {}
     for case, plan in plans.items():
         folder = out / "cases" / case
         folder.mkdir(parents=True)
-        (folder / own.PLAN).write_text(to_json(without_network(plan)))
-        (folder / own.METRICS).write_text('{"step_time_s": 1}\n' * 3)
-        (run,) = own.load(folder)
+        (folder / PLAN).write_text(to_json(without_network(plan)))
+        (folder / METRICS).write_text('{"step_time_s": 1}\n' * 3)
+        (run,) = load(folder)
         price = Pricer(constants).price(run).prediction
         assert price is not None
         takes[case] = ((price.step_time_s - price.by_cause["optimizer"]) / plan.num_microbatches, price.by_cause["optimizer"], 1e-3)

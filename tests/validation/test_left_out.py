@@ -1,0 +1,79 @@
+"""Every source is predicted without itself, and judged by intervals that know nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from orchestrator.calibrate.pricing import Pricer, zero_shot
+from orchestrator.cost.calibration import CalibrationFile, Constant
+from orchestrator.units import GIB
+from tests.validation.engines import ENGINES
+from tests.validation.groups import GROUPS
+from tests.validation.left_out import cells_of, constants_of, coverage, errors_of, judged, left_out, ran_out
+from tests.validation.runs import Run
+from tests.validation.test_validate import only
+
+
+def runs_of(table: str, slower: float, count: int = 12) -> list[Run]:
+    """Of one source, each as much slower than the datasheet says, whose peaks are 40 GiB."""
+    (run,) = only({"peak_memory_gib": "40"})
+    score = Pricer(zero_shot).score(run)
+    assert score is not None
+    return [replace(run, table=table, run_id=f"{table}/{i}", time_s=slower * score[0], memory_bytes=40 * GIB) for i in range(count)]
+
+
+def nothing(runs: Sequence[Run]) -> Sequence[CalibrationFile]:
+    return ()
+
+
+def test_constants_for_a_source_are_fitted_without_it() -> None:
+    runs = [*runs_of("a", 1.0), *runs_of("b", 1.5), *runs_of("c", 2.0)]
+    asked: list[set[str]] = []
+
+    def fit(rest: Sequence[Run]) -> Sequence[CalibrationFile]:
+        asked.append({run.table for run in rest})
+        return ()
+
+    found = left_out(runs, fit)
+    assert asked == [{"b", "c"}, {"a", "c"}, {"a", "b"}]
+    assert {one.run.table: round(one.seconds or 0.0, 6) for one in found} == {"a": 1.0, "b": 1.5, "c": 2.0}
+    assert {one.situation.beyond for one in found} == {("engine",)}
+
+
+def test_an_engine_has_the_constants_of_another_one_that_they_are_fitted_with() -> None:
+    """Megatron-LM of 2021 and of 2022 share a fit on A100: where all runs of one are left out, the other's say what both take."""
+    group = next(group for group in GROUPS if "megatron_lm_2022" in group.engines)
+    (run,) = only({"engine": "NeMo"})
+    given = replace(run, engine=ENGINES["megatron_lm_2022"], gpu=group.gpus[0])
+    constant = Constant(value=0.123, unit="share", origin="fitted")
+    file = CalibrationFile(engine="megatron_lm_2021", gpu=group.gpus[0], traits="", fitted_on="10 runs", fitted_runs=10,
+                           constants={"gemm_efficiency": constant}, fitted_median_error=0.0, held_out_runs=0, held_out_median_error=None,
+                           interval=None)  # fmt: skip
+    assert constants_of([file])(given).gemm_efficiency == 0.123
+    assert constants_of([file])(replace(given, engine=ENGINES["nemo"])).gemm_efficiency != 0.123
+
+
+def test_an_interval_knows_nothing_of_the_source_that_it_is_judged_on() -> None:
+    """The slowest is outside of what the two others span, the middle one inside."""
+    held = coverage(left_out([*runs_of("a", 1.0), *runs_of("b", 1.5), *runs_of("c", 2.0)], nothing))
+    assert [held[table].share for table in ("a", "b", "c")] == [1.0, 1.0, 0.0]
+    assert held[""].runs == 36
+    assert round(held[""].share, 3) == 0.667
+
+
+def test_a_source_alone_on_its_gpu_is_as_one_on_a_gpu_that_nobody_measured() -> None:
+    found = left_out(runs_of("a", 1.0), nothing)
+    assert {one.situation.beyond for one in found} == {("engine", "gpu")}
+    (cell,) = cells_of(found)
+    assert cell.seconds == (1.0,) * 12
+    assert errors_of(found).gpus == (found[0].run.gpu,)
+
+
+def test_runs_that_are_said_to_fit_and_run_out_are_counted() -> None:
+    runs = [*runs_of("a", 1.0, 200), *runs_of("b", 1.0, 4)]
+    out, accepted = ran_out(left_out(runs, nothing), risk=0.9)
+    assert (out, accepted) == (0, 204)
+    broken = [replace(run, fits=False) if run.table == "b" else run for run in runs]
+    assert ran_out(left_out(broken, nothing), risk=0.9) == (4, 204)
+    assert list(judged(left_out(broken, nothing)))[-1].startswith("said to fit")
