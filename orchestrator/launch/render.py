@@ -1,6 +1,7 @@
 """A Job as scripts: `launch.sh` starts the ranks of one node, `job.sbatch` runs that on every node of a Slurm job. Pure text.
 
-Both need nothing but bash, Python with torch, and Slurm's own programs. Every value that comes from outside is quoted.
+Both need nothing but bash, Python with torch, and Slurm's own programs. Every value that comes from outside is quoted. Their text is in
+`scripts/`: `rank.sh` is started per rank, `on_a_node.sh` runs launch.sh on a node of an elastic job.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from orchestrator.errors import InputError
 from orchestrator.job import RUN_VARIABLE, VARIABLE, ContainerOptions, File, Job, Mount, SlurmOptions, check_variable, checked
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 """What neither bash nor sbatch gives a meaning to, as in shlex."""
@@ -36,6 +42,26 @@ PER_GPU = {"cpus_per_gpu": "cpus_per_task", "mem_per_gpu": "mem"}
 
 NEEDED = ("CUDA_DEVICE_MAX_CONNECTIONS", "DS_ACCELERATOR")
 """What the plan can't do without: not to be changed by `env.*`."""
+
+
+@cache
+def scripts() -> Environment:
+    """The scripts in the folder of that name, as templates; what one of them lacks is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("orchestrator.launch", "scripts"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        comment_start_string="{##",  # bash has ${#array[@]}
+        autoescape=False,
+    )
+
+
+def filled(script: str, /, **values: object) -> str:
+    """A script with these values in place of their names."""
+    return scripts().get_template(f"{script}.j2").render(values)
 
 
 def with_environment(job: Job, values: Mapping[str, str]) -> Job:
@@ -85,152 +111,11 @@ def limit_s(time: str | None) -> int | None:
 
 HOLD_S = 20
 """Seconds in which the ranks of a start before must have ended."""
-NEAR = """
-if [[ ${BIND:-} != none ]] && command -v nvidia-smi >/dev/null && command -v taskset >/dev/null; then
-  IFS=, read -ra seen <<<"${CUDA_VISIBLE_DEVICES:-}"
-  bus=$(nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader -i "${seen[LOCAL_RANK]:-$LOCAL_RANK}" 2>/dev/null)
-  if [[ $bus =~ ^([0-9A-F]+):(.*)$ ]]; then
-    printf -v bus "%04x:%s" "$(( 16#${BASH_REMATCH[1]} ))" "${BASH_REMATCH[2],,}"
-    numa=$(cat "/sys/bus/pci/devices/$bus/numa_node" 2>/dev/null)
-    near=$(cat "/sys/devices/system/node/node$numa/cpulist" 2>/dev/null)
-    [[ -n $near ]] && taskset -cp "$near" "$$" >/dev/null 2>&1 && cores=" on cores $near, near GPU $bus"
-  fi
-fi"""
-"""Lines for ranks with a GPU: they bind a rank to the cores of its GPU's NUMA node, where the system tells it (nvidia-smi says
-00000000:07:00.0, sysfs 0000:07:00.0), as MLPerf's bindpcie --cpu=node does. Its memory follows by first touch. Slurm's own set of cores
-stays the limit (sched_setaffinity(2): the mask is cut to the cpuset)."""
-RANK = """
-TZ=UTC printf "=== rank %s on %s%s, %(%FT%TZ)T ===\\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" "${cores:-}" -1 >>"logs/rank-$RANK.log"
-if [[ $RANK == 0 ]]; then
-  exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
-fi
-exec "$@" >>"logs/rank-$RANK.log" 2>&1
-"""
-"""What is started per rank: says in logs/rank-N.log where it runs, then becomes the worker, with its output in that file, rank 0's
-on the screen too. `tee` outlives the SIGTERM with which torchrun ends the group, so that the last lines arrive."""
 STARTED = re.compile(r"^=== rank \d+ on .* ===$\n?", re.MULTILINE)
 """The line with which a rank's log says that it starts."""
 
-LAUNCH = """\
-#!/usr/bin/env bash
-# {name}: {world_size} ranks, planned for {num_nodes} node(s) of {ranks_per_node}. Output of each rank: logs/rank-N.log
-#   {how}
-# PYTHON=/path/to/python chooses the interpreter; without it torchrun and python come from the PATH.
-# NNODES x RANKS_PER_NODE may be split in another way; several nodes need NODE_RANK, MASTER_ADDR and, where 29500 is taken, MASTER_PORT.
-# STARTER=srun: this is one rank, a task of srun, which numbers it. CONTINUE=1 goes on from the newest checkpoint in this folder.
-{bind}set -euo pipefail
-cd -- "$(dirname -- "$0")"
-
-nnodes=${{NNODES:-{num_nodes}}}
-ranks_per_node=${{RANKS_PER_NODE:-{ranks_per_node}}}
-if (( nnodes * ranks_per_node != {world_size} )); then
-  echo "launch.sh: the plan needs {world_size} ranks, but NNODES=$nnodes x RANKS_PER_NODE=$ranks_per_node is another number" >&2
-  exit 2
-fi
-
-{environment}
-# Compilers' caches on this node's own disk: on a shared one the ranks of all nodes wait for each other's locks.
-cache=${{SLURM_TMPDIR:-${{TMPDIR:-/tmp}}}}
-export TRITON_CACHE_DIR="${{TRITON_CACHE_DIR:-$cache/triton-$UID}}"
-export TORCHINDUCTOR_CACHE_DIR="${{TORCHINDUCTOR_CACHE_DIR:-$cache/inductor-$UID}}"
-trap "" USR1  # a warning before the time limit: for the workers, which handle it, not for torchrun, which it would end
-mkdir -p logs
-place=${{NODE_RANK:-${{SLURM_NODEID:-0}}}}
-if [[ "${{STARTER:-torchrun}}" == srun ]]; then
-  place=rank-$SLURM_PROCID
-fi
-if command -v flock >/dev/null; then  # held by all that is started here; the ranks before a restart may still be ending
-  exec 9>>"logs/held-$place"
-  if ! flock -w {hold_s} 9; then
-    echo "launch.sh: another launch.sh trains in this folder ($PWD); a second run needs a folder of its own" >&2
-    exit 2
-  fi
-fi
-# shellcheck disable=SC2016  # expanded by the bash of each rank
-rank={rank}
-if [[ -n "${{PYTHON:-}}" ]]; then
-  PATH="$(dirname -- "$PYTHON"):$PATH"  # programs that came with it, such as ninja
-fi
-{command}
-
-if [[ "${{STARTER:-torchrun}}" == srun ]]; then
-  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$ranks_per_node
-  exec bash -c "$rank" rank "${{command[@]}}"
-fi
-{starter}"""
-
-TORCHRUN = """\
-torchrun=(torchrun)
-if [[ -n "${PYTHON:-}" ]]; then
-  torchrun=("$PYTHON" -m torch.distributed.run)
-fi
-rendezvous=(--standalone --local-addr 127.0.0.1)  # a free port of its own: two runs on one machine don't clash
-if (( nnodes > 1 )); then
-  node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
-  rendezvous=(--nnodes "$nnodes" --node-rank "${node_rank:?NODE_RANK is not set: the number of this node, from 0}"
-    --master-addr "${MASTER_ADDR:?is not set: the address of node 0}" --master-port "${MASTER_PORT:-29500}")
-fi
-exec "${torchrun[@]}" "${rendezvous[@]}" --nproc-per-node "$ranks_per_node" --no-python bash -c "$rank" rank "${command[@]}"
-"""
-
-DEEPSPEED = """\
-deepspeed=(deepspeed)
-if [[ -n "${PYTHON:-}" ]]; then
-  deepspeed=("$PYTHON" -m deepspeed.launcher.runner)
-fi
-node_rank=${NODE_RANK:-${SLURM_NODEID:-0}}
-port=${MASTER_PORT:-29500}
-if (( nnodes == 1 )) && [[ -z "${MASTER_PORT:-}" ]]; then  # a free one: two runs on one machine don't clash
-  port=$("${PYTHON:-python}" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-fi
-if [[ -z "${HOSTFILE:-}" ]]; then  # job.sbatch has the hosts; by hand their order counts, not their names, since each starts its own
-  HOSTFILE=logs/hostfile-$node_rank
-  for (( node = 0; node < nnodes; node++ )); do
-    echo "node-$node slots=$ranks_per_node"
-  done >"$HOSTFILE"
-fi
-# DeepSpeed's launcher does not pass signals on: it gets a process group of its own, which they are sent to.
-set -m
-"${deepspeed[@]}" --hostfile "$HOSTFILE" --no_ssh --node_rank "$node_rank" --master_addr "${MASTER_ADDR:-127.0.0.1}" \\
-  --master_port "$port" --no_python --no_local_rank bash -c "$rank" rank "${command[@]}" >&2 &
-launcher=$!
-trap 'kill -TERM -- "-$launcher" 2>/dev/null || true' TERM INT HUP
-status=0
-wait "$launcher" || status=$?
-while kill -0 "$launcher" 2>/dev/null; do  # a signal came while we waited
-  status=0
-  wait "$launcher" || status=$?
-done
-exit "$status"
-"""
-CHECK = '"${PYTHON:-python}" -m orchestrator.workers.check --plan plan.json --out . >>"logs/rank-$RANK.log" 2>&1 || exit "$?"'
-LOCAL_RANK = 'set -- "$@" "--local_rank=$LOCAL_RANK"  # as the deepspeed launcher gives it'
-
-BIND = """\
-# Ranks are bound to the cores of their GPU's NUMA node; BIND=none leaves them to the system.
-"""
 FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('orchestrator') is None)"
 """Whether an interpreter has this package, in 30 ms: nothing is imported."""
-MODULE = """\
-"${{PYTHON:-python}}" -c "{find}" || {{
-  status=$?
-  (( status > 1 )) || echo "launch.sh: ${{PYTHON:-python}} on $HOSTNAME has no orchestrator: slurm.python= or PYTHON= names one" \\
-    "that has, and an image must have it installed (docker/README.md)" >&2
-  exit "$(( status > 1 ? status : 2 ))"
-}}
-command=("${{PYTHON:-python}}" -m {words})
-if [[ -n "${{CONTINUE:-}}" ]]; then
-  command+=(--continue)
-fi"""
-PROGRAM = """\
-command=("${{PYTHON:-python}}" {words})"""
-
-THREADS = """\
-cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(( cores > ranks_per_node ? cores / ranks_per_node : 1 ))}"
-"""
-"""Ranks without a GPU compute with threads: share the cores (torchrun alone would give each rank one)."""
-
 WARNING_S = 120
 """Seconds before the time limit at which Slurm warns the script, at least: SlurmOptions.warning_s says more of a large model."""
 MOST_WARNING_S = 65535
@@ -247,196 +132,11 @@ TRY_AGAIN = 75
 SRUN_STYLE = "one task of srun a rank"
 """A line that job.sbatch prints in slurm.style=srun: then srun's messages name ranks."""
 
-HOSTFILE = """\
-export HOSTFILE="$PWD/hostfile"
-printf "%s slots=$RANKS_PER_NODE\\n" "${hosts[@]:0:NNODES}" >"$HOSTFILE"
-"""
-"""Lines for DeepSpeed's launcher, which reads from the file how many ranks there are where."""
-
-SBATCH = """\
-#!/usr/bin/env bash
-{options}
-# Submit from this folder: cd FOLDER && sbatch job.sbatch      (or: sbatch --chdir=FOLDER FOLDER/job.sbatch)
-# In an allocation that you already have: cd FOLDER && bash job.sbatch
-set -euo pipefail
-if [[ ! -f launch.sh ]]; then
-  echo "job.sbatch: no launch.sh in $PWD: submit from the run's folder, or with sbatch --chdir=FOLDER" >&2
-  exit 2
-fi
-{environment}
-restarts=${{SLURM_RESTART_COUNT:-0}}
-if (( restarts > 0 )); then
-  export CONTINUE=1
-fi
-started=$(date -u +%FT%T+00:00)
-cause=ranks  # who ended the job first: its ranks, or Slurm
-asked=  # to end, by the warning before the time limit
-planner=${{ORCHESTRATOR_PYTHON:-python3}}
-finish() {{  # status.json, unless a supervisor of this script writes it; {try_again}: the job is to be put back into the queue
-  if [[ -n "${{{run_variable}:-}}" ]]; then
-    return 0
-  elif [[ -n "$planner" ]]; then
-    "$planner" -m orchestrator.finish "$PWD" "slurm-$SLURM_JOB_ID.log" "$1" "$started" "$restarts" {requeue} "$cause"
-  elif [[ -n "$asked" || ( $cause == ranks && ! $1 =~ ^({same_again})$ ) ]]; then  # as finish decides it, by what this script knows
-    return {try_again}
-  fi
-}}
-conclude() {{  # exit status of the ranks
-  local again=0
-  finish "$1" || again=$?
-  if (( again == {try_again} )); then
-    trap '' INT TERM
-    if (( restarts < {requeue} )); then
-      scontrol requeue "$SLURM_JOB_ID" && sleep 60  # Slurm ends this script meanwhile
-    fi
-    exit {try_again}
-  fi
-  exit "$1"
-}}
-{setup}planner=$(command -v "$planner" || echo python3)
-if [[ -z "${{{run_variable}:-}}" ]] && ! "$planner" -c "{find}" 2>/dev/null; then
-  echo "job.sbatch: no status.json will be written: $planner on $HOSTNAME has no orchestrator. The interpreter that planned must be" \\
-    "seen from the compute nodes too; another is named by ORCHESTRATOR_PYTHON, in slurm.setup"
-  planner=
-fi
-{hosts}address=$(scontrol show node "${{hosts[0]}}" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
-export NNODES={nnodes} RANKS_PER_NODE={ranks_per_node} STARTER={starter}
-export MASTER_ADDR="${{address:-${{hosts[0]}}}}" MASTER_PORT=$(( {first_port} + SLURM_JOB_ID % {ports} ))
-for (( tried = 0; tried < {port_tries}; tried++ )); do  # a program that listens there already would end the job
-  timeout 2 bash -c "</dev/tcp/$MASTER_ADDR/$MASTER_PORT" 2>/dev/null || break
-  MASTER_PORT=$(( MASTER_PORT + 1 ))
-done
-echo "job $SLURM_JOB_ID on ${{hosts[*]}}, rendezvous at $MASTER_ADDR:$MASTER_PORT, {how}, restart $restarts of {requeue}"
-for (( node = 0; node < NNODES; node++ )); do
-  echo "ranks $(( node * RANKS_PER_NODE )) to $(( (node + 1) * RANKS_PER_NODE - 1 )): ${{hosts[node]:-}}"
-done
-rm -f logs/hang.json
-{hostfile}
-# {tasks} The node's number is known on the node only. srun takes no --cpus-per-task over from the job since Slurm 22.05.
-cpus=${{SLURM_CPUS_ON_NODE:-${{SLURM_JOB_CPUS_PER_NODE%%[(,]*}}}}
-cpus=${{SLURM_CPUS_PER_TASK:-$(( cpus / {ntasks_per_node} ))}}
-options=({srun_nodes} --ntasks-per-node={ntasks_per_node} --cpus-per-task="$cpus" --kill-on-bad-exit=1 --export=ALL)
-if [[ -n "${{SLURM_STEP_ID:-}}" ]]; then
-  options+=(--overlap)  # in a shell that srun started, which holds the allocation's cores
-fi
-{run}reminder=
-# shellcheck disable=SC2317,SC2329  # called by the trap
-warned() {{  # the time limit is near: ranks save after their step and end
-  asked=yes
-  echo "job.sbatch: the time limit is near, the ranks are asked to save and end"
-  kill -USR1 "$ranks" 2>/dev/null || true
-  if [[ -z "$reminder" ]]; then
-    while sleep {remind}; do kill -USR1 "$ranks" 2>/dev/null || exit 0; done &
-    reminder=$!
-  fi
-}}
-# shellcheck disable=SC2317,SC2329  # called by the trap
-ended() {{  # cancelled, out of time, or a node is gone: Slurm kills this script soon, so the status comes first
-  trap '' INT TERM USR1
-  cause=slurm
-  kill -TERM "$ranks" 2>/dev/null || true
-  if [[ -n "${{{run_variable}:-}}" ]]; then
-    wait "$ranks" || true  # a supervisor may start another program on these nodes
-  fi
-  conclude 143
-}}
-trap ended INT TERM
-trap warned USR1
-status=0
-wait "$ranks" || status=$?
-while kill -0 "$ranks" 2>/dev/null; do  # a signal came while we waited
-  status=0
-  wait "$ranks" || status=$?
-done
-if [[ -n "$reminder" ]]; then
-  kill "$reminder" 2>/dev/null || true
-fi
-{again}conclude "$status"
-"""
-
-
-SETUP = """\
-# slurm.setup, on the job's first node; what it exports reaches the ranks of all. Modules' own functions read variables that are not set.
-set +u
-{{
-{lines}
-}} || {{
-  echo "job.sbatch: slurm.setup failed on $HOSTNAME, status $?" >&2
-  conclude 2
-}}
-set -u
-planner=${{ORCHESTRATOR_PYTHON:-$planner}}
-"""
-HOSTS = """\
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-"""
 ANSWER_S = 30
 """Seconds in which a node must start a program, else the job goes on without it."""
-PLANNED_HOSTS = """\
-planned() {{  # each number of nodes has its own plan: replan makes one for those that the job has, and says how many of them it takes
-  NNODES=$("${{planner:-python3}}" -m orchestrator.replan "$PWD" "${{#hosts[@]}}" {least} {ranks_per_node})
-}}
-answering() {{  # those of the hosts that start a program
-  local host
-  for host in "${{hosts[@]}}"; do
-    {{ timeout -k 1 {answer_s} srun --overlap --export=ALL --nodes=1 --ntasks=1 --nodelist="$host" true && echo "$host"; }} 2>/dev/null &
-  done
-  wait
-}}
-lost() {{  # after the ranks have failed: whether nodes are gone and there is a plan for the others, with which to go on at once
-  local before=${{#hosts[@]}}
-  mapfile -t hosts < <(answering | sort --version-sort)
-  (( ${{#hosts[@]}} < before && ${{#hosts[@]}} >= {least} )) || return 1
-  echo "job.sbatch: ${{#hosts[@]}} of $before nodes answer: ${{hosts[*]}}"
-  planned || return 1
-  export CONTINUE=1
-  unset SLURM_TASKS_PER_NODE SLURM_NTASKS SLURM_NPROCS  # of the nodes that there were
-}}
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-planned || conclude 2
-mkdir -p logs
-while sleep 2; do echo "$SECONDS" >logs/heartbeat; done &  # by which the other nodes know that this script lives
-heart=$!
-trap 'kill "$heart" 2>/dev/null' EXIT
-while true; do
-"""
-AGAIN = """\
-if (( status == 0 )) || ! lost; then
-  break
-fi
-done
-"""
-PLANNED_NODES = """\
---nodes="$NNODES" --ntasks="$(( NNODES * {ntasks_per_node} ))" --nodelist="$(IFS=,; echo "${{hosts[*]:0:NNODES}}")" --overlap\
-"""
 GONE_S = 10
 """Seconds that srun gets to end after a node's ranks have failed. Of a node that is gone it waits for Slurm's word, for SlurmdTimeout (300
 s)."""
-ON_A_NODE = """\
-cd -- "${0%/*}"; bash "$0" && exit 0; status=$?; touch logs/failed; (( SLURM_NODEID > 0 )) || exit "$status"
-for (( silent = 0; silent < 4; silent++ )); do
-  beat=$(cat logs/heartbeat); sleep 5; [[ $(cat logs/heartbeat) == "$beat" ]] || exit "$status"
-done
-scontrol requeue "$SLURM_JOB_ID" || scancel "$SLURM_JOB_ID"
-"""
-"""Runs launch.sh on a node. Where the ranks fail since the first node is gone, job.sbatch is gone with it, and Slurm keeps the allocation
-(--no-kill): after 20 s without its heartbeat another node asks for the requeue, before Slurm ends the step (SlurmdTimeout, 300 s)."""
-WATCHED_RUN = """\
-rm -f logs/failed
-# shellcheck disable=SC2016  # expanded on the node
-{run} bash -c {on_a_node} "$PWD/launch.sh" &
-ranks=$!
-while sleep 1 && kill -0 "$ranks" 2>/dev/null; do
-  if [[ -e logs/failed ]]; then
-    sleep {gone_s}
-    kill -KILL "$ranks" 2>/dev/null || true
-  fi
-done &
-"""
-RUN = """\
-{run} bash "$PWD/launch.sh" &
-ranks=$!
-"""
 
 
 def sbatch_quote(text: str) -> str:
@@ -474,26 +174,27 @@ def launch_sh(job: Job) -> str:
     environment = exports({"PYTHONUNBUFFERED": "1", **job.environment})
     if job.python_path is not None:
         environment += f"export PYTHONPATH={shlex.quote(checked('model.code', job.python_path))}${{PYTHONPATH:+:$PYTHONPATH}}\n"
-    return LAUNCH.format(
+    return filled(
+        "launch.sh",
         name=checked("recipe", job.name),
         world_size=job.world_size,
         num_nodes=job.num_nodes,
         ranks_per_node=job.ranks_per_node,
         how=how,
-        environment=environment + (THREADS if job.backend == "gloo" else ""),
+        environment=environment,
+        has_gpus=job.backend == "nccl",
         rank=shlex.quote(_rank(job)),
         hold_s=HOLD_S,
-        starter=TORCHRUN if job.launcher == "torchrun" else DEEPSPEED,
-        command=(MODULE if job.program is None else PROGRAM).format(words=shlex.join(words), find=FIND),
-        bind=BIND if job.backend == "nccl" else "",
+        torchrun=job.launcher == "torchrun",
+        module=job.program is None,
+        words=shlex.join(words),
+        find=FIND,
     )
 
 
 def _rank(job: Job) -> str:
     """What is started per rank."""
-    text = f"{NEAR}{RANK}" if job.backend == "nccl" else RANK
-    text = text if job.launcher == "torchrun" else f"\n{LOCAL_RANK}{text}"
-    return text.replace("\nif [[ $RANK", f"\n{CHECK}\nif [[ $RANK", 1) if job.preflight else text
+    return filled("rank.sh", has_gpus=job.backend == "nccl", launcher=job.launcher, preflight=job.preflight)
 
 
 APPTAINER_GPUS = {"nvidia": "--nv", "amd": "--rocm"}
@@ -650,14 +351,15 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
     flags, before = ([], []) if container is None else _in_container(job, container)
     interpreters = {"PYTHON": slurm.python, "ORCHESTRATOR_PYTHON": slurm.planner or slurm.python}
     environment = exports({name: checked("slurm.python", path) for name, path in interpreters.items() if path})
-    return SBATCH.format(
+    return filled(
+        "job.sbatch",
+        elastic=elastic,
         find=FIND,
         same_again="|".join(str(status) for status in sorted({0, *SAME_AGAIN})),
-        setup="" if slurm.setup is None else SETUP.format(lines=slurm.setup.rstrip("\n")),
-        hosts=PLANNED_HOSTS.format(least=slurm.least_nodes, ranks_per_node=ranks_per_node, answer_s=ANSWER_S) if elastic else HOSTS,
-        nnodes="$NNODES" if elastic else nodes,
-        srun_nodes=PLANNED_NODES.format(ntasks_per_node=tasks) if elastic else f"--nodes={nodes} --ntasks={nodes * tasks}",
-        again=AGAIN if elastic else "",
+        setup=None if slurm.setup is None else slurm.setup.rstrip("\n"),
+        nodes=nodes,
+        least=slurm.least_nodes,
+        answer_s=ANSWER_S,
         options="\n".join(f"#SBATCH {line}" for line in lines),
         environment=environment,
         ranks_per_node=ranks_per_node,
@@ -665,17 +367,17 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         how=SRUN_STYLE if slurm.style == "srun" else "torchrun on each node",
         tasks="One task a rank." if slurm.style == "srun" else "One task a node.",
         ntasks_per_node=tasks,
-        run=(WATCHED_RUN if elastic else RUN).format(
-            run=" ".join(["srun", '"${options[@]}"', *flags, *before]), gone_s=GONE_S, on_a_node=shlex.quote(ON_A_NODE)
-        ),
+        run=" ".join(["srun", '"${options[@]}"', *flags, *before]),
+        gone_s=GONE_S,
+        on_a_node=shlex.quote(filled("on_a_node.sh")),
         requeue=slurm.requeue,
         remind=REMIND_S,
         try_again=TRY_AGAIN,
         first_port=FIRST_PORT,
         ports=PORTS,
         port_tries=PORT_TRIES,
-        hostfile="" if job.launcher == "torchrun" else HOSTFILE,
-        run_variable=RUN_VARIABLE,
+        hostfile=job.launcher != "torchrun",
+        supervisor=f"${{{RUN_VARIABLE}:-}}",
     )
 
 

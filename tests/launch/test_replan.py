@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import replan, run
 from orchestrator.errors import NoPlanError
-from orchestrator.launch.render import ON_A_NODE
+from orchestrator.launch.render import filled
 from orchestrator.plan import from_json
 
 TRAIN = ("recipe=gpt_tiny", "gpus=4", "engine=megatron", "train.save_every=5", "slurm.nodes=1-2", "launch=none")
@@ -127,7 +127,7 @@ def test_a_node_asks_for_the_requeue_where_the_jobs_own_script_is_gone(tmp_path:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "heartbeat").write_text("12\n")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NODEID": node, "SLURM_JOB_ID": "17"}
-    done = subprocess.run(["bash", "-c", ON_A_NODE, tmp_path / "launch.sh"], env=environment, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", filled("on_a_node.sh"), tmp_path / "launch.sh"], env=environment, timeout=60, check=False)
     said = (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
     assert said == calls
     assert done.returncode == (0 if calls else 7)
