@@ -67,6 +67,8 @@ def calibrate(runs: Sequence[Run], console: Console) -> list[CalibrationFile]:
 def judge(runs: Sequence[Run], calibration: str, console: Console) -> None:
     """Says of every run how long a step took and how long it should have by these constants. Raises InputError."""
     choose = one_value(lambda run: priced(run.cluster, run.traits, found(calibration, run.cluster, [run.traits], None)[0]))
+    for run in runs:
+        choose(run)  # which refuses what no run can be priced with
     judged = off(runs, choose)
     for run, ratio in judged:
         seconds = run.time_s or 0.0
