@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.cost.memory_policy import LIKELY
@@ -64,34 +65,7 @@ CAUSE_COLOURS: Final = {
     "fragmentation": "#edc948", "buffers": "#9c755f", "context": "#bab0ac",
 }  # fmt: skip
 POINT_COLOURS: Final = {"priced": "#17652b", "slower": "#4e79a7", "lacks memory": "#a3161f"}
-STYLE: Final = """
-:root { color-scheme: light dark; --text: #1a1a1a; --soft: #595959; --line: #c8c8c8; --page: #ffffff; --good: #17652b; --bad: #a3161f; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #ececec; --soft: #b5b5b5; --line: #4a4a4a; --page: #16181b; --good: #7fd694; --bad: #ff9a9f; }
-  .picture { filter: invert(1) hue-rotate(180deg); }
-}
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 70rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; border-bottom: 1px solid var(--line); }
-p { margin: .3rem 0 .6rem; } .soft { color: var(--soft); } .good { color: var(--good); } .bad { color: var(--bad); }
-table { border-collapse: collapse; margin: .5rem 0; font-size: .9rem; } caption { text-align: left; color: var(--soft); }
-th, td { padding: .15rem .7rem .15rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
-td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.wide { overflow-x: auto; } .long { max-height: 26rem; overflow: auto; }
-.legend { font-size: .85rem; } .legend span { display: inline-block; margin-right: 1rem; }
-.legend i { display: inline-block; width: .8em; height: .8em; margin-right: .35em; }
-@media (max-width: 40rem) {
-  thead { display: none; } tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); } caption { display: block; }
-  td { display: flex; gap: 1rem; justify-content: space-between; border: 0; padding: 0; overflow-wrap: anywhere; }
-  td::before { content: attr(data-is); color: var(--soft); white-space: nowrap; }
-  table { width: 100%; }
-}
-#why { min-height: 3em; border-left: 4px solid var(--line); padding-left: .8rem; }
-@media print {
-  body { max-width: none; font-size: 11px; } .long { max-height: none; overflow: visible; } .picture, table, figure { break-inside: avoid; }
-  h2 { break-after: avoid; } .picture { filter: none; } .screen { display: none; }
-}
-figure { margin: .5rem 0; }
-"""
+STYLE: Final = "\n" + files("orchestrator.report").joinpath("report.css").read_text(encoding="utf-8")
 
 
 class Shown(Value, frozen=True, kw_only=True):
