@@ -118,18 +118,6 @@ def write_text(path: Path, text: str, key: str, *, with_folders: bool = False) -
         raise InputError(key, path, f"can't be written: {error.strerror or error}") from None
 
 
-def truth(given: dict[str, str], key: str) -> bool:
-    """The truth value of a key; False where it is not given. Raises InputError.
-
-    >>> truth({"all": "true"}, "all"), truth({}, "all")
-    (True, False)
-    """
-    value = given.get(key, "false")
-    if value not in ("true", "false"):
-        raise InputError(key, value, "is neither", ["true", "false"])
-    return value == "true"
-
-
 class Command(NamedTuple):
     """The module and function of a command, and what it does."""
 

@@ -19,7 +19,6 @@ from orchestrator.values import Value
 
 NVIDIA_SMI_S: Final = 10.0
 """Seconds that nvidia-smi may take: it takes 0.1 to 2; a driver that does not answer in ten is as good as none."""
-MIB: Final = 2**20
 
 
 class Machine(Value, frozen=True, kw_only=True):

@@ -71,11 +71,6 @@ def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
     return bool(environment.get("SLURM_JOB_ID") and environment.get("SLURM_JOB_NODELIST"))
 
 
-def available() -> bool:
-    """Whether jobs can be submitted from this machine."""
-    return shutil.which("sbatch") is not None
-
-
 def _environment(slurm: SlurmOptions) -> dict[str, str]:
     """This process's environment, less the SBATCH_ variables that would outdo what job.sbatch says (sbatch's manual, INPUT ENVIRONMENT
     VARIABLES)."""

@@ -56,21 +56,8 @@ ROTARY_KERNELS: Final = 10
 GATED_KERNELS: Final = 2
 
 
-def with_separate_gate(model: ModelSpec) -> ModelSpec:
-    """The model with `act(gate) * up` as two of torch's kernels: the product keeps the activated gate too."""
-    if not model.architecture.gated:
-        return model
-
-    def changed(op: Op) -> Op:
-        return replace(op, saves=(*op.saves, _activated(op))) if isinstance(op, Pointwise) and op.role == "activation" else op
-
-    def layer(spec: LayerSpec) -> LayerSpec:
-        return replace(spec, ops=tuple(map(changed, spec.ops)))
-
-    return replace(model, runs=tuple(replace(run, layer=layer(run.layer)) for run in model.runs))
-
-
-def _activated(op: Pointwise) -> Saved:
+def activated(op: Pointwise) -> Saved:
+    """The activated gate, where a kernel of its own makes it."""
     return Saved(name="mlp.activation.output", elements=op.elements, shard=op.shard, group="mlp")
 
 
@@ -178,7 +165,7 @@ def _linears(op: Gemm, a: Architecture) -> Iterator[Gemm]:
 def _kept_of_gated(op: Pointwise, a: Architecture) -> Iterator[Saved]:
     """What separate kernels keep beside the fused one: the activated gate; of experts also what they make of a token, which the product
     with their scores keeps, and which is as long as what was sent to them."""
-    yield replace(_activated(op), name=f"{op.name}.output")
+    yield replace(activated(op), name=f"{op.name}.output")
     if op.role == "routed_activation":
         routed = op.elements // a.experts[0].ffn_hidden_size
         yield Saved(name="moe.output", elements=routed * a.hidden_size, shard="tp", group="mlp")

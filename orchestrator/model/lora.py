@@ -101,12 +101,6 @@ def check_targets(a: Architecture, lora: Lora) -> None:
         raise InputError("lora.targets", "", "names no linear", [ALL, *known])
 
 
-def megatron_names() -> dict[Role, tuple[str, ...]]:
-    """The linears of megatron-core's modules that adapters go to, by their operation's role: there each product is one linear."""
-    words = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-    return {role: (word,) for role, word in zip(ADAPTED, words, strict=True)}
-
-
 def with_lora(model: ModelSpec, lora: Lora, linears: dict[Role, tuple[str, ...]] | None = None) -> ModelSpec:
     """A model as transformers builds it (model/hugging_face.py), frozen, with adapters; or, with the names of its linears by product, as
     another library builds it. transformers' head is whole on every rank: a partition by name of linears with adapters has no output that is

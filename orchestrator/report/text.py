@@ -48,12 +48,6 @@ def as_text(renderable: RenderableType, width: int = WIDTH) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
-def console() -> Console:
-    """The console of standard output: as wide as the terminal; a log gets WIDTH columns (rich alone takes 80)."""
-    terminal = Console(highlight=False)
-    return terminal if terminal.is_terminal else Console(width=WIDTH, highlight=False)
-
-
 def _table(*columns: tuple[str, bool], title: str = "") -> Table:
     """Columns as (heading, whether it holds numbers)."""
     table = Table(box=box.SIMPLE_HEAD, title=Text(title, style="bold") if title else None, title_justify="left", pad_edge=False)

@@ -18,9 +18,6 @@ from orchestrator.strategy.tree import Outcome, Tree, divisors
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
-NOISE = 1e-6
-"""Relative difference of two times that is none."""
-
 
 class Explanation(Value, frozen=True, kw_only=True):
     """The answer for one pin, or for several together.

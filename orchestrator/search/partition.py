@@ -377,11 +377,6 @@ class Partitions:
         return met
 
 
-def _lead(way: Way) -> float:
-    """Seconds of a micro-batch in the stage's first chunk, there and back."""
-    return way.forward_s[0] + way.backward_s[0]
-
-
 def through(steps: Steps, end: int) -> Steps | None:
     """The steps between states that can be reached and lead on to the end; None where no partition is left."""
     known = {end}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from msgspec.structs import replace
 
 from orchestrator.model.training import Dtype
-from orchestrator.strategy.choices import Choice, Offered, declared, getter, line, shown
+from orchestrator.strategy.choices import Choice, Offered, declared, getter, line
 from orchestrator.values import Value
 
 Recompute = Literal[
@@ -303,18 +303,6 @@ def options_of(value: Options) -> dict[str, Any]:
     True
     """
     return {name: getattr(value, name) for name in _OPTIONS}
-
-
-def typed(candidate: Candidate) -> str:
-    """The candidate as the keys that fix it.
-
-    >>> strategy = Strategy(mesh=Mesh(tp=2, dp=4), zero_stage=1, sequence_parallel=True)
-    >>> typed(Candidate(engine="megatron", strategy=strategy, micro_batch_size=1, num_microbatches=8))
-    'engine=megatron pin.tp=2 pin.pp=1 pin.dp=4 pin.zero_stage=1 pin.sequence_parallel=true pin.micro_batch_size=1'
-    """
-    given = zip(OUTER_CHOICES, OUTER_VALUES(candidate), strict=True)
-    said = [f"pin.{choice.pin}={shown(value)}" for choice, value in given if choice.always_said or value != choice.default]
-    return " ".join([f"engine={candidate.engine}", *said])
 
 
 def option_words(value: Options) -> list[str]:

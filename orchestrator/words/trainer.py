@@ -36,7 +36,7 @@ PLAN: Final[Table] = (*SIZES, *RATE, *OPTIMIZER)
 
 
 class Around(NamedTuple):
-    """A program around the Trainer: which of its arguments, and of `SEQUENCE`, it calls otherwise, and what it takes by itself."""
+    """A program around the Trainer: which arguments it calls otherwise, and what it takes by itself."""
 
     kind: str
     release: str
@@ -57,8 +57,6 @@ NF4: Final[Mapping[str, Mapping[str, Any]]] = {
     "ms_swift": {"quant_bits": 4, "quant_method": "bnb", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
 }
 """How each program is told of frozen weights in NF4, with scales that are quantised too."""
-SEQUENCE: Final = ("max_length", "finetuning_type", "lora_rank", "lora_alpha", "lora_dropout", "lora_target")
-"""What programs around the Trainer are told beside its arguments: tokens of a sample, and what is trained."""
 AROUND: Final[Mapping[str, Around]] = {
     "llama_factory": Around(
         kind="arguments of Hugging Face's Trainer",

@@ -15,7 +15,7 @@ from orchestrator.model.families.decoder import rope, windowed
 from orchestrator.model.families.hf import HfConfig
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.layer import LayerRun, LayerSpec
-from orchestrator.model.lora import Lora, check_targets, linear_names, megatron_names, target_names, trainable_parameters, with_lora
+from orchestrator.model.lora import Lora, check_targets, linear_names, target_names, trainable_parameters, with_lora
 from orchestrator.model.ops import Enter, Exit, Gemm, Pointwise, Weight
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
@@ -24,6 +24,7 @@ from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.parts.part import Nothing
 from orchestrator.model.traced import Descriptions, Feed, Traced
+from tests.validation.engines.engine import megatron_names
 
 LLAMA = Architecture(
     family="llama",

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import describe
 from orchestrator.model.flops import model_flops_per_sample
-from orchestrator.model.hugging_face import hugging_face, with_separate_gate
+from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.spec import Enter, Exit, Gemm, LayerSpec, Pointwise
+from tests.validation.engines.engine import with_separate_gate
 
 GPT = Architecture(
     family="gpt", name="gpt", num_layers=2, hidden_size=64, num_attention_heads=4, ffn_hidden_size=256, vocab_size=1000,

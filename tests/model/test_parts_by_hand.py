@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from orchestrator.model.architecture import Architecture, Layer
 from orchestrator.model.describe import layer_parts, transformer_layer
 from orchestrator.model.families import describe
-from orchestrator.model.hugging_face import divides_head, hugging_face, is_gpt2, with_separate_gate
+from orchestrator.model.hugging_face import divides_head, hugging_face, is_gpt2
 from orchestrator.model.layer import LayerSpec
 from orchestrator.model.ops import Attention, DeltaRule, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Scan, Weight, padded
 from orchestrator.model.parts import ends
@@ -21,6 +21,7 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.parts.part import Nothing, Part, norm, residual_add
+from tests.validation.engines.engine import with_separate_gate
 
 T = 7
 LLAMA = Architecture(

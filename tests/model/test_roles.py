@@ -15,12 +15,13 @@ from orchestrator.cost.recompute import again, tiled
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.model.families import describe
-from orchestrator.model.hugging_face import hugging_face, with_separate_gate
-from orchestrator.model.lora import Lora, megatron_names, with_lora
+from orchestrator.model.hugging_face import hugging_face
+from orchestrator.model.lora import Lora, with_lora
 from orchestrator.model.ops import FEED_FORWARD, ROUTED, SHARED
 from orchestrator.model.spec import LayerSpec, ModelSpec
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Strategy
 from orchestrator.units import GIB
+from tests.validation.engines.engine import megatron_names, with_separate_gate
 
 RECIPES = ("llama3_8b", "gpt2_xl", "bert_large", "t5_large", "mixtral_8x7b", "deepseek_tiny", "qwen3_next_80b_a3b", "vit_tiny")
 

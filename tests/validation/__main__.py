@@ -25,11 +25,12 @@ from rich.console import Console
 from rich.progress import track
 
 from orchestrator.calibrate.pricing import Choose
-from orchestrator.commands import arguments, command_of, truth, write_text
+from orchestrator.commands import arguments, command_of, write_text
 from orchestrator.errors import InputError
 from tests.validation import accuracy, page, pairs, recipes, recovery
 from tests.validation.metrics import Priced, measured_beside, parts_of, report_of
 from tests.validation.pricing import named, price_runs
+from tests.validation.rows import truth
 from tests.validation.runs import Run, Unusable
 from tests.validation.tables import load
 

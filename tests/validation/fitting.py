@@ -24,13 +24,14 @@ from rich.progress import Progress, TaskID
 from orchestrator.calibrate.__main__ import DEFAULT_NAMES
 from orchestrator.calibrate.files import error, files_of, margins, ratios, show_fit, with_margin, write
 from orchestrator.calibrate.fit import Fitted, Group, fit
-from orchestrator.commands import arguments, command_of, truth, write_text
+from orchestrator.commands import arguments, command_of, write_text
 from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile
 from orchestrator.errors import InputError
 from orchestrator.strategy.layout import FittedOn
 from tests.validation.engines import ENGINES
 from tests.validation.groups import CARRIED, GROUPS, CarryOver, FitGroup
 from tests.validation.left_out import errors_of, judged, left_out
+from tests.validation.rows import truth
 from tests.validation.runs import Run, counts, doubted, held_out
 from tests.validation.tables import load
 

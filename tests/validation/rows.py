@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from orchestrator.errors import InputError
+
 
 class SkipError(Exception):
     """The reason why a row can't be used."""
@@ -33,3 +35,15 @@ def number(row: dict[str, str], key: str) -> float | None:
     if value is not None and not 0 < value < float("inf"):
         raise SkipError(f"{key}={text} is not above zero")
     return value
+
+
+def truth(given: dict[str, str], key: str) -> bool:
+    """The truth value of a key; False where it is not given. Raises InputError.
+
+    >>> truth({"all": "true"}, "all"), truth({}, "all")
+    (True, False)
+    """
+    value = given.get(key, "false")
+    if value not in ("true", "false"):
+        raise InputError(key, value, "is neither", ["true", "false"])
+    return value == "true"

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import describe
-from orchestrator.model.lora import Lora, megatron_names, with_lora
+from orchestrator.model.lora import Lora, with_lora
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import QUANTISED, Dtype, Precision, Training
 from orchestrator.strategy.graphs import modules_of
@@ -26,7 +26,7 @@ from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Dispatcher,
 from orchestrator.words.terms import SHORT_TYPES
 from tests.validation import layout, networks, uneven
 from tests.validation.engines import ENGINES, printed_as
-from tests.validation.engines.engine import MeasuredEngine, MemoryOf
+from tests.validation.engines.engine import MeasuredEngine, MemoryOf, megatron_names
 from tests.validation.fine_tuned import lora_of, memory_unit, mixed_lengths
 from tests.validation.mixtures import golden, hybrid_of, with_shape
 from tests.validation.models import T5_DECODER_LENGTH, architecture_of, measured_time

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.spec import ModelSpec
+from orchestrator.model.hugging_face import activated
+from orchestrator.model.lora import ADAPTED
+from orchestrator.model.ops import Role
+from orchestrator.model.spec import LayerSpec, ModelSpec, Op, Pointwise
 from orchestrator.model.training import Dtype, Precision
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Candidate, Dispatcher, Schedule, ZeroStage
@@ -90,3 +95,23 @@ TORCH_LOGITS: Final = 14.0
 EAGER: Final = {"pointwise_factor": 1.8}
 """Norms, rotary, gates, residuals and casts as kernels of their own: nearly twice the memory passes of fused ones. nanotron's fit says
 1.9, Composer's on A100 1.4, its H100 the same in slower products."""
+
+
+def with_separate_gate(model: ModelSpec) -> ModelSpec:
+    """The model with `act(gate) * up` as two of torch's kernels: the product keeps the activated gate too."""
+    if not model.architecture.gated:
+        return model
+
+    def changed(op: Op) -> Op:
+        return replace(op, saves=(*op.saves, activated(op))) if isinstance(op, Pointwise) and op.role == "activation" else op
+
+    def layer(spec: LayerSpec) -> LayerSpec:
+        return replace(spec, ops=tuple(map(changed, spec.ops)))
+
+    return replace(model, runs=tuple(replace(run, layer=layer(run.layer)) for run in model.runs))
+
+
+def megatron_names() -> dict[Role, tuple[str, ...]]:
+    """The linears of megatron-core's modules that adapters go to, by their operation's role: there each product is one linear."""
+    words = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+    return {role: (word,) for role, word in zip(ADAPTED, words, strict=True)}

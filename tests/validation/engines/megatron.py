@@ -13,7 +13,6 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.stage import StageCost, StageSums
 from orchestrator.hardware.spec import Cluster
-from orchestrator.model.hugging_face import with_separate_gate
 from orchestrator.model.ops import Dispatch, Op, Pointwise
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Precision
@@ -21,7 +20,7 @@ from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.spec import Candidate
 from tests.validation.engines.bigscience import PartitionedBoundaries
-from tests.validation.engines.engine import EAGER, FP32_STATES, MEGATRON_STATES, MeasuredEngine, all_stages
+from tests.validation.engines.engine import EAGER, FP32_STATES, MEGATRON_STATES, MeasuredEngine, all_stages, with_separate_gate
 
 PLANNED: Final = "megatron"
 NEMO_STATES: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)

@@ -11,11 +11,10 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.hugging_face import with_separate_gate
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.layout import Prediction, Stage
 from orchestrator.strategy.spec import Candidate
-from tests.validation.engines.engine import EAGER, FP32_STATES, MeasuredEngine, Split, all_stages
+from tests.validation.engines.engine import EAGER, FP32_STATES, MeasuredEngine, Split, all_stages, with_separate_gate
 
 STATES: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2)
 """Bytes per parameter with accumulate_grad_in_fp32: bf16 weights, a whole fp32 gradient buffer at every ZeRO stage, fp32 master and Adam
