@@ -131,7 +131,7 @@ def parse(key: Key, text: Any) -> Any:
     else:
         kind = next(option for option in options if option is not type(None))
         try:
-            value = _parse_as(key.name, kind, text)
+            value = parse_as(key.name, kind, text)
         except InputError as error:
             if not key.unit or kind not in (int, float) or not isinstance(text, str) or not _LETTERED.match(text):
                 raise
@@ -239,7 +239,8 @@ def words(name: str, text: Any) -> tuple[str, ...]:
         raise InputError(name, shown(text), f"can't be split into words: {error}") from None
 
 
-def _parse_as(name: str, kind: Any, text: Any) -> Any:
+def parse_as(name: str, kind: Any, text: Any) -> Any:
+    """The value of this type that `text` stands for. Raises InputError."""
     origin = typing.get_origin(kind)
     if origin is tuple:
         return _parse_tuple(name, typing.get_args(kind), text)
@@ -271,7 +272,7 @@ def _parse_tuple(name: str, kinds: tuple[Any, ...], text: Any) -> tuple[Any, ...
     parts = [part.strip() for part in text.strip().removeprefix("[").removesuffix("]").split(",")] if isinstance(text, str) else text
     if not isinstance(parts, list) or len(parts) != len(kinds):
         raise InputError(name, shown(text), f"needs {len(kinds)} numbers with a comma between them")
-    return tuple(_parse_as(name, kind, part) for kind, part in zip(kinds, parts, strict=True))
+    return tuple(parse_as(name, kind, part) for kind, part in zip(kinds, parts, strict=True))
 
 
 def check_range(key: Key, text: Any, values: tuple[Any, ...]) -> None:

@@ -19,6 +19,7 @@ from orchestrator.engines import megatron_parts
 from orchestrator.engines.megatron_versions import RELEASES, by_name, content, names, release_of
 from orchestrator.engines.transformer_config import NO_RECOMPUTE, PLAN, recompute_fields
 from orchestrator.errors import InputError, nearest
+from orchestrator.key import parse_as
 from orchestrator.plan import Plan
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words import megatron as words
@@ -56,7 +57,7 @@ OPEN_SECTIONS: Final = (
 """Sections of a ds_config whose members DeepSpeed does not declare in one place: any name below them is taken."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
-INTEGER: Final = re.compile(r"[+-]?[0-9]+\Z")
+NUMBERS: Final = {"bool": bool, "int": int, "float": float}
 TYPES: Final = LONG_TYPES | {name: name for name in SHORT_TYPES}
 
 
@@ -167,22 +168,8 @@ def typed(key: str, kind: str, value: Any) -> Any:
         return _any(value)
     if not isinstance(value, str):
         raise InputError(key, value, "needs one value, not a list or a group of keys")
-    if kind == "bool":
-        if value.lower() not in ("true", "false"):
-            raise InputError(key, value, "is neither", ["true", "false"])
-        return value.lower() == "true"
-    if kind == "int":
-        if not INTEGER.match(value):
-            raise InputError(key, value, "is not a whole number")
-        return int(value)
-    if kind == "float":
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise InputError(key, value, "is not a finite number")
-        return number
+    if kind in NUMBERS:
+        return parse_as(key, NUMBERS[kind], value)
     if kind == "dtype":
         if value not in TYPES:
             raise InputError(key, value, "is no data type", TYPES)

@@ -29,7 +29,7 @@ def test_texts_are_taken_by_their_kind() -> None:
         found = through.typed("k", kind, text)
         assert (found, type(found)) == (value, type(value)), (kind, text)
     for kind, wrong, why in (
-        ("int", "1.0", "is not a whole number"), ("int", "null", "is not a whole number"), ("int", "", "is not a whole number"),
+        ("int", "1.0", "is not a whole number"), ("int", "null", "is not a whole number"), ("int", "", "is empty"),
         ("float", "nan", "is not a finite number"), ("float", "inf", "is not a finite number"), ("float", "x", "is not a finite number"),
         ("bool", "1", "is neither; choose one of true, false"), ("dtype", "int8", "is no data type"), ("a|b", "c", "is not known; choose"),
         ("int", ["1"], "needs one value, not a list"), ("str", 5, "needs one value"), ("bool", True, "needs one value"),
