@@ -106,7 +106,7 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
         check_data_given(settings)
         check_whole(settings.run, supervised=settings.training.task == "sft" and settings.entry is None)
     traced = settings.architecture.traced
-    if settings.training.task == "pretrain" and settings.entry is None and (traced is None or traced.reads == "text"):
+    if settings.training.task == "pretrain" and settings.entry is None and (traced is None or traced.text_stack is not None):
         check_first_texts(settings.run)
         if traced is None or not is_made_up(settings.run):  # else its batches are drawn
             check_bytes(settings.run, settings.architecture.vocab_size)

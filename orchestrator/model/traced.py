@@ -11,8 +11,6 @@ from orchestrator.values import Value
 
 FAMILY = "traced"
 """Family of the architectures whose layers were recorded from the model's own code instead of made by a reader."""
-Reads = Literal["text", "labelled_texts"]
-"""What `data=` is: text or token files, texts with labels."""
 LANGUAGE_MODELS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
 """How transformers' classes end whose labels are the ids of their text."""
 
@@ -102,25 +100,6 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
         return next((feed.high for feed in self.feeds if feed.name == "input_ids" and not feed.values), 0)
 
     @property
-    def reads(self) -> Reads | None:
-        """Which data it can be trained on beside batches that are drawn; None: no others."""
-        fed = {feed.name: feed for feed in self.feeds}
-        labels = fed.get("labels")
-        if labels is not None and self.config and "input_ids" in fed and "Classification" in self.model_class:
-            return "labelled_texts"
-        return "text" if self.text_stack is not None else None
-
-    @property
-    def classifies(self) -> bool:
-        """Whether it gives a sample one label."""
-        return any(feed.name == "labels" and feed.shape == () for feed in self.feeds)
-
-    @property
-    def classifies_images(self) -> bool:
-        """Whether it gives a picture one label."""
-        return self.classifies and any(feed.name == "pixel_values" for feed in self.feeds)
-
-    @property
     def text_stack(self) -> Literal["decoder", "encoder", "encoder_decoder"] | None:
         """The stack of layers that it learns from text as: each token from those before it, masked ones, or spans that its encoder lacks.
         None where its arguments aren't those of a language model."""
@@ -137,9 +116,10 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def why_drawn(self) -> str:
-        """Why no data can be given where it `reads` none."""
+        """Why no data can be given where it learns from no text."""
         fed = ", ".join(feed.name for feed in self.feeds)
-        return f"{self.model_class} takes {fed}, which no data here have together; leave data out, and its batches are drawn"
+        why = f"{self.model_class} takes {fed}, which no data here have together; leave data out, and its batches are drawn"
+        return f"{why}; a data set of your own is a few lines of a program (entry=; recipes/README.md)"
 
     def features(self) -> tuple[str, ...]:
         """The features that an engine's capabilities must name to train a recorded model."""

@@ -8,13 +8,11 @@ import math
 import os
 import shlex
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.errors import InputError
 from orchestrator.key import shown
-from orchestrator.model.labelled import label_ids, rows_of, text_and_labels
 from orchestrator.model.traced import Traced
 from orchestrator.plan import RunSettings, Source
 
@@ -70,7 +68,7 @@ def data_settings(merged: Mapping[str, Any], base: RunSettings, traced: Traced |
     if traced is not None and not supervised:
         _check_read(found, traced)
     drawn = found["data"] is None and not found["blend"]
-    holds_out = traced is not None and not supervised and (drawn or traced.reads != "text")
+    holds_out = traced is not None and not supervised and (drawn or traced.text_stack is None)
     if found["eval_every"] and not holds_out and not found["valid"] and not (found["split"] and found["split"][1] > 0):
         choices = ["data.valid=PATH", "data.split=99,1,0"]
         raise InputError("train.eval_every", found["eval_every"], "has nothing to evaluate on", choices)
@@ -84,36 +82,17 @@ def _check_read(found: Mapping[str, Any], traced: Traced) -> None:
     """Raises InputError for data that a described model does not take: its batches leave out by themselves what is evaluated on, unless
     they are text."""
     text = found["data"] is not None or bool(found["blend"])
-    if traced.reads is None and found["data"] is not None:
+    if traced.text_stack is None and found["data"] is not None:
         raise InputError("data", shown(found["data"]), traced.why_drawn)
-    if traced.reads == "text" and text:
+    if traced.text_stack is not None and text:
         if traced.code and traced.vocab_size == 1:
             why = f"{traced.code} was not seen to look input_ids up in an embedding (torch.nn.Embedding): which ids it takes can't be told"
             raise InputError("data", shown(found["data"] or found["blend"][0].path), why)
         return
-    if traced.reads == "labelled_texts" and found["data"] is not None:
-        _check_labels(Path(found["data"]), found["tokenizer"], traced)
     for name, key in OF_TEXT.items():
-        if found[name] and not (name == "tokenizer" and traced.reads in ("text", "labelled_texts")):
-            why = "is of text that data= names" if traced.reads == "text" else f"is of text, and {traced.model_class} is trained on none"
+        if found[name] and (name != "tokenizer" or traced.text_stack is None):
+            why = "is of text that data= names" if traced.text_stack else f"is of text, and {traced.model_class} is trained on none"
             raise InputError(key, shown(str(found[name])), why)
-
-
-LABELS_CHECKED: Final = 100_000
-"""Samples whose labels are looked at before anything is planned: a fraction of a second. The ranks look at all."""
-
-
-def _check_labels(path: Path, tokenizer: str | None, traced: Traced) -> None:
-    """Raises InputError for labelled texts without a tokenizer, and for the first sample whose labels are not the model's."""
-    if tokenizer is None:
-        raise InputError("tokenizer", None, f"is missing: {path} is text, which {traced.model_class} takes as its tokenizer's ids")
-    ids = label_ids(traced)
-    try:
-        with path.open(newline="", encoding="utf-8") as lines:
-            for where, row in islice(rows_of(str(path), lines), LABELS_CHECKED):
-                text_and_labels(where, row, traced, ids)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("data", shown(str(path)), f"is no file of labelled texts: {error}") from None
 
 
 def blend_of(key: str, value: Any) -> tuple[Source, ...]:

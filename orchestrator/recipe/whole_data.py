@@ -32,7 +32,7 @@ def trained_on(run: RunSettings, traced: Traced | None = None) -> str:
     ("Python's own sources, byte by byte, as data= is not given", '/a.jsonl by the tokenizer /llama')
     """
     if is_made_up(run):
-        drawn = traced is not None and traced.reads != "text"
+        drawn = traced is not None and traced.text_stack is None
         return f"{'drawn batches' if drawn else MADE_UP}, as data= is not given"
     whole = " + ".join(f"{source.weight:g} {source.path}" for source in run.blend) or str(run.data)
     return f"{whole} by the tokenizer {run.tokenizer}" if run.tokenizer else whole

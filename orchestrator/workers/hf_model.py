@@ -84,11 +84,6 @@ class HuggingFaceModel(DeepSpeedStates):
             model.config.output_router_logits, model.config.router_aux_loss_coef = True, engine["model"]["expert_balance"]
         return model
 
-    @staticmethod
-    def scores(plan: Plan) -> Any:
-        """compute_metrics= of the Trainer: what is said of what was held out, beside its loss."""
-        return None
-
     @contextlib.contextmanager
     def corrected(self) -> Iterator[None]:
         """Around DeepSpeed's initialisation of `model`: mends what it would do otherwise than the plan, and adds what the plan asks of its

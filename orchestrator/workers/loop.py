@@ -403,8 +403,9 @@ def open_samples(plan: Plan, cache: Path) -> tuple[Samples, Samples | None]:
     if plan.model.traced is not None:
         from orchestrator.workers import traced_data
 
-        if not traced_data.reads_text(plan):
-            return traced_data.opened(plan)
+        if plan.model.traced.text_stack is None or (plan.run.data is None and not plan.run.blend):
+            drawn = traced_data.DrawnSamples(plan, plan.model.traced)
+            return drawn, traced_data.DrawnSamples(plan, plan.model.traced, traced_data.DRAWN) if plan.run.eval_every else None
         kind = traced_data.LanguageSamples
     corpus = data.open_corpus(plan, cache, **here)
     return kind(plan, corpus.train, corpus.specials), kind(plan, corpus.valid, corpus.specials) if corpus.valid else None

@@ -17,15 +17,12 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.tracing import build, feeds
 from orchestrator.tracing.blocks import find_blocks
-from orchestrator.tracing.feeds import IGNORED
 from orchestrator.workers import hugging_face, traced_weights
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.hf_model import HuggingFaceModel
 
 LISTED: Final = 6
 """Names of weights that are listed at most."""
-SCORING: Final = ("loss_scale",)
-"""What a batch has for the loss alone."""
 
 
 def recompute_blocks(model: nn.Module) -> None:
@@ -92,23 +89,12 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:LISTED]) + more if names else "none"
 
 
-def accuracy(evaluated: Any) -> dict[str, float]:
-    """The share of right labels among samples that were evaluated: (logits [samples, classes], labels)."""
-    logits, labels = evaluated
-    return {"accuracy": float((logits.argmax(-1) == labels).mean())}
-
-
 class DescribedModel(HuggingFaceModel):
     """One rank of such a model. Its batches are `traced_data`'s, by the names of its forward's arguments."""
 
     @staticmethod
     def first(plan: Plan, engine: dict[str, Any], device: torch.device) -> nn.Module:
         return first_model(plan, engine, device)
-
-    @staticmethod
-    def scores(plan: Plan) -> Any:
-        assert plan.model.traced is not None
-        return accuracy if plan.model.traced.classifies else None
 
     def _pieces(self, name: str) -> tuple[int, ...]:
         assert self.plan.model.traced is not None
@@ -122,14 +108,11 @@ class DescribedModel(HuggingFaceModel):
             by_token = nn.functional.cross_entropy(self.logits.float().flatten(0, 1), batch["labels"].flatten(), reduction="none")
             return mean_loss(batch, by_token.view_as(batch["labels"]))
         dtype = next(self.model.parameters()).dtype
-        given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items() if name not in SCORING}
+        given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
         output = self.engine(**given, **more)
         if isinstance(output, torch.Tensor):
             return output.float()
         self.logits = getattr(output, "logits", None)
-        if "loss_scale" in batch and self.logits is not None:
-            logits, labels = self.logits.float().flatten(0, 1), batch["labels"].flatten()
-            return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") * batch["loss_scale"][0]
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if loss is None:
             raise InputError("model", type(self.model).__name__, "its forward gives no loss for these arguments")

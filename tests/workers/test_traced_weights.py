@@ -6,25 +6,62 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from chats import write_tokenizer
+from chats import VOCABULARY, write_tokenizer
 from msgspec.structs import replace
-from test_classification import CASES, plan_of, recorded, write_texts
 from worker_pool import Pool
 
+from orchestrator import recipe
+from orchestrator.detect import Machine
+from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
-from orchestrator.plan import to_json
+from orchestrator.model.traced import Traced
+from orchestrator.plan import Plan, to_json
+from orchestrator.planning import Planner
+from orchestrator.units import GIB
 
 pytest.importorskip("transformers")
 import torch
 import transformers
 
 from orchestrator.tracing import build
+from orchestrator.tracing.trace import described
 from orchestrator.workers import traced_weights
 
 pytestmark = pytest.mark.engines
 POOLER = ("bert.pooler.dense.weight", "bert.pooler.dense.bias")
+LENGTH = 24
+LABELS = {"id2label": {"0": "low", "1": "high", "2": "mixed"}, "label2id": {"low": 0, "high": 1, "mixed": 2}}
+COMMON = {"vocab_size": VOCABULARY + 1, "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+COMMON |= LABELS
+BERT = COMMON | {
+    "model_type": "bert", "max_position_embeddings": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA = COMMON | {
+    "model_type": "llama", "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": VOCABULARY, "classifier_dropout": 0.0,
+}  # fmt: skip
+CASES = {
+    "bert sequences": (BERT, "BertForSequenceClassification"),
+    "llama tokens": (LLAMA, "LlamaForTokenClassification"),
+    "llama sequences": (LLAMA, "LlamaForSequenceClassification"),
+    "bert tokens": (BERT, "BertForTokenClassification"),
+}
 IDS = [[5, 9, 2, 17, 3, 11], [1, 30, 8, 8, 21, 4]]
+
+
+def recorded(case: str) -> Traced:
+    config, head = CASES[case]
+    return described(build.Source(config=json.dumps(config | {"architectures": [head]})), LENGTH, None, 4)
+
+
+def plan_of(case: str, gpus: int, *more: str) -> Plan:
+    words = (
+        *("engine=deepspeed", "cluster=cpu", f"gpus={gpus}", "train.precision=fp32", "train.global_batch_size=8", "train.steps=4"),
+        *("train.lr=1e-2", "train.warmup=0", f"train.seq_length={LENGTH}", "name=classifier"),
+        f"model.traced={msgspec.json.encode(recorded(case)).decode()}",
+    )
+    return Planner(recipe.load((*words, *more), Machine(host_memory=16 * GIB), tuple(ENGINES))).fastest().plan
 
 
 def saved(case: str, folder: Path, head: str | None = None) -> Path:
@@ -61,9 +98,8 @@ def plain_logits(case: str, folder: Path) -> Any:
 )
 def test_two_ranks_compute_the_logits_of_plain_transformers(case: str, pins: tuple[str, ...], pool: Pool, tmp_path: Path) -> None:
     source, target = saved(case, tmp_path / "source"), tmp_path / "target"
-    tokenizer = write_tokenizer(tmp_path / "tokenizer")
-    data = write_texts(tmp_path / "texts.jsonl", words="tokens" in case)
-    plan = plan_of(case, data, tokenizer, 2, "pin.micro_batch_size=2", *pins, f"model.init_from={source}", f"model.export_to={target}")
+    write_tokenizer(source)
+    plan = plan_of(case, 2, "pin.micro_batch_size=2", *pins, f"model.init_from={source}", f"model.export_to={target}")
     found = pool.run("traced_cases.exchanged", 2, to_json(plan), str(tmp_path), IDS)[0]
     before, after = plain_logits(case, source), plain_logits(case, target)
     torch.testing.assert_close(torch.tensor(found["before"]), torch.tensor(before), rtol=1e-4, atol=1e-5)
@@ -113,12 +149,11 @@ def test_norms_of_the_first_bert_checkpoints_are_found_under_their_old_names(tmp
 def test_a_checkpoint_of_other_sizes_or_without_a_layer_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    tokenizer, data = write_tokenizer(tmp_path / "tokenizer"), write_texts(tmp_path / "texts.jsonl", words=False)
     folder = saved("bert sequences", tmp_path / "source")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(InputError, match="has 3") as error:
-        plan_of("bert sequences", data, tokenizer, 1, f"model.init_from={folder}")
+        plan_of("bert sequences", 1, f"model.init_from={folder}")
     assert error.value.key == "model.hf_config.num_hidden_layers"
     tensors = load_file(folder / "model.safetensors")
     save_file({name: t for name, t in tensors.items() if "layer.1.output" not in name}, folder / "model.safetensors")
