@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from functools import cache
 from typing import Any, Final
 
 import deepspeed
@@ -14,11 +15,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from orchestrator.errors import InputError
+from orchestrator.model.traced import Traced
 from orchestrator.plan import Plan
 from orchestrator.tracing import build, feeds
 from orchestrator.tracing.blocks import find_blocks
-from orchestrator.workers import hugging_face, traced_weights
+from orchestrator.workers import hugging_face
 from orchestrator.workers.batch import Batch, mean_loss
+from orchestrator.workers.hf_files import KEY
 from orchestrator.workers.hf_model import HuggingFaceModel
 
 LISTED: Final = 6
@@ -28,22 +31,19 @@ LISTED: Final = 6
 def recompute_blocks(model: nn.Module) -> None:
     """Makes each repeated block keep its inputs alone, and compute the rest again in backward. What is replaced is the whole call: hooks by
     which ZeRO-3 gathers the block's weights belong to it."""
-    classes: dict[type, type] = {}
     for block in find_blocks(model).values():
-        plain = type(block)
-        if plain not in classes:
-            classes[plain] = type(plain.__name__, (plain,), {"__call__": _recomputed(plain), "__module__": plain.__module__})
-        block.__class__ = classes[plain]
+        plain: Any = type(block)
+        block.__class__ = _recomputed(plain)
 
 
+@cache
 def _recomputed(plain: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run: Any = plain.__call__
         if not (self.training and torch.is_grad_enabled()):
-            return run(self, *args, **kwargs)
-        return checkpoint(run, self, *args, use_reentrant=False, **kwargs)
+            return plain.__call__(self, *args, **kwargs)
+        return checkpoint(plain.__call__, self, *args, use_reentrant=False, **kwargs)
 
-    return call
+    return type(plain.__name__, (plain,), {"__call__": call, "__module__": plain.__module__})
 
 
 def lengthen_scalars(model: nn.Module) -> None:
@@ -71,30 +71,49 @@ def first_model(plan: Plan, engine: dict[str, Any], device: torch.device) -> nn.
         build.class_of(build.config_of(traced.config))  # its module is imported before zero.Init changes torch
         with hugging_face.zero_init(ds_config):
             if plan.run.init_from:
-                model, new, unused = traced_weights.loaded(traced, dtype, plan.run.init_from)
+                model, new, unused = loaded(traced, dtype, plan.run.init_from)
                 if dist.get_rank() == 0:
                     print(f"weights of {plan.run.init_from}; new: {_listed(new)}; not used: {_listed(unused)}", flush=True)
             else:
                 with place:
-                    model = traced_weights.drawn(traced, dtype)
+                    model, _ = build.from_config(traced.config, dtype, (traced.attention, "eager"), hugging_face.drawn)
     lengthen_scalars(model)
     if fields["gradient_checkpointing"]:
         recompute_blocks(model)
     return model
 
 
+def loaded(traced: Traced, dtype: torch.dtype, folder: str) -> tuple[nn.Module, list[str], list[str]]:
+    """The model with a checkpoint's weights; its weights that the checkpoint has not, which are drawn and must be a head's or a pooler's;
+    and the checkpoint's that it has not. Raises InputError for a weight that is missing below the head, and for one of another shape."""
+    told: list[list[str]] = []
+
+    def made(cls: Any, config: Any, words: dict[str, Any]) -> nn.Module:
+        model, *told[:] = hugging_face.from_folder(cls, folder, config, words)
+        return model
+
+    model, _ = build.from_config(traced.config, dtype, (traced.attention, "eager"), made)
+    below, (new, unused) = f"{getattr(model, 'base_model_prefix', '')}.", told
+    headless = not any(name.startswith(below) for name, _ in model.named_parameters())
+    for name in new:
+        if "pooler" not in name and (headless or name.startswith(below)):
+            raise InputError(KEY, folder, f"has no tensor {name}")
+    return model, new, unused
+
+
 def _listed(names: list[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more if names else "none"
+    """How many names, and the first few.
+
+    >>> _listed(["score.weight"]), _listed([])
+    ('1 (score.weight)', 'none')
+    """
+    return f"{len(names)} ({', '.join(names[:LISTED])}{', ...' * (len(names) > LISTED)})" if names else "none"
 
 
 class DescribedModel(HuggingFaceModel):
     """One rank of such a model. Its batches are `traced_data`'s, by the names of its forward's arguments."""
 
-    @staticmethod
-    def first(plan: Plan, engine: dict[str, Any], device: torch.device) -> nn.Module:
-        return first_model(plan, engine, device)
+    first = staticmethod(first_model)
 
     def _pieces(self, name: str) -> tuple[int, ...]:
         assert self.plan.model.traced is not None

@@ -27,7 +27,7 @@ import transformers
 
 from orchestrator.tracing import build
 from orchestrator.tracing.trace import described
-from orchestrator.workers import traced_weights
+from orchestrator.workers.traced import loaded
 
 pytestmark = pytest.mark.engines
 POOLER = ("bert.pooler.dense.weight", "bert.pooler.dense.bias")
@@ -121,7 +121,7 @@ def test_two_ranks_compute_the_logits_of_plain_transformers(case: str, pins: tup
 )  # fmt: skip
 def test_of_a_language_model_everything_below_the_head_is_taken(case: str, head: str, new: list[str], unused: str, tmp_path: Path) -> None:
     folder = saved(case, tmp_path / "pretrained", head)
-    model, made, left = traced_weights.loaded(traced(case), torch.float32, str(folder))
+    model, made, left = loaded(traced(case), torch.float32, str(folder))
     assert made == sorted(new)
     assert left
     assert all(name.startswith(unused) for name in left)
@@ -141,7 +141,7 @@ def test_norms_of_the_first_bert_checkpoints_are_found_under_their_old_names(tmp
     old = {name.replace(*renamed[0]).replace(*renamed[1]): tensor for name, tensor in tensors.items()}
     assert old.keys() != tensors.keys()
     save_file(old, folder / "model.safetensors")
-    model, *others = traced_weights.loaded(traced("bert tokens"), torch.float32, str(folder))
+    model, *others = loaded(traced("bert tokens"), torch.float32, str(folder))
     assert others == [[], []]
     torch.testing.assert_close(model.get_parameter("bert.embeddings.LayerNorm.weight"), tensors["bert.embeddings.LayerNorm.weight"])
 
@@ -158,4 +158,4 @@ def test_a_checkpoint_of_other_sizes_or_without_a_layer_is_refused(tmp_path: Pat
     tensors = load_file(folder / "model.safetensors")
     save_file({name: t for name, t in tensors.items() if "layer.1.output" not in name}, folder / "model.safetensors")
     with pytest.raises(InputError, match=r"has no tensor bert\.encoder\.layer\.1\.output"):
-        traced_weights.loaded(traced("bert sequences"), torch.float32, str(folder))
+        loaded(traced("bert sequences"), torch.float32, str(folder))
