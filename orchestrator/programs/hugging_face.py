@@ -136,7 +136,7 @@ def trainer(run: hooks.Run, training: PlannedSamples, valid: PlannedSamples | No
     run.complete(arguments, evaluates=valid is not None)
     return PlannedTrainer(
         run, model=run.kind.first(run.plan, run.engine, run.device), args=arguments, train_dataset=training, eval_dataset=valid,
-        data_collator=training.collate, callbacks=[hooks.RunCallback(run)],
+        data_collator=training.collate, callbacks=[run],
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator.workers.deepspeed_trainer import import_deepspeed, set_log_level  # isort: skip  (before DeepSpeed)
+from orchestrator.workers import deepspeed_trainer  # isort: skip  (before DeepSpeed)
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainingArguments
@@ -22,7 +22,7 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.programs import hooks
 from orchestrator.programs.hooks import OUT
-from orchestrator.workers import as_planned, checkpoint, groups, hf_model, loop, saving, unpickling
+from orchestrator.workers import checkpoint, groups, hf_model, loop, saving, unpickling
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
 
@@ -38,19 +38,18 @@ def run(trainer: Callable[..., Any]) -> NoReturn:
     hooks.as_rank(train)
 
 
-class Run:
-    """One rank of the run: what its plan says beside the Trainer's own arguments."""
+class Run(TrainerCallback):
+    """One rank of the run: what its plan says beside the Trainer's own arguments. Writes a row of metrics.jsonl for every step, times two
+    steps by cause, and stops where Slurm warns of the time limit."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog | NoWatchdog) -> None:
         self.plan, self.engine, self.device, self.rows = plan, engine, device, loop.Rows(plan, device, OUT, watchdog)
         if plan.run.trace_routing:
             raise InputError("train.trace_routing", "true", "engine=deepspeed has no routers of megatron-core")
-        as_planned.require_ranks(plan)
-        deepspeed = import_deepspeed(device)
-        set_log_level(plan)
-        deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
+        deepspeed_trainer.join(plan, device)
         self.groups = groups.of_plan(plan)
         self.saved, self.saves = loop.saved_before(plan, OUT, "--continue" in sys.argv), saving.Saves(plan, OUT)
+        self.warned: list[int] = []
         self.stopped = False
         """Whether the run was asked to end before its last step."""
         self.kind = hf_model.HuggingFaceModel
@@ -93,19 +92,11 @@ class Run:
             self.rows.phase("export", saving.limit_s(self.plan))
             trainer.save_model(self.plan.run.export_to)
 
-
-class RunCallback(TrainerCallback):
-    """Writes a row of metrics.jsonl for every step, times two steps by cause, and stops where Slurm warns of the time limit."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.plan, self.rows = run, run.plan, run.rows
-        self.warned: list[int] = []
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Looks on where the Trainer has no hooks: it reads a step's micro-batches before it tells that the step begins (trainer.py,
         _run_epoch), and accelerate calls DeepSpeed's step once the last of them has been backward (utils/deepspeed.py, backward)."""
         signal.signal(signal.SIGUSR1, lambda signum, frame: self.warned.append(signum))
-        trainer = self.run.trainer
+        trainer = self.trainer
         read, step = trainer.get_batch_samples, trainer.model_wrapped.step
 
         def reading(*words: Any, **more: Any) -> Any:
@@ -120,7 +111,7 @@ class RunCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The micro-batches are read."""
-        self.run.trainer.states.set_generators()
+        self.trainer.states.set_generators()
         self.rows.timers.phase("passes")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -130,10 +121,10 @@ class RunCallback(TrainerCallback):
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         self.seconds = self.rows.end(state.global_step)
         warned, self.peak = values.tolist()
-        self.run.saves.poll()
+        self.saves.poll()
         last = state.global_step >= state.max_steps
         if warned and not last:
-            self.run.stopped = control.should_training_stop = control.should_save = True
+            self.stopped = control.should_training_stop = control.should_save = True
         if last and args.eval_strategy != "no":
             control.should_evaluate = True
 

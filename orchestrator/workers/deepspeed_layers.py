@@ -1,8 +1,10 @@
-"""What models of megatron-core's layers under a DeepSpeed engine share: how they are built, tagged and exported."""
+"""What models of megatron-core's layers under a DeepSpeed engine share: how they are built, tagged, stepped and exported."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,10 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import hf_weights, megatron_groups, weights
-from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
-from orchestrator.workers.groups import Groups
+from orchestrator.workers import as_planned, deepspeed_trainer, hf_weights, megatron_groups, weights
+from orchestrator.workers.batch import Batch
 from orchestrator.workers.models import build_chunks, frees_sent_outputs, transformer_config
 
 HEAD_NORMS = ("q_layernorm", "k_layernorm")
@@ -35,12 +37,24 @@ def sum_partial_gradients(model: torch.nn.Module) -> None:
             parameter.register_hook(hook)
 
 
-class MegatronLayersTrainer(DeepSpeedTrainer):
+def complete_groups(model: torch.nn.Module) -> None:
+    """Gives a stage whose parameters all decay one that does not, a zero that nothing reads. Stage 1 asks the other stages of a pipeline
+    for the norm once a group of parameters (stage_1_and_2.py:2951): a stage that has the embedding alone has nothing that doesn't decay,
+    and the others would wait for it for ever."""
+    if all(parameter.dim() > 1 for parameter in model.parameters()):
+        like = next(model.parameters())
+        model.register_parameter("group_filler", torch.nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device)))
+
+
+class MegatronLayersTrainer(deepspeed_trainer.DeepSpeedStates):
     """One rank: its stage of a megatron-core model, filled; what becomes of it is the subclass's."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
+        self.plan, self.device, self.engine_fields = plan, device, engine
         megatron_groups.prepare(plan)
-        super().__init__(plan, engine, device)
+        self.deepspeed = deepspeed_trainer.join(plan, device)
+        torch.manual_seed(plan.training.seed)
+        self.groups = megatron_groups.initialise(plan)
         if plan.run.init_from:
             hf_weights.match_activation(engine, Path(plan.run.init_from))
         stage = parallel_state.get_pipeline_model_parallel_rank()
@@ -53,8 +67,56 @@ class MegatronLayersTrainer(DeepSpeedTrainer):
         if plan.tp > 1:
             sum_partial_gradients(model)
 
-    def _make_groups(self) -> Groups:
-        return megatron_groups.initialise(self.plan)
+    def _initialise_engine(self, model: torch.nn.Module, mpu: Any) -> None:
+        """Makes `engine` with this model."""
+        if self.plan.pp > 1:
+            complete_groups(model)
+        groups, config = deepspeed_trainer.parameter_groups(model), self._ds_config(self.engine_fields["ds_config"])
+        with contextlib.redirect_stdout(io.StringIO()):  # BF16_Optimizer, hpZ and the pipeline print their sizes
+            self.engine, *_ = self.deepspeed.initialize(model=model, model_parameters=groups, mpu=mpu, config=config)
+        self.take(self.engine)
+
+    def _ds_config(self, ds_config: dict[str, Any]) -> dict[str, Any]:
+        """The file's content, with what depends on this machine."""
+        if "gradient_clipping" not in ds_config:
+            raise InputError("ds_config.json", None, "has no gradient_clipping, and DeepSpeed would clip at 1.0")
+        as_planned.require_no_auto(ds_config)
+        if not ds_config["gradient_clipping"] and self.plan.zero_stage == 0:
+            ds_config = ds_config | {"gradient_clipping": as_planned.UNCLIPPED}
+        optimizer, params = ds_config["optimizer"], ds_config["optimizer"]["params"]
+        if self.steps_when_built():
+            params = params | {"lr": 0.0}
+        if self.device.type == "cpu" and optimizer["type"].lower().startswith("adam"):
+            # DeepSpeed's own Adam is compiled for the GPU, or for the CPU at first use; torch's is the same rule.
+            params = {key: value for key, value in params.items() if key != "fused"} | {"torch_adam": True}
+        return ds_config | {"optimizer": optimizer | {"params": params}}
+
+    def _losses(self, batches: Sequence[Batch], *, forward_only: bool) -> list[torch.Tensor]:
+        """The micro-batches' losses, on the last stage, after their backward passes; empty elsewhere."""
+        raise NotImplementedError
+
+    def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        """The loss of a step's micro-batches; None on stages that have none."""
+        losses = self._losses(batches, forward_only=False)
+        return torch.stack(losses).mean() if losses else None
+
+    def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        self.engine.eval()
+        with torch.no_grad():
+            losses = self._losses(batches, forward_only=True)
+        self.engine.train()
+        return torch.stack(losses).mean() if losses else None
+
+    def update(self, lr: float) -> float | None:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        self._apply()
+        norm = self.engine.get_global_grad_norm()
+        return None if norm is None else float(norm)
+
+    def _apply(self) -> None:
+        """Does the optimizer's step, and clears the gradients."""
+        self.engine.step()
 
     def _generator_states(self) -> dict[str, Any]:
         return megatron_groups.generator_states(self.device)

@@ -1,13 +1,10 @@
-"""What all models under a DeepSpeed engine share: joining, the configuration of this machine, steps, norms, checkpoints."""
+"""What all models under a DeepSpeed engine share: joining, norms, checkpoints."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 
 from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before DeepSpeed)
-from orchestrator.workers import as_planned, distributed, groups, parts
-from orchestrator.workers.batch import Batch
+from orchestrator.workers import as_planned, distributed, parts
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.groups import MODEL, Groups
 from orchestrator.workers.saving import Snapshot
@@ -42,12 +38,14 @@ def import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def set_log_level(plan: Plan) -> None:
-    """Lets DeepSpeed's own reports (ds.steps_per_print, ds.wall_clock_breakdown) into the log where the user has keys of `ds.*`, else its
-    errors alone."""
-    from deepspeed.utils.logging import set_log_level_from_string
-
-    set_log_level_from_string("info" if plan.extra.get("ds") else "error")
+def join(plan: Plan, device: torch.device) -> Any:
+    """DeepSpeed, in the process group that there is, which must be the plan's. Its own reports (ds.steps_per_print,
+    ds.wall_clock_breakdown) go into the log where the user has keys of `ds.*`, else its errors alone. Raises InputError."""
+    as_planned.require_ranks(plan)
+    deepspeed = import_deepspeed(device)
+    deepspeed.utils.logging.set_log_level_from_string("info" if plan.extra.get("ds") else "error")
+    deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
+    return deepspeed
 
 
 def forget_engine() -> None:
@@ -78,15 +76,6 @@ def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
             (decayed if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else free).append(parameter)
     groups: list[dict[str, Any]] = [{"params": decayed, "name": "decayed"}, {"params": free, "name": "free", "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def complete_groups(model: torch.nn.Module) -> None:
-    """Gives a stage whose parameters all decay one that does not, a zero that nothing reads. Stage 1 asks the other stages of a pipeline
-    for the norm once a group of parameters (stage_1_and_2.py:2951): a stage that has the embedding alone has nothing that doesn't decay,
-    and the others would wait for it for ever."""
-    if all(parameter.dim() > 1 for parameter in model.parameters()):
-        like = next(model.parameters())
-        model.register_parameter("group_filler", torch.nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device)))
 
 
 class DeepSpeedStates:
@@ -183,100 +172,6 @@ class DeepSpeedStates:
             path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG, load_module_strict=self.plan.training.lora is None)
         if path is None:
             raise InputError("train.resume", saved.folder, "holds nothing that DeepSpeed can load")
-
-
-class DeepSpeedTrainer(DeepSpeedStates):
-    """One rank of a DeepSpeed engine. A subclass builds `model`, `places` and `engine`, and says how a micro-batch becomes a loss."""
-
-    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
-        self.plan, self.device, self.engine_fields = plan, device, engine
-        as_planned.require_ranks(plan)
-        self.deepspeed = import_deepspeed(device)
-        set_log_level(plan)
-        self.deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
-        self.groups = self._make_groups()
-
-    def _make_groups(self) -> Groups:
-        """The plan's groups, and the generators' seed."""
-        torch.manual_seed(self.plan.training.seed)
-        return groups.of_plan(self.plan)
-
-    def _initialise_engine(self, model: torch.nn.Module, mpu: Any) -> None:
-        """Makes `engine` with this model."""
-        if self.plan.pp > 1:
-            complete_groups(model)
-        # BF16_Optimizer, hpZ and the pipeline print their sizes.
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.engine, *_ = self.deepspeed.initialize(
-                model=model,
-                model_parameters=parameter_groups(model),
-                mpu=mpu,
-                config=self._ds_config(self.engine_fields["ds_config"]),
-            )
-        self.take(self.engine)
-
-    def _ds_config(self, ds_config: dict[str, Any]) -> dict[str, Any]:
-        """The file's content, with what depends on this machine."""
-        if "gradient_clipping" not in ds_config:
-            raise InputError("ds_config.json", None, "has no gradient_clipping, and DeepSpeed would clip at 1.0")
-        as_planned.require_no_auto(ds_config)
-        if not ds_config["gradient_clipping"] and self.plan.zero_stage == 0:
-            ds_config = ds_config | {"gradient_clipping": as_planned.UNCLIPPED}
-        if self.steps_when_built():
-            optimizer = ds_config["optimizer"]
-            ds_config = ds_config | {"optimizer": optimizer | {"params": optimizer["params"] | {"lr": 0.0}}}
-        if self.device.type == "cpu":
-            optimizer = ds_config["optimizer"]
-            if optimizer["type"].lower().startswith("adam"):
-                # DeepSpeed's own Adam is compiled for the GPU, or for the CPU at first use; torch's is the same rule.
-                params = {key: value for key, value in optimizer["params"].items() if key != "fused"} | {"torch_adam": True}
-                ds_config = ds_config | {"optimizer": optimizer | {"params": params}}
-        return ds_config
-
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        """The loss of one micro-batch, without a pipeline."""
-        raise NotImplementedError
-
-    def _backward(self, loss: torch.Tensor) -> None:
-        self.engine.backward(loss)
-
-    def around_passes(self) -> contextlib.AbstractContextManager[Any]:
-        """What a micro-batch's forward and backward pass run in."""
-        return contextlib.nullcontext()
-
-    def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        logs = []
-        for index, batch in enumerate(batches):
-            with self.around_passes():
-                loss = self._loss(batch)
-                self._backward(loss)
-            logs.append(loss.detach())
-            if index + 1 < len(batches):
-                # Not a boundary: counts the micro-batch.
-                self.engine.step()
-        return torch.stack(logs).mean()
-
-    def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        self.engine.eval()
-        with torch.no_grad():
-            logs = self._evaluated(batches)
-        self.engine.train()
-        return torch.stack(logs).mean() if logs else None
-
-    def _evaluated(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        """The micro-batches' losses, on the last stage; empty elsewhere."""
-        return [self._loss(batch) for batch in batches]
-
-    def update(self, lr: float) -> float | None:
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr
-        self._apply()
-        grad_norm = self.engine.get_global_grad_norm()
-        return None if grad_norm is None else float(grad_norm)
-
-    def _apply(self) -> None:
-        """Does the optimizer's step, and clears the gradients."""
-        self.engine.step()
 
 
 def plain_records() -> list[Any]:

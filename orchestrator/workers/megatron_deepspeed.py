@@ -75,20 +75,22 @@ class MegatronDeepSpeedTrainer(MegatronLayersTrainer):
             ds_config = ds_config | {"bf16": ds_config["bf16"] | {"immediate_grad_update": True}}
         return ds_config
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        return mean_loss(batch, self.losses(self.engine, batch))
-
-    def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        """The loss of a step's micro-batches; None on stages that have none. With a pipeline megatron-core's 1F1B calls autograd itself. No
-        micro-batch is a boundary for DeepSpeed, so that gradients add up locally; `_finalise` reduces them once."""
-        if self.plan.pp == 1:
-            return super().forward_backward(batches)
-        self.engine.set_gradient_accumulation_boundary(False)
-        logs = self._scheduled(batches, forward_only=False)
-        return torch.stack(logs).mean() if logs else None
-
-    def _evaluated(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        return self._scheduled(batches, forward_only=True) if self.plan.pp > 1 else super()._evaluated(batches)
+    def _losses(self, batches: Sequence[Batch], *, forward_only: bool) -> list[torch.Tensor]:
+        """The micro-batches' losses, on the last stage, after their backward passes. With a pipeline megatron-core's 1F1B calls autograd
+        itself: no micro-batch is a boundary for DeepSpeed, so that gradients add up locally, and `_finalise` reduces them once."""
+        if self.plan.pp > 1:
+            if not forward_only:
+                self.engine.set_gradient_accumulation_boundary(False)
+            return self._scheduled(batches, forward_only=forward_only)
+        logs = []
+        for index, batch in enumerate(batches):
+            loss = mean_loss(batch, self.losses(self.engine, batch))
+            if not forward_only:
+                self.engine.backward(loss)
+                if index + 1 < len(batches):
+                    self.engine.step()  # not a boundary: counts the micro-batch
+            logs.append(loss.detach())
+        return logs
 
     def _scheduled(self, batches: Sequence[Batch], *, forward_only: bool) -> list[torch.Tensor]:
         """The micro-batches' losses, on the last stage; empty elsewhere."""

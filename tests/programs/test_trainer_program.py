@@ -343,9 +343,9 @@ def test_a_users_own_callback_metric_and_data_set_are_trained_with(tmp_path: Pat
     )
     program = Path(hugging_face_hooks.__file__).with_name("hugging_face.py").read_text()
     changed = program.replace("def trainer(", mine + "\n\ndef trainer(").replace("train_dataset=training", "train_dataset=Counting()")
-    said = "callbacks=[hooks.RunCallback(run), Told()], compute_metrics=accuracy"
+    said = "callbacks=[run, Told()], compute_metrics=accuracy"
     said += ", preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)"
-    changed = changed.replace("callbacks=[hooks.RunCallback(run)]", said)
+    changed = changed.replace("callbacks=[run]", said)
     assert changed.count(said) == 1
     (tmp_path / "mine.py").write_text(changed)
     words = [*command.split()[1:], "gpus=2", "cluster=cpu", "train.steps=4", "pin.tp=1", f"out={tmp_path / 'run'}"]
