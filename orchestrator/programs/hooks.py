@@ -1,43 +1,16 @@
-"""What a run has under any engine's own training loop: its place among the ranks, its samples, and the exit statuses of known failures."""
+"""The samples of a run under any engine's own training loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from orchestrator.plan import Plan, from_json
-from orchestrator.workers import distributed, loop
+from orchestrator.plan import Plan
+from orchestrator.workers import loop
 from orchestrator.workers.samples import Samples
-from orchestrator.workers.watchdog import Watchdog
-
-OUT: Final = Path()
-"""Ranks run in the run's folder."""
-
-
-def read_plan(folder: Path = OUT) -> Plan:
-    """The plan of a run, or of a checkpoint."""
-    path = folder / "plan.json"
-    return from_json(path.read_bytes(), str(path))
-
-
-def as_rank(train: Callable[[Plan, dict[str, Any], torch.device, Watchdog], None]) -> NoReturn:
-    """Calls `train` with plan, engine.json, device and watchdog as one rank of the job; ends the process."""
-
-    def program() -> None:
-        plan = read_plan()
-        engine = loop.read_engine(OUT) if (OUT / "engine.json").exists() else {}  # our worker has none for what it can't train
-
-        def body(job: distributed.Job, watchdog: Watchdog) -> None:
-            train(plan, engine, job.device, watchdog)
-
-        loop.as_rank(plan, OUT, engine.get("requires", {}), body)
-
-    loop.recorded(program)
 
 
 class PlannedSamples(Dataset[dict[str, Any]]):
@@ -64,7 +37,7 @@ class PlannedSamples(Dataset[dict[str, Any]]):
 
 def planned_samples(plan: Plan) -> tuple[PlannedSamples, PlannedSamples | None]:
     """What a run is trained on, and what is evaluated on or None: as much as one evaluation takes. Raises InputError."""
-    train, valid = loop.open_samples(plan, OUT / "data")
+    train, valid = loop.open_samples(plan, loop.OUT / "data")
     training = PlannedSamples(plan, train, plan.training.steps * plan.global_batch_size)
     if valid is None or not plan.run.eval_every:
         return training, None

@@ -21,8 +21,8 @@ from transformers.trainer_callback import TrainerState
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.programs import hooks
-from orchestrator.programs.hooks import OUT
 from orchestrator.workers import checkpoint, groups, hf_model, loop, saving, unpickling
+from orchestrator.workers.loop import OUT
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
 
@@ -35,7 +35,7 @@ def run(trainer: Callable[..., Any]) -> NoReturn:
         run.rows.phase("building the model", loop.BUILD_S)
         run.train(trainer(run, *hooks.planned_samples(run.plan)))
 
-    hooks.as_rank(train)
+    loop.as_rank(train)
 
 
 class Run(TrainerCallback):

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.programs import megatron_hooks as hooks
-from orchestrator.programs.hooks import read_plan
+from orchestrator.workers.loop import read_plan
 
 hooks.prepare()  # before Megatron is imported
 

@@ -13,8 +13,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
+from orchestrator.errors import NO_ROOM
 from orchestrator.workers import distributed, saving
-from orchestrator.workers.loop import CHECKPOINT_STATUS
 
 POLL_S: Final = 0.2
 ASKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -70,4 +70,4 @@ class Writers:
             if number is not None and not distributed.LEAVING.is_set():
                 why = RuntimeError(f"a process that writes it for this rank was ended by signal {number} ({signal.strsignal(number)})")
                 print(f"CheckpointError: {saving.failed(self.step, self.out, why)}", file=sys.stderr, flush=True)
-                distributed.leave(CHECKPOINT_STATUS)
+                distributed.leave(NO_ROOM)

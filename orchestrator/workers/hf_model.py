@@ -197,7 +197,7 @@ class HuggingFaceModel(DeepSpeedStates):
         elif dist.get_rank() == 0:
             with hugging_face.zero_init(None), torch.device("meta"):
                 whole = self._uncut()
-            write(whole, lora.merged(model, state) if adapted else state, model, folder, run)
+            write(whole, lora.merged(whole, adapted, state) if adapted else state, model, folder, run)
         dist.barrier()
 
     def _uncut(self) -> torch.nn.Module:

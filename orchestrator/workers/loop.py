@@ -32,11 +32,8 @@ from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
 METRICS = "metrics.jsonl"
-NON_FINITE_STATUS = 3
-"""Exit status of every rank when loss or gradient norm is no number: to try again gives the same."""
-
-CHECKPOINT_STATUS = NO_ROOM
-"""Exit status of a rank that could not write its part of a checkpoint."""
+OUT = Path()
+"""Ranks run in the run's folder."""
 
 BUILD_S = 1800.0
 """Seconds that building the model, and reading data and a checkpoint, may last."""
@@ -91,6 +88,11 @@ class HasExperts(Protocol):
 
 class NonFiniteLossError(Exception):
     """Raised where the loss or the gradient norm is NaN or infinite."""
+
+
+STATUSES = {NonFiniteLossError: 3, CheckpointError: NO_ROOM, preflight.PreflightError: preflight.MISMATCH_STATUS}
+"""Exit statuses of a rank by what is known to go wrong: loss or gradient norm is no number (to try again gives the same), its part of a
+checkpoint can't be written, the nodes are otherwise than planned."""
 
 
 def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
@@ -306,24 +308,22 @@ def train(
     return losses
 
 
-def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoReturn:
-    """The main program of a worker: read the job's files, join, build, resume, train; ends the process."""
+def main(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoReturn:
+    """The main program of a worker: builds, resumes and trains as one rank of the job; ends the process."""
     parser = argparse.ArgumentParser(description="One rank of a training job; started by torchrun.")
     parser.add_argument("--plan", type=Path, required=True, help="plan.json; engine.json lies beside it")
     parser.add_argument("--out", type=Path, required=True, help="where metrics.jsonl and checkpoints/ go")
     parser.add_argument("--continue", action="store_true", dest="continued", help="from the newest checkpoint in --out, if there is one")
     arguments = parser.parse_args()
     gc.freeze()  # what was imported stays: collections pass over it
-    plan = from_json(arguments.plan.read_bytes(), str(arguments.plan))
-    engine = read_engine(arguments.plan.parent)
     out = arguments.out
 
-    def body(job: distributed.Job, watchdog: Watchdog) -> None:
+    def work(plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         limit = plan.run.step_timeout_s
         watchdog.phase("building the model", BUILD_S if limit else 0.0)
-        trainer = build(plan, engine, job.device)
+        trainer = build(plan, engine, device)
         watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
-        look_at_groups(plan, trainer.groups, job.device)
+        look_at_groups(plan, trainer.groups, device)
         watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
         samples, valid = open_samples(plan, out / "data")
         saved = saved_before(plan, out, arguments.continued)
@@ -332,7 +332,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRet
                 trainer.load(saved)
         train(trainer, samples, out, saved.step if saved is not None else 0, watchdog, valid)
 
-    as_rank(plan, out, engine.get("requires", {}), body)
+    as_rank(work, arguments.plan.parent, out)
 
 
 def saved_before(plan: Plan, out: Path, continued: bool) -> checkpoint.Saved | None:
@@ -356,37 +356,50 @@ def look_at_groups(plan: Plan, groups: Groups, device: torch.device) -> None:
             print(f"preflight: {line}", flush=True)
 
 
-def as_rank(plan: Plan, out: Path, requires: dict[str, str], body: Callable[[distributed.Job, Watchdog], None]) -> NoReturn:
-    """Join the job that torchrun or srun describes, with preflight of the node, do `body` under a watchdog, leave with all ranks: ends the
-    process. What is known to go wrong ends it with one line and its own status. `requires`: distributions and their versions."""
-    distributed.quiet()
-    distributed.end_at_once_on_signals()
-    orphans.end_with_launcher()
+def read_plan(folder: Path = OUT) -> Plan:
+    """The plan of a run, or of a checkpoint."""
+    path = folder / checkpoint.PLAN
+    return from_json(path.read_bytes(), str(path))
 
-    def before(store: dist.Store, rank: int, world: int) -> None:
-        places = preflight.check_nodes(plan, out, store, rank, world, requires)
-        if rank == 0:
-            print(places, flush=True)
+
+def as_rank(work: Callable[[Plan, dict[str, Any], torch.device, Watchdog], None], folder: Path = OUT, out: Path = OUT) -> NoReturn:
+    """Calls `work` with plan and engine.json (empty where there is none: our worker has none for what it can't train), device and watchdog
+    as one rank of the job that torchrun or srun describes, after preflight of the node; ends the process. What is known to go wrong ends it
+    with one line and its own status, all else under torch's error recorder, so that torchrun knows the first failure."""
+
+    def program() -> None:
+        distributed.quiet()
+        distributed.end_at_once_on_signals()
+        orphans.end_with_launcher()
+        plan, engine = read_plan(folder), read_engine(folder) if (folder / "engine.json").exists() else {}
+
+        def before(store: dist.Store, rank: int, world: int) -> None:
+            places = preflight.check_nodes(plan, out, store, rank, world, engine.get("requires", {}))
+            if rank == 0:
+                print(places, flush=True)
+
+        try:
+            job = distributed.join(plan, before)
+            with Watchdog.beside(job.store, job.rank, job.world, out, plan.run.step_timeout_s) as watchdog:
+                work(plan, engine, job.device, watchdog)
+            job.leave()
+        except (*STATUSES,) as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            sys.exit(STATUSES[type(error)])
+        except OSError as error:
+            if not no_room(error):
+                raise
+            print(f"DiskFullError: nothing more can be written to {error.filename or out}: {error.strerror}", file=sys.stderr, flush=True)
+            sys.exit(NO_ROOM)
 
     try:
-        job = distributed.join(plan, before)
-        with Watchdog.beside(job.store, job.rank, job.world, out, plan.run.step_timeout_s) as watchdog:
-            body(job, watchdog)
-        job.leave()
-    except NonFiniteLossError as error:
-        print(f"NonFiniteLossError: {error}", file=sys.stderr, flush=True)
-        sys.exit(NON_FINITE_STATUS)
-    except CheckpointError as error:
-        print(f"CheckpointError: {error}", file=sys.stderr, flush=True)
-        sys.exit(CHECKPOINT_STATUS)
-    except OSError as error:
-        if not no_room(error):
-            raise
-        print(f"DiskFullError: nothing more can be written to {error.filename or out}: {error.strerror}", file=sys.stderr, flush=True)
-        sys.exit(NO_ROOM)
-    except preflight.PreflightError as error:
-        print(f"PreflightError: {error}", file=sys.stderr, flush=True)
-        sys.exit(preflight.MISMATCH_STATUS)
+        record(program)()
+    except SystemExit as end:
+        distributed.leave(end.code if isinstance(end.code, int) else int(end.code is not None))
+    except BaseException:
+        traceback.print_exc()
+        distributed.leave(1)
+    distributed.leave(0)
 
 
 def open_samples(plan: Plan, cache: Path) -> tuple[Samples, Samples | None]:
@@ -419,24 +432,3 @@ def read_engine(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError("plan", path, f"engine.json must lie beside plan.json: {error}") from None
     return engine
-
-
-def main(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoReturn:
-    """`run`, as `recorded`."""
-
-    def program() -> None:
-        run(build)
-
-    recorded(program)
-
-
-def recorded(program: Callable[[], None]) -> NoReturn:
-    """The program under torch's error recorder, so that torchrun knows the first failure; ends the process."""
-    try:
-        record(program)()
-    except SystemExit as end:
-        distributed.leave(end.code if isinstance(end.code, int) else int(end.code is not None))
-    except BaseException:
-        traceback.print_exc()
-        distributed.leave(1)
-    distributed.leave(0)

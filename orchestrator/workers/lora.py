@@ -12,7 +12,6 @@ import torch
 from orchestrator.workers.hf_files import save_tensors
 
 ADAPTER: Final = "default"
-BASE: Final = ".base_layer"
 
 
 def config(fields: dict[str, Any], source: str | None, *, used: bool = False) -> Any:
@@ -49,17 +48,15 @@ def seen_into() -> Iterator[None]:
         del Linear.weight  # its base class' is found again
 
 
-def merged(model: torch.nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of the model without adapters: W + scaling B A, summed in fp32. `state`: all whole weights by name."""
-    found = {}
-    for name, tensor in state.items():
-        module = model.get_submodule(name.removesuffix(f"{BASE}.weight")) if name.endswith(f"{BASE}.weight") else None
-        if module is not None:
-            a, b = (state[name.replace(f"{BASE}.", f".lora_{letter}.{ADAPTER}.")] for letter in "AB")
-            delta = module.scaling[ADAPTER] * (b.float() @ a.float())
-            tensor = (tensor.float() + (delta.T if module.fan_in_fan_out else delta)).to(tensor.dtype)
-        if ".lora_" not in name:
-            found[name.replace(f"{BASE}.", ".")] = tensor
+def merged(plain: Any, fields: dict[str, Any], state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of the model without adapters, each with what its adapter adds. `plain`: this model, which may be on the meta device;
+    `state`: all whole weights by name, with those of the section "lora" of engine.json."""
+    import peft
+
+    tuned = peft.LoraModel(plain, {ADAPTER: config(fields, None)}, ADAPTER)
+    plain.load_state_dict(state, strict=False, assign=True)
+    plain.tie_weights()
+    found: dict[str, torch.Tensor] = tuned.merge_and_unload().state_dict()
     return found
 
 
