@@ -16,10 +16,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-from orchestrator.programs.hooks import PlannedSamples
 from orchestrator.workers import as_planned
 from orchestrator.workers.deepspeed_trainer import parameter_groups
 from orchestrator.workers.hf_model import summed_over_sequence
+from orchestrator.workers.loop import PlannedSamples
 from orchestrator.workers.schedule import learning_rate
 
 

@@ -20,7 +20,6 @@ from transformers.trainer_callback import TrainerState
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.programs import hooks
 from orchestrator.workers import checkpoint, groups, hf_model, loop, saving, unpickling
 from orchestrator.workers.loop import OUT
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
@@ -33,7 +32,7 @@ def run(trainer: Callable[..., Any]) -> NoReturn:
         run = Run(*rank)
         loop.look_at_groups(run.plan, run.groups, run.device)
         run.rows.phase("building the model", loop.BUILD_S)
-        run.train(trainer(run, *hooks.planned_samples(run.plan)))
+        run.train(trainer(run, *loop.planned_samples(run.plan)))
 
     loop.as_rank(train)
 

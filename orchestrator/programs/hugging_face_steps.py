@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from orchestrator.plan import Plan
-from orchestrator.programs import hooks, hugging_face
+from orchestrator.programs import hugging_face
 from orchestrator.programs.hugging_face_hooks import Run
 from orchestrator.workers.batch import Batch
+from orchestrator.workers.loop import PlannedSamples
 from orchestrator.workers.watchdog import NoWatchdog
 
 
@@ -21,7 +22,7 @@ class Steps:
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         run = Run(plan, engine, device, NoWatchdog())
         unread: Any = None  # who measures reads the samples
-        samples = hooks.PlannedSamples(plan, unread, plan.training.steps * plan.global_batch_size)
+        samples = PlannedSamples(plan, unread, plan.training.steps * plan.global_batch_size)
         self.plan, self.device, self.groups = plan, device, run.groups
         self.trainer: Any = hugging_face.trainer(run, samples, None)
         self.trainer._prepare_for_training(plan.training.steps, self.trainer.get_train_dataloader(), None)

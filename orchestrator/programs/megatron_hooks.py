@@ -18,11 +18,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.programs.hooks import PlannedSamples
 from orchestrator.programs.megatron_writers import Writers
 from orchestrator.workers import checkpoint, data, distributed, loop, preflight, saving, unpickling
 from orchestrator.workers.groups import Groups
-from orchestrator.workers.loop import OUT, as_rank, read_plan
+from orchestrator.workers.loop import OUT, PlannedSamples, as_rank, read_plan
 from orchestrator.workers.watchdog import Watchdog
 
 CHECKOUT: Final = "MEGATRON_LM"

@@ -26,7 +26,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 from orchestrator.cpu import shims
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
-from orchestrator.programs import hooks, hugging_face, hugging_face_hooks, hugging_face_steps
+from orchestrator.programs import hugging_face, hugging_face_hooks, hugging_face_steps
 from orchestrator.workers import (
     checkpoint,
     distributed,
@@ -184,7 +184,7 @@ def program(plan: Plan, cache: str, out: Path) -> Iterator[Any]:
         with contextlib.suppress(FileExistsError):  # another rank's
             Path("data").symlink_to(cache)
         run = hugging_face_hooks.Run(plan, loop.read_engine(Path()), distributed.prepare_device(plan), watchdog.NoWatchdog())
-        run.trainer = hugging_face.trainer(run, *hooks.planned_samples(plan))
+        run.trainer = hugging_face.trainer(run, *loop.planned_samples(plan))
         PROGRAMS.append(run)
         yield run
 
