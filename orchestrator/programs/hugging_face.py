@@ -16,8 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-from orchestrator.workers import as_planned
-from orchestrator.workers.deepspeed_trainer import parameter_groups
+from orchestrator.workers.deepspeed_trainer import UNCLIPPED, parameter_groups
 from orchestrator.workers.hf_model import summed_over_sequence
 from orchestrator.workers.loop import PlannedSamples
 from orchestrator.workers.schedule import learning_rate
@@ -61,7 +60,7 @@ class PlannedTrainer(Trainer):
         and ZeRO stage, where DeepSpeed's own is of one (integrations/deepspeed.py, deepspeed_load_checkpoint)."""
         self.states = self.run.kind(self.plan, self.run.engine, self.run.device, self.run.groups, self.model)
         if self.plan.zero_stage == 0 and not self.plan.training.clip:  # there DeepSpeed tells a norm only where it clips
-            self.accelerator.deepspeed_plugin.deepspeed_config["gradient_clipping"] = as_planned.UNCLIPPED
+            self.accelerator.deepspeed_plugin.deepspeed_config["gradient_clipping"] = UNCLIPPED
         with self.states.corrected():
             prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         self.states.take(self.model_wrapped)

@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import as_planned, deepspeed_trainer, hf_weights, megatron_groups, weights
+from orchestrator.workers import deepspeed_trainer, hf_weights, megatron_groups, weights
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.models import build_chunks, frees_sent_outputs, transformer_config
 
@@ -44,6 +44,14 @@ def complete_groups(model: torch.nn.Module) -> None:
     if all(parameter.dim() > 1 for parameter in model.parameters()):
         like = next(model.parameters())
         model.register_parameter("group_filler", torch.nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device)))
+
+
+def require_no_auto(ds_config: Any, path: str = "ds_config") -> None:
+    """Raises InputError for an "auto", which only the Hugging Face Trainer fills in."""
+    if ds_config == "auto":
+        raise InputError(path, "auto", "is filled in by the Hugging Face Trainer alone; DeepSpeed would take its own default")
+    for name, value in ds_config.items() if isinstance(ds_config, dict) else ():
+        require_no_auto(value, f"{path}.{name}")
 
 
 class MegatronLayersTrainer(deepspeed_trainer.DeepSpeedStates):
@@ -80,9 +88,9 @@ class MegatronLayersTrainer(deepspeed_trainer.DeepSpeedStates):
         """The file's content, with what depends on this machine."""
         if "gradient_clipping" not in ds_config:
             raise InputError("ds_config.json", None, "has no gradient_clipping, and DeepSpeed would clip at 1.0")
-        as_planned.require_no_auto(ds_config)
+        require_no_auto(ds_config)
         if not ds_config["gradient_clipping"] and self.plan.zero_stage == 0:
-            ds_config = ds_config | {"gradient_clipping": as_planned.UNCLIPPED}
+            ds_config = ds_config | {"gradient_clipping": deepspeed_trainer.UNCLIPPED}
         optimizer, params = ds_config["optimizer"], ds_config["optimizer"]["params"]
         if self.steps_when_built():
             params = params | {"lr": 0.0}

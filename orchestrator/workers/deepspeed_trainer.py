@@ -15,7 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 
 from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before DeepSpeed)
-from orchestrator.workers import as_planned, distributed, parts
+from orchestrator.workers import distributed, parts
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.groups import MODEL, Groups
 from orchestrator.workers.saving import Snapshot
@@ -24,6 +24,10 @@ TAG = "state"
 """DeepSpeed's name for the folder inside a checkpoint."""
 CLIP_EPSILON = 1e-6
 """Number that is added to the norm which gradients are clipped by: torch's clip_grad_norm_, megatron-core's and DeepSpeed's."""
+
+UNCLIPPED = 1e30
+"""A bound that clips nothing: stage 0 computes no norm unless it clips."""
+ACCUMULATED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -38,10 +42,18 @@ def import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
+def require_ranks(plan: Plan) -> None:
+    """Raises InputError where the plan's ranks are not in one process group."""
+    ranks = dist.get_world_size() if dist.is_initialized() else None
+    if ranks != plan.world_size:
+        why = "there is no process group" if ranks is None else f"the process group has {ranks} ranks"
+        raise InputError("world_size", plan.world_size, f"{why}: DeepSpeed would train as if it were alone")
+
+
 def join(plan: Plan, device: torch.device) -> Any:
     """DeepSpeed, in the process group that there is, which must be the plan's. Its own reports (ds.steps_per_print,
     ds.wall_clock_breakdown) go into the log where the user has keys of `ds.*`, else its errors alone. Raises InputError."""
-    as_planned.require_ranks(plan)
+    require_ranks(plan)
     deepspeed = import_deepspeed(device)
     deepspeed.utils.logging.set_log_level_from_string("info" if plan.extra.get("ds") else "error")
     deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
@@ -78,6 +90,33 @@ def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
+def require_as_planned(engine: Any, plan: Plan) -> None:
+    """Raises InputError that names what a DeepSpeed engine does otherwise than the plan. Its configuration reads the world from whatever
+    group there is: on any error it goes on with a world of one rank (deepspeed/runtime/config.py:455-475)."""
+    training = plan.training
+    clip = training.clip or (UNCLIPPED if plan.zero_stage == 0 else 0.0)
+    pairs = {
+        # Who shares ZeRO's states: the ranks of a sequence as well, which hold the same weights.
+        "dp x cp": (engine.seq_dp_world_size, plan.dp * plan.cp),
+        "zero_stage": (engine.zero_optimization_stage(), plan.zero_stage),
+        "micro_batch_size": (engine.train_micro_batch_size_per_gpu(), plan.micro_batch_size),
+        "num_microbatches": (engine.gradient_accumulation_steps(), plan.num_microbatches),
+        "training.clip": (engine.gradient_clipping(), clip),
+        "zero_shard_size": (engine.zero_hpz_partition_size(), plan.zero_shard_size or 1),
+    }
+    if plan.zero_stage >= 1:
+        pairs["training.grad_accum_dtype"] = (engine.get_data_types()[1], ACCUMULATED[training.grad_accum_dtype])
+    if plan.cp == 1:
+        # Under Ulysses DeepSpeed has no group of data-parallel ranks alone.
+        pairs["dp"] = (engine.dp_world_size, plan.dp)
+    if engine.autotp_size() <= 1:
+        # Micro-batch x accumulation x the world that its configuration saw, which under AutoTP is all ranks.
+        pairs["global_batch_size"] = (engine.train_batch_size(), plan.global_batch_size)
+    for key, (found, wanted) in pairs.items():
+        if found != wanted:
+            raise InputError(key, str(wanted), f"DeepSpeed took {found} in its place")
+
+
 class DeepSpeedStates:
     """The model of one rank under a DeepSpeed engine, and its checkpoints."""
 
@@ -101,7 +140,7 @@ class DeepSpeedStates:
         (engine.py:3503), and clips by one that leaves out the later stages of its pipeline (clip_grad_norm_ in runtime/utils.py counts what
         is not cut on the first rank of TP x PP alone). Raises InputError where the engine is otherwise than the plan."""
         self.engine = engine
-        as_planned.require_as_planned(engine, self.plan)
+        require_as_planned(engine, self.plan)
         if self.steps_when_built():
             engine.optimizer.optimizer.state.clear()
         if self.plan.zero_stage == 0 and self.plan.training.precision == "fp32":
