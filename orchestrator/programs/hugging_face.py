@@ -93,6 +93,7 @@ class PlannedTrainer(Trainer):
         dp, rank = self.plan.dp, self.run.groups.rank("dp")
         mine = [(n * dp + rank) * batch_size + i for n in range(len(dataset) // (dp * batch_size)) for i in range(batch_size)]
         workers = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
+        workers["generator"] = torch.Generator()  # reading draws nothing of what dropout goes on from
         return DataLoader(dataset, batch_size, sampler=mine, collate_fn=self.data_collator, **workers)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:

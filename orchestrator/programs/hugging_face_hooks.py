@@ -110,7 +110,6 @@ class Run(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The micro-batches are read."""
-        self.trainer.states.set_generators()
         self.rows.timers.phase("passes")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

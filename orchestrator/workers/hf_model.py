@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.plan import Plan
-from orchestrator.workers import auto_ep, distributed, host_activations, hugging_face, lora, tiles
+from orchestrator.workers import auto_ep, host_activations, hugging_face, lora, tiles
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.checkpoint import Saved
 from orchestrator.workers.deepspeed_trainer import DeepSpeedStates
@@ -70,8 +70,6 @@ class HuggingFaceModel(DeepSpeedStates):
     """The last micro-batch's logits; None under tiles."""
     tiled_head: tiles.TiledHead | None = None
     host_activations: Any = None
-    generators: dict[str, Any] | None = None
-    """States of a checkpoint's generators to go on with, once the first samples are read, which draws from them."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, groups: Groups, model: torch.nn.Module) -> None:
         self.plan, self.engine_fields, self.device, self.groups, self.model = plan, engine, device, groups, model
@@ -165,15 +163,6 @@ class HuggingFaceModel(DeepSpeedStates):
         return parts | {name: tensor * self.plan.cp for name, tensor in batch.items() if name == "loss_scale"}
 
     # --------------------------------------------------------------------------------------------------------------------- checkpoints
-
-    def _set_generator_states(self, states: dict[str, Any]) -> None:
-        self.generators = states
-
-    def set_generators(self) -> None:
-        """Lets dropout go on from the checkpoint's generators, if it has some for this layout; the second time does nothing."""
-        if self.generators is not None:
-            distributed.set_generator_states(self.generators, self.device)
-        self.generators = None
 
     def snapshot(self, folder: Path, step: int) -> Snapshot:
         found = super().snapshot(folder, step)

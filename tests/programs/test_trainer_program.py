@@ -187,8 +187,12 @@ def test_it_trains_and_evaluates_chats_as_one_process_does(case: str, workshop: 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_run_goes_on_from_its_checkpoint_and_keeps_the_newest(stage: int, workshop: Workshop) -> None:
-    """Those of stage 3 are written beside the training."""
-    plan = plan_of(zero_stage=stage, run={"save_every": 1, "keep_last": 2, "async_save": stage == 3})
+    """Those of stage 3 are written beside the training. Dropout goes on where it was."""
+    plan = plan_of(
+        replace(GPT, hidden_dropout=0.1, attention_dropout=0.1),
+        zero_stage=stage,
+        run={"save_every": 1, "keep_last": 2, "async_save": stage == 3},
+    )
     name = f"saved {stage}"
     rows = workshop.trained(plan, name)
     saved = workshop.folder / f"saved-{stage}" / "checkpoints"
