@@ -57,20 +57,12 @@ def record_by_class() -> None:
     (utils/output_capturing.py:36), and AutoEP asks by the model's class as a string, with a default (auto_ep_presets/base.py:325)."""
     from transformers.utils import output_capturing
 
-    registry = getattr(output_capturing, "_CanRecordRegistry", None)
-    if registry is None or getattr(registry, "takes_strings", False):
-        return
-
     def key(asked: Any) -> str:
         return asked if isinstance(asked, str) else str(asked.__class__)
 
-    def get(self: Any, asked: Any, default: Any = None) -> Any:
-        return dict.get(self, key(asked)) or ({} if default is None else default)
-
-    def put(self: Any, asked: Any, value: Any) -> None:
-        dict.__setitem__(self, key(asked), value)
-
-    registry.get, registry.__setitem__, registry.takes_strings = get, put, True
+    if (registry := getattr(output_capturing, "_CanRecordRegistry", None)) is not None:
+        registry.get = lambda self, asked, default=None: dict.get(self, key(asked)) or ({} if default is None else default)
+        registry.__setitem__ = lambda self, asked, value: dict.__setitem__(self, key(asked), value)
 
 
 class BesideUlysses:
