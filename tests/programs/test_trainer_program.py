@@ -338,6 +338,12 @@ def test_without_deepspeed_it_does_not_train(workshop: Workshop, monkeypatch: py
     assert "accelerate leaves DeepSpeed out: is ACCELERATE_USE_CPU set?" in logs
 
 
+def test_a_user_copies_less_than_300_lines() -> None:
+    """The program with its hooks."""
+    hooks = Path(hugging_face_hooks.__file__)
+    assert sum(len(path.read_text().splitlines()) for path in (hooks, hooks.with_name("hugging_face.py"))) < 300
+
+
 def test_a_users_own_callback_metric_and_data_set_are_trained_with(tmp_path: Path) -> None:
     """The lines of the recipes' README, in a copy of the program."""
     page = (Path(orchestrator.__file__).parents[1] / "recipes" / "README.md").read_text()
