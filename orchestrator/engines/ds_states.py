@@ -38,7 +38,7 @@ DEEPSPEED: Final = Traits(
 
 
 def reshardable(plan: Plan) -> bool:
-    """Whether the worker writes this plan's states by their places in the whole model (workers/states.py, `covers`). Stage 0 in 16 bits
+    """Whether this plan's states are written by their places in the whole model (workers/deepspeed_states.py, `covers`). Stage 0 in 16 bits
     and fp16 wrap optimizers that give no access to them, and SGD has none; there it writes DeepSpeed's own checkpoint, for one layout."""
     training = plan.training
     return training.optimizer == "adamw" and training.precision != "fp16" and (plan.zero_stage > 0 or training.precision == "fp32")

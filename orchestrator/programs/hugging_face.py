@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-from orchestrator.workers.deepspeed_trainer import UNCLIPPED, parameter_groups
+from orchestrator.workers.deepspeed_states import UNCLIPPED, parameter_groups
 from orchestrator.workers.hf_model import summed_over_sequence
 from orchestrator.workers.loop import PlannedSamples
 from orchestrator.workers.schedule import learning_rate

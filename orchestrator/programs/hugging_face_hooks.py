@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator.workers import deepspeed_trainer  # isort: skip  (before DeepSpeed)
+from orchestrator.workers import deepspeed_states  # isort: skip  (before DeepSpeed)
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainingArguments
@@ -45,7 +45,7 @@ class Run(TrainerCallback):
         self.plan, self.engine, self.device, self.rows = plan, engine, device, loop.Rows(plan, device, OUT, watchdog)
         if plan.run.trace_routing:
             raise InputError("train.trace_routing", "true", "engine=deepspeed has no routers of megatron-core")
-        deepspeed_trainer.join(plan, device)
+        deepspeed_states.join(plan, device)
         self.groups = groups.of_plan(plan)
         self.saved, self.saves = loop.saved_before(plan, OUT, "--continue" in sys.argv), saving.Saves(plan, OUT)
         self.warned: list[int] = []

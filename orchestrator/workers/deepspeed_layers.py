@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import deepspeed_trainer, hf_weights, megatron_groups, weights
+from orchestrator.workers import deepspeed_states, hf_weights, megatron_groups, weights
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.models import build_chunks, frees_sent_outputs, transformer_config
 
@@ -54,13 +54,13 @@ def require_no_auto(ds_config: Any, path: str = "ds_config") -> None:
         require_no_auto(value, f"{path}.{name}")
 
 
-class MegatronLayersTrainer(deepspeed_trainer.DeepSpeedStates):
+class MegatronLayersTrainer(deepspeed_states.DeepSpeedStates):
     """One rank: its stage of a megatron-core model, filled; what becomes of it is the subclass's."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device, self.engine_fields = plan, device, engine
         megatron_groups.prepare(plan)
-        self.deepspeed = deepspeed_trainer.join(plan, device)
+        self.deepspeed = deepspeed_states.join(plan, device)
         torch.manual_seed(plan.training.seed)
         self.groups = megatron_groups.initialise(plan)
         if plan.run.init_from:
@@ -79,7 +79,7 @@ class MegatronLayersTrainer(deepspeed_trainer.DeepSpeedStates):
         """Makes `engine` with this model."""
         if self.plan.pp > 1:
             complete_groups(model)
-        groups, config = deepspeed_trainer.parameter_groups(model), self._ds_config(self.engine_fields["ds_config"])
+        groups, config = deepspeed_states.parameter_groups(model), self._ds_config(self.engine_fields["ds_config"])
         with contextlib.redirect_stdout(io.StringIO()):  # BF16_Optimizer, hpZ and the pipeline print their sizes
             self.engine, *_ = self.deepspeed.initialize(model=model, model_parameters=groups, mpu=mpu, config=config)
         self.take(self.engine)
@@ -90,7 +90,7 @@ class MegatronLayersTrainer(deepspeed_trainer.DeepSpeedStates):
             raise InputError("ds_config.json", None, "has no gradient_clipping, and DeepSpeed would clip at 1.0")
         require_no_auto(ds_config)
         if not ds_config["gradient_clipping"] and self.plan.zero_stage == 0:
-            ds_config = ds_config | {"gradient_clipping": deepspeed_trainer.UNCLIPPED}
+            ds_config = ds_config | {"gradient_clipping": deepspeed_states.UNCLIPPED}
         optimizer, params = ds_config["optimizer"], ds_config["optimizer"]["params"]
         if self.steps_when_built():
             params = params | {"lr": 0.0}

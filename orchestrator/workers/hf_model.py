@@ -16,7 +16,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import auto_ep, host_activations, hugging_face, lora, tiles
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.checkpoint import Saved
-from orchestrator.workers.deepspeed_trainer import DeepSpeedStates
+from orchestrator.workers.deepspeed_states import DeepSpeedStates
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.hf_checkpoint import whole_state, write
 from orchestrator.workers.hf_files import special_tokens

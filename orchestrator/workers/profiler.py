@@ -139,7 +139,7 @@ def leave_groups() -> None:
 
         parallel_state.destroy_model_parallel()
     if "deepspeed" in sys.modules:
-        importlib.import_module("orchestrator.workers.deepspeed_trainer").forget_engine()
+        importlib.import_module("orchestrator.workers.deepspeed_states").forget_engine()
     dist.destroy_process_group()
     gc.collect()
 

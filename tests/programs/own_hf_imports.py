@@ -2,7 +2,7 @@
 
 import torch
 
-from orchestrator.workers.deepspeed_trainer import import_deepspeed
+from orchestrator.workers.deepspeed_states import import_deepspeed
 
 import_deepspeed(torch.device("cpu"))
 

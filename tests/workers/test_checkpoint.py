@@ -337,7 +337,7 @@ def test_a_checkpoint_written_beside_the_training_is_that_of_its_step(case: str,
 
 def test_the_planner_knows_which_checkpoints_of_deepspeed_any_layout_reads() -> None:
     from orchestrator.engines.ds_states import reshardable
-    from orchestrator.workers.states import covers
+    from orchestrator.workers.deepspeed_states import covers
 
     seen = set()
     for stage in (0, 1, 2, 3):

@@ -127,7 +127,7 @@ def test_deepspeeds_own_records_are_read(tmp_path: Path) -> None:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    from orchestrator.workers.deepspeed_trainer import plain_records
+    from orchestrator.workers.deepspeed_states import plain_records
 
     dynamic = DynamicLossScaler(init_scale=2.0**16, scale_window=1000, min_scale=1, delayed_shift=2, consecutive_hysteresis=False)
     held = {"stage": ZeroStageEnum(2), "at": fragment_address(numel=4, start=2), "static": LossScaler(scale=8.0), "dynamic": dynamic}

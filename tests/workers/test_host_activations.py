@@ -47,7 +47,7 @@ def gradients(model: torch.nn.Module, around: Any) -> list[torch.Tensor]:
 
 @pytest.fixture(scope="module", autouse=True)
 def on_cpu() -> None:
-    from orchestrator.workers.deepspeed_trainer import import_deepspeed
+    from orchestrator.workers.deepspeed_states import import_deepspeed
 
     assert CPU.is_cpu
     import_deepspeed(torch.device("cpu"))

@@ -41,7 +41,7 @@ from orchestrator.workers import (
     weights,
 )
 from orchestrator.workers import groups as groups_room
-from orchestrator.workers.deepspeed_trainer import forget_engine
+from orchestrator.workers.deepspeed_states import forget_engine
 from orchestrator.workers.samples import Samples
 from orchestrator.workers.schedule import learning_rate
 

@@ -28,7 +28,6 @@ OURS = [
     "eval_cases",
     "timed_cases",
     "silent_cases",
-    "orchestrator.workers.states",
 ]
 THEIRS = [
     "deepspeed",

@@ -1,10 +1,15 @@
-"""What all models under a DeepSpeed engine share: joining, norms, checkpoints."""
+"""What all models under a DeepSpeed engine share: joining, the plan's view of it, norms, and checkpoints.
+
+DeepSpeed's own files are those of one layout. It offers each parameter's fp32 weight and moments whole, though (utils/tensor_fragment.py);
+data-parallel ranks take turns in writing them by their places in the whole model, and put their own parts back when they load.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,8 @@ from orchestrator.plan import Plan
 from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before DeepSpeed)
 from orchestrator.workers import distributed, parts
 from orchestrator.workers.checkpoint import Saved, layout
-from orchestrator.workers.groups import MODEL, Groups
+from orchestrator.workers.groups import MODEL, REPLICAS, Groups
+from orchestrator.workers.parts import WEIGHT, Parts, Place
 from orchestrator.workers.saving import Snapshot
 
 TAG = "state"
@@ -27,6 +33,9 @@ CLIP_EPSILON = 1e-6
 
 UNCLIPPED = 1e30
 """A bound that clips nothing: stage 0 computes no norm unless it clips."""
+STATES = "states"
+"""The folder inside a checkpoint that holds weights and moments by place."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
 ACCUMULATED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -117,6 +126,13 @@ def require_as_planned(engine: Any, plan: Plan) -> None:
             raise InputError(key, str(wanted), f"DeepSpeed took {found} in its place")
 
 
+def covers(plan: Plan) -> bool:
+    """Whether this plan's states are written by their places (engines/ds_states.py says the same to who plans; a test compares them). Stage
+    0 in 16 bits and fp16 wrap optimizers that give no access to them, and a loss scale; there DeepSpeed's own checkpoints are written."""
+    training = plan.training
+    return training.optimizer == "adamw" and training.precision != "fp16" and (plan.zero_stage > 0 or training.precision == "fp32")
+
+
 class DeepSpeedStates:
     """The model of one rank under a DeepSpeed engine, and its checkpoints."""
 
@@ -124,7 +140,7 @@ class DeepSpeedStates:
     device: torch.device
     groups: Groups
     model: torch.nn.Module
-    places: list[parts.Place]
+    places: list[Place]
     engine: Any
     engine_fields: dict[str, Any]
     """The content of engine.json."""
@@ -144,32 +160,20 @@ class DeepSpeedStates:
         if self.steps_when_built():
             engine.optimizer.optimizer.state.clear()
         if self.plan.zero_stage == 0 and self.plan.training.precision == "fp32":
+            engine.clip_fp32_gradients = self._clip
 
-            def clip() -> None:
-                engine._global_grad_norm = self._clip(self.plan.training.clip)
-
-            engine.clip_fp32_gradients = clip
-
-    def _clip(self, most: float) -> float:
-        """Scales the gradients down to this norm (0: leaves them as they are); returns their norm before."""
-        norm = self._plain_norm()
-        if most and norm > most:
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(most / (norm + CLIP_EPSILON))
-        return norm
-
-    def _plain_norm(self) -> float:
-        """The global gradient norm at stage 0 in fp32. Parts of a tensor count on every rank, copies once."""
-        first = self.groups.rank("tp") == 0
-        counted = [
-            p.grad
-            for p in self.model.parameters()
-            if p.grad is not None and (first or getattr(p, "tensor_model_parallel", False)) and not getattr(p, "ds_pipe_replicated", False)
-        ]
+    def _clip(self) -> None:
+        """Scales the gradients down to the plan's norm (0: leaves them as they are), and tells their norm before. Parts of a tensor count
+        on every rank, copies once."""
+        first, found = self.groups.rank("tp") == 0, [p for p in self.model.parameters() if p.grad is not None]
+        cut = [p for p in found if first or getattr(p, "tensor_model_parallel", False)]
+        counted = [p.grad for p in cut if not getattr(p, "ds_pipe_replicated", False)]
         square = sum((gradient.double().square().sum() for gradient in counted), torch.zeros((), dtype=torch.float64, device=self.device))
         self.groups.sum(MODEL, square)
-        return math.sqrt(float(square))
+        self.engine._global_grad_norm = norm = math.sqrt(float(square))
+        most = self.plan.training.clip
+        for parameter in found if most and norm > most else ():
+            parameter.grad.mul_(most / (norm + CLIP_EPSILON))
 
     def _generator_states(self) -> dict[str, Any]:
         return distributed.generator_states(self.device)
@@ -177,27 +181,25 @@ class DeepSpeedStates:
     def _set_generator_states(self, states: dict[str, Any]) -> None:
         distributed.set_generator_states(states, self.device)
 
-    def snapshot(self, folder: Path, step: int) -> Snapshot:
-        """Begins a checkpoint: by places in the whole model where that covers this plan; else it is written as DeepSpeed does, for this
-        layout only."""
-        from orchestrator.workers import states
+    # --------------------------------------------------------------------------------------------------------------------- checkpoints
 
-        if states.covers(self.plan):
-            found = states.snapshot(self.engine, self.places, self.plan, self.groups, folder / states.FOLDER)
+    def snapshot(self, folder: Path, step: int) -> Snapshot:
+        """Begins a checkpoint: by places in the whole model where `covers` says so; else it is written as DeepSpeed does, for this layout
+        only."""
+        if covers(self.plan):
+            self._link()
             torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
-            return found
+            return parts.snapshot(self._shards(), folder / STATES)
         # Frozen weights are the base's, which is there anyway.
         trained = self.plan.training.lora is not None
         self.engine.save_checkpoint(str(folder), tag=TAG, client_state={"step": step}, save_latest=False, exclude_frozen_parameters=trained)
         return Snapshot()
 
     def load(self, saved: Saved) -> None:
-        """Any layout, but for plans whose checkpoints are DeepSpeed's own (`save`); the generators only in the same. Raises InputError."""
-        from orchestrator.workers import states
-
+        """Any layout, but for plans whose checkpoints are DeepSpeed's own; the generators only in the same. Raises InputError."""
         mine = layout(self.plan)
-        if (saved.folder / states.FOLDER).is_dir() and states.covers(self.plan):
-            states.load(self.engine, self.places, self.plan, saved.folder / states.FOLDER, saved.step)
+        if (saved.folder / STATES).is_dir() and covers(self.plan):
+            self._put_back(Parts(saved.folder / STATES), saved.step)
             if saved.layout == mine:
                 path = saved.folder / f"generators-{dist.get_rank():06d}.pt"
                 self._set_generator_states(torch.load(path, weights_only=True))
@@ -211,6 +213,81 @@ class DeepSpeedStates:
             path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG, load_module_strict=self.plan.training.lora is None)
         if path is None:
             raise InputError("train.resume", saved.folder, "holds nothing that DeepSpeed can load")
+
+    def _by_parameter(self) -> list[tuple[torch.nn.Parameter, list[Place]]]:
+        """The places of each trained parameter; frozen weights are the base's, which is there anyway."""
+        found: dict[int, list[Place]] = {}
+        for place in self.places:
+            if place.parameter.requires_grad:
+                found.setdefault(id(place.parameter), []).append(place)
+        return [(places[0].parameter, places) for places in found.values()]
+
+    def _shards(self) -> Iterator[tuple[Place, str, torch.Tensor]]:
+        """Every parameter is made whole on all its data-parallel ranks, one after the other; one of them yields it. They all call this."""
+        mine, ranks = self.groups.rank(REPLICAS), self.groups.size(REPLICAS)
+        for turn, (parameter, places) in enumerate(self._by_parameter()):
+            for kind in (WEIGHT, *MOMENTS):
+                value = self._whole(parameter, kind)
+                for place in places:
+                    if place.first and turn % (ranks // place.divided) == mine // place.divided:
+                        yield place, kind, place.of(value)
+
+    def _whole(self, parameter: torch.nn.Parameter, kind: str) -> torch.Tensor:
+        """A parameter's weight or moment in fp32."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        if self.plan.zero_stage == 0:  # a parameter that never had a gradient has no state
+            return parameter.detach() if kind == WEIGHT else self.engine.optimizer.state[parameter].get(kind, torch.zeros_like(parameter))
+        value = safe_get_full_fp32_param(parameter) if kind == WEIGHT else safe_get_full_optimizer_state(parameter, kind)
+        assert value is not None
+        return value
+
+    def _link(self) -> None:
+        """Tells stages 1 and 2 where each parameter's moments are. They do it themselves after the step of the first group of parameters,
+        when the others have none yet (stage_1_and_2.py:2987)."""
+        if self.plan.zero_stage in (1, 2):
+            self.engine.optimizer._hp_optimizer_states_linked = False
+            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _put_back(self, written: Parts, step: int) -> None:
+        """Puts back what this layout needs. Optimizers make Adam's states in their first step; here they are made as they are after `step`
+        steps: torch's counts them in a tensor, DeepSpeed's in an integer, FusedAdam in its groups."""
+        wrapped, stage = self.engine.optimizer, self.plan.zero_stage
+        adam = wrapped.optimizer if stage else wrapped
+        masters = [master for group in adam.param_groups for master in group["params"]]
+        in_tensor = type(adam).__module__.startswith("torch.")
+        for master in wrapped.fp32_partitioned_groups_flat if stage == 3 else masters:
+            counted = {"step": torch.tensor(float(step)) if in_tensor else step}
+            adam.state[master] = counted | {kind: torch.zeros_like(master) for kind in MOMENTS}
+        for group in adam.param_groups:
+            if "step" in group:
+                group["step"] = step
+        self._link()
+        for parameter, places in self._by_parameter():
+            for kind in (WEIGHT, *MOMENTS):
+                value = torch.zeros(tuple(getattr(parameter, "ds_shape", parameter.shape)))
+                for place in places:
+                    place.of(value).copy_(written.of(kind, place))
+                with torch.no_grad():
+                    self._set(parameter, kind, value)
+
+    def _set(self, parameter: Any, kind: str, value: torch.Tensor) -> None:
+        """Puts this rank's part of `value` into the optimizer, and a weight into the model as well."""
+        import deepspeed
+
+        optimizer, stage, name = self.engine.optimizer, self.plan.zero_stage, None if kind == WEIGHT else kind
+        if stage == 0:
+            (parameter if name is None else optimizer.state[parameter][kind]).copy_(value)
+        elif stage < 3:
+            parameter.set_full_hp_param(value, name)
+        else:
+            # DeepSpeed's own setter takes the last rank's padding for a part of the parameter (stage3.py:3196).
+            target, _ = optimizer._get_fp32_opt_state_partition(parameter, False, name)
+            mine = value.reshape(-1)[target.numel() * optimizer._get_param_partition_rank(parameter) :][: target.numel()]
+            target.view(-1)[: mine.numel()].copy_(mine)
+        if name is None and stage:
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=stage == 3):
+                parameter.copy_(value)
 
 
 def plain_records() -> list[Any]:
