@@ -18,8 +18,7 @@ from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.checkpoint import Saved
 from orchestrator.workers.deepspeed_states import DeepSpeedStates
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.hf_checkpoint import whole_state, write
-from orchestrator.workers.hf_files import special_tokens
+from orchestrator.workers.hf_files import copy_tokenizer, let_others_read, special_tokens
 from orchestrator.workers.parts import Place
 from orchestrator.workers.saving import Snapshot
 
@@ -177,17 +176,51 @@ class HuggingFaceModel(DeepSpeedStates):
             hugging_face.restore(self.model, torch.load(path, weights_only=True))
 
     def export(self, folder: Path) -> None:
-        """Writes a Hugging Face checkpoint; of a model with LoRA peft's adapter, or on request the sum of both. Rank 0 has the whole model
-        in host memory."""
-        adapted, run, model = self.engine_fields["model"].get("lora"), self.plan.run, self.model
-        state = whole_state(model, self.places, self.plan, self.groups)
+        """Writes a Hugging Face checkpoint as transformers does, with the tokenizer's files; of a model with LoRA peft's adapter, or on
+        request the sum of both. Rank 0 has the whole model in host memory."""
+        adapted, run, state = self.engine_fields["model"].get("lora"), self.plan.run, self._whole_state()
         if dist.get_rank() == 0 and adapted and not adapted["merge"]:
             lora.write(state, adapted, run.init_from, folder)
         elif dist.get_rank() == 0:
             with hugging_face.zero_init(None), torch.device("meta"):
-                whole = self._uncut()
-            write(whole, lora.merged(whole, adapted, state) if adapted else state, model, folder, run)
+                whole: Any = self._uncut()
+            state = lora.merged(whole, adapted, state) if adapted else state
+            buffers = {name.replace(".router.", ".gate."): buffer.detach().cpu() for name, buffer in self.model.named_buffers()}
+            state |= {name: buffer for name, buffer in buffers.items() if name in whole.state_dict()}
+            whole.save_pretrained(folder, state_dict=state)
+            for path in folder.glob("*.safetensors"):
+                let_others_read(path)
+            for source in filter(None, (run.tokenizer, run.init_from)):
+                copy_tokenizer(Path(source), folder)
         dist.barrier()
+
+    def _whole_state(self) -> dict[str, torch.Tensor]:
+        """On rank 0 every weight whole, by its name in transformers, in host memory; {} elsewhere. All ranks call this."""
+        import deepspeed
+
+        layers = {id(p): layer for layer in auto_ep.layers(self.model).values() for p in layer.experts.parameters()}
+        by_parameter: dict[int, list[Place]] = {}
+        for place in self.places:
+            by_parameter.setdefault(id(place.parameter), []).append(place)
+        found: dict[str, torch.Tensor] = {}
+        for mine in by_parameter.values():
+            parameter: Any = mine[0].parameter
+            with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], enabled=self.plan.zero_stage == 3):
+                parts = [parameter.detach().clone()]
+            layer, shape = layers.get(id(parameter)), parts[0].shape
+            cut = [0] if layer is not None else [dim for dim, size in enumerate(mine[0].global_shape) if shape[dim] != size]
+            if cut:
+                group = self.groups.group("tp") if layer is None else layer.ep_group
+                mine_alone, parts = parts[0].contiguous(), [torch.empty_like(parts[0]) for _ in range(dist.get_world_size(group))]
+                dist.all_gather(parts, mine_alone, group=group)
+            for place in mine if dist.get_rank() == 0 else ():  # the first of its group
+                target = found.setdefault(place.key, torch.empty(place.global_shape, dtype=parts[0].dtype))
+                for number, part in enumerate(parts):
+                    begin = [
+                        at + number * size * (dim in cut) for dim, (at, size) in enumerate(zip(place.offset, place.shape, strict=True))
+                    ]
+                    target[tuple(slice(at, at + size) for at, size in zip(begin, place.shape, strict=True))] = place.of(part)
+        return found
 
     def _uncut(self) -> torch.nn.Module:
         """The model as it is exported, without adapters, that nothing has cut."""
