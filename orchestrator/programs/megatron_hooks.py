@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
-from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.programs.megatron_writers import Writers
 from orchestrator.workers import checkpoint, data, distributed, loop, preflight, saving, unpickling
 from orchestrator.workers.groups import Groups
 from orchestrator.workers.loop import OUT, PlannedSamples, as_rank, read_plan
+from orchestrator.workers.megatron_saves import Saves, own_checkpoint
 from orchestrator.workers.watchdog import Watchdog
 
 CHECKOUT: Final = "MEGATRON_LM"
@@ -30,9 +28,6 @@ KINDS: Final = {"decoder": "gpt", "encoder": "bert", "encoder_decoder": "t5"}
 """What Megatron-LM calls a stack in the names of its programs."""
 CONTINUE: Final = "--continue"
 """launch.sh says it where a run goes on; Megatron's --load does so in any case."""
-ITERATION: Final = "iter_"
-TRACKER: Final = "latest_checkpointed_iteration.txt"
-"""Names that Megatron's checkpoints have (training/checkpointing.py, get_checkpoint_name and get_checkpoint_tracker_filename)."""
 ENCODED: Final = "data/"
 """How the prefixes of corpora begin that are made of the plan's text in the run's folder (engines/megatron/own.py)."""
 
@@ -68,8 +63,7 @@ def run(train: Callable[[], None]) -> NoReturn:
     def body(plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         hooks = Hooks(plan, engine, device, watchdog)
         hooks.rows.phase("building the model", loop.BUILD_S)
-        sys.argv = [word for word in sys.argv if word != CONTINUE] + resumed(plan)
-        hooks.listed = own_checkpoint()
+        sys.argv = [word for word in sys.argv if word != CONTINUE] + hooks.saves.resumed()
         data.write_indexed(plan, OUT, [word for word in sys.argv if word.startswith(ENCODED)])
         hooks.install()
         checkout = os.environ.get(CHECKOUT)
@@ -106,39 +100,6 @@ def supervised(train: int, valid: int, test: int) -> tuple[Supervised, Supervise
     return mine, Supervised(plan, held_out, valid, loop.eval_steps(plan, held_out) * plan.global_batch_size), None
 
 
-def own_checkpoint() -> Path | None:
-    """The newest checkpoint of this run that Megatron has finished; None: there is none."""
-    try:
-        return OUT / checkpoint.FOLDER / f"{ITERATION}{int((OUT / checkpoint.FOLDER / TRACKER).read_text()):07d}"
-    except (OSError, ValueError):
-        return None
-
-
-def step_of(folder: Path) -> int:
-    """How many steps were done when this checkpoint was written."""
-    return int(folder.name.removeprefix(ITERATION))
-
-
-def resumed(plan: Plan) -> list[str]:
-    """Arguments that name the checkpoint of train.resume=, where this run has none of its own yet; Megatron's marker is moved to the newest
-    of its own that is whole. All ranks call this. Raises InputError, also for a checkpoint that is not as it was written."""
-    own = own_checkpoint()
-    if own is not None:
-        whole = checkpoint.newest_whole(own.parent, step_of(own), ITERATION)
-        if torch.distributed.get_rank() == 0 and whole != own:
-            (own.parent / TRACKER).write_text(str(step_of(whole)))
-        torch.distributed.barrier()
-    if own is not None or plan.run.resume is None:
-        return []
-    saved = checkpoint.find(plan.run.resume)
-    if not saved.folder.name.startswith(ITERATION):
-        why = "was not written by Megatron's own training loop: program=instrument continues it"
-        raise InputError("train.resume", saved.folder, why)
-    checkpoint.require_as_written(saved)
-    # The plan has the schedule: a user may change it on purpose (train.change=).
-    return ["--load", str(saved.folder.parent), "--ckpt-step", str(saved.step), "--override-opt_param-scheduler"]
-
-
 class Hooks:
     """The hooks of one rank. Megatron has hooks for the model alone (training/models/base.py, pre_wrap_hooks), from 0.19 on; its loop's
     functions are looked up in its module, and wrapped there."""
@@ -146,16 +107,10 @@ class Hooks:
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
         self.rows = loop.Rows(plan, device, OUT, watchdog)
-        self.listed: Path | None = None
-        """The newest checkpoint of which this rank has written its files' digests."""
-        self.unmarked: list[Path] = []
-        """Finished checkpoints, on rank 0, of which other ranks may not have written digests yet: the run's marker waits."""
-        self.saving = 0
-        """How many Megatron writes, perhaps beside the training."""
+        self.saves = Saves(plan, OUT)
         self.done = 0
         self.chunks: list[Any] = []
         """The chunks of the model that this rank trains, as Megatron has wrapped them."""
-        self.writers = Writers(OUT)
         self.places: list[Any] = []
         """The weights of this rank by their places in the whole model; none where nothing is exported."""
 
@@ -237,7 +192,7 @@ class Hooks:
         """Loads a checkpoint under the plan's settings."""
         from orchestrator.workers import megatron_checkpoints
 
-        folder, resume = own_checkpoint(), self.plan.run.resume
+        folder, resume = own_checkpoint(OUT), self.plan.run.resume
         if folder is None and resume is None:
             return load(model, optimizer, scheduler, *args, **kwargs)
         folder = folder or checkpoint.find(str(resume)).folder
@@ -255,7 +210,7 @@ class Hooks:
         """Megatron's train_step, measured; its row of metrics.jsonl. Raises NonFiniteLossError."""
         from megatron.training import get_args
 
-        self.mark()
+        self.saves.mark()
         arguments = get_args()
         done = int(arguments.curr_iteration)
         self.rows.begin(done)
@@ -296,34 +251,12 @@ class Hooks:
 
     def _saved(self, save: Any, step: int, *args: Any, **kwargs: Any) -> Any:
         """Writes a checkpoint. Raises CheckpointError."""
-        try:
-            with self.writers.of(step):
-                done = save(step, *args, **kwargs)
-            self.saving += 1
-            return done
-        except (Exception, CheckpointException) as error:
-            raise saving.failed(step, OUT, error) from error
-
-    def mark(self, folder: Path | None = None) -> None:
-        """Where Megatron has finished a checkpoint (`folder`, or what its marker names): the digests of this rank's files; and where all
-        ranks' are there, the run's marker."""
-        folder = folder or (own_checkpoint() if self.saving else None)
-        if folder is not None and folder != self.listed:
-            checkpoint.write_digests(folder)
-            self.listed, self.saving = folder, self.saving - 1
-            self.unmarked += [folder] if torch.distributed.get_rank() == 0 else []
-        for each in tuple(self.unmarked):
-            if len(checkpoint.parts(each)) == self.plan.world_size:
-                checkpoint.complete(each, step_of(each), self.plan)
-                self.unmarked = self.unmarked[self.unmarked.index(each) + 1 :]
+        with self.saves.of(step):
+            return save(step, *args, **kwargs)
 
     def close(self) -> None:
         """Ends the run's files, and writes a Hugging Face checkpoint of the weights once all steps are done. All ranks call this."""
-        newest: list[Any] = [own_checkpoint()]
-        torch.distributed.broadcast_object_list(newest)
-        self.mark(newest[0])
-        torch.distributed.barrier()
-        self.mark()
+        self.saves.close()
         self.rows.close()
         if not (self.plan.run.export_to and self.done == self.plan.training.steps):
             return

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.engines
 RANK = """
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
-from orchestrator.programs.megatron_writers import Writers
+from orchestrator.workers.megatron_saves import Writers
 from orchestrator.workers import distributed
 
 fork = multiprocessing.get_context("fork")
