@@ -131,6 +131,12 @@ def prepare_device(plan: Plan) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def synchronise(device: torch.device) -> None:
+    """Waits until a GPU is done with what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def generator_states(device: torch.device) -> dict[str, Any]:
     """What dropout on this rank continues from."""
     return {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state() if device.type == "cuda" else None}

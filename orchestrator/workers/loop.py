@@ -134,11 +134,6 @@ def agree(loss: torch.Tensor | None, groups: Groups, device: torch.device, stop:
     return (math.nan if common[1] else common[0]), int(common[2]), bool(common[3])
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def norm_is_usable(grad_norm: float | None, precision: str) -> bool:
     """Whether training can go on from this gradient norm; DeepSpeed says -1 for one that is no number. In fp16 such steps are left out, and
     the loss scale is lowered: they belong to it."""
@@ -197,7 +192,7 @@ class Rows:
 
     def agree(self) -> None:
         """This rank's update is done; the ranks agree on the step's numbers."""
-        synchronise(self.device)
+        distributed.synchronise(self.device)
         self.timers.phase("agree")
 
     def end(self, done: int) -> float:

@@ -29,6 +29,7 @@ from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.hardware.collectives import all_reduce, link_for
 from orchestrator.plan import Plan
 from orchestrator.units import GB, GIB, format_seconds
+from orchestrator.workers import distributed
 from orchestrator.workers.data import indexed_prefix, is_indexed
 from orchestrator.workers.watchdog import host
 
@@ -345,11 +346,11 @@ def check_groups(groups: Mapping[str, dist.ProcessGroup], device: torch.device) 
         wrong = not bool((small == size).all())
         buffer = torch.zeros(nbytes // 4, device=device)
         dist.all_reduce(buffer, group=group)
-        _synchronise(device)
+        distributed.synchronise(device)
         begin = time.perf_counter()
         for _ in range(REPEATS):
             dist.all_reduce(buffer, group=group)
-        _synchronise(device)
+        distributed.synchronise(device)
         seconds = (time.perf_counter() - begin) / REPEATS
         slowest = torch.tensor([seconds, float(wrong)], dtype=torch.float64, device=device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -357,11 +358,6 @@ def check_groups(groups: Mapping[str, dist.ProcessGroup], device: torch.device) 
             raise PreflightError(f"an all-reduce over {axis}={size} gives a wrong sum")
         found[axis] = Measured(nbytes=nbytes, seconds=float(slowest[0]))
     return found
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def bandwidth_report(plan: Plan, measured: Mapping[str, Measured]) -> list[str]:

@@ -51,12 +51,12 @@ class Yardstick:
 
     def seconds(self, between: Callable[[], Any] = lambda: None) -> float:
         """Seconds of one product of several in a row, with `between` after each."""
-        loop.synchronise(self._device)
+        distributed.synchronise(self._device)
         begin = time.perf_counter()
         for _ in range(IN_A_ROW):
             torch.mm(self._square, self._square)
             between()
-        loop.synchronise(self._device)
+        distributed.synchronise(self._device)
         return (time.perf_counter() - begin) / IN_A_ROW
 
 

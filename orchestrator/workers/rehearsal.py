@@ -74,11 +74,11 @@ class LayerTimes:
             layer.register_forward_hook(self._end)
 
     def _begin(self, *_: Any) -> None:
-        loop.synchronise(self._device)
+        distributed.synchronise(self._device)
         self._begun = time.perf_counter()
 
     def _end(self, *_: Any) -> None:
-        loop.synchronise(self._device)
+        distributed.synchronise(self._device)
         self.seconds.append(time.perf_counter() - self._begun)
 
 
@@ -129,14 +129,14 @@ def rehearse(
         if step == 1:
             layers = LayerTimes(trainer, device)
         mine = loop.read(trainer, samples, step)[:count]
-        loop.synchronise(device)
+        distributed.synchronise(device)
         together()
         begin = time.perf_counter()
         trainer.forward_backward(mine)
-        loop.synchronise(device)
+        distributed.synchronise(device)
         passed = time.perf_counter()
         trainer.update(plan.training.lr)
-        loop.synchronise(device)
+        distributed.synchronise(device)
         if step:
             passes.append((passed - begin) / count)
             updates.append(time.perf_counter() - passed)

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.plan import Plan
+from orchestrator.workers import distributed
 from orchestrator.workers.watchdog import host
 
 FILE: Final = "timers.jsonl"
@@ -233,7 +234,7 @@ class StepTimers:
         """The step after `step` steps begins, with its data."""
         if step not in self._steps:
             return
-        self._synchronise()
+        distributed.synchronise(self._device)
         self._phases.append({})
         self._current, self._since = "data", time.perf_counter()
         self._active = Interceptor(self._device, lambda: (len(self._phases) - 1, self._current))
@@ -243,7 +244,7 @@ class StepTimers:
         """Ends the part of the step that goes on and begins the next: "passes", "update", "agree"."""
         if self._active is None:
             return
-        self._synchronise()
+        distributed.synchronise(self._device)
         now = time.perf_counter()
         phases = self._phases[-1]
         phases[self._current] = phases.get(self._current, 0.0) + now - self._since
@@ -261,10 +262,6 @@ class StepTimers:
         if step + 1 == self._steps.stop:
             self._write()
             self._held = []
-
-    def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _write(self) -> None:
         least = self._least()
