@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -115,36 +116,15 @@ def let_others_read(path: Path) -> None:
     path.chmod(0o666 & ~UMASK)
 
 
-def write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torch.dtype:
-    """Writes model.safetensors, or several with an index, as transformers names them. Returns the data type of the first tensor, which is
-    the model's: the biases that balance experts are fp32 in any."""
-    files: list[list[str]] = []
-    held: dict[str, torch.Tensor] = {}
-    total = 0
-    dtype: torch.dtype | None = None
-
-    def flush() -> None:
-        save_tensors(held, folder / f"{len(files)}.partial", {"format": "pt"})
-        files.append(list(held))
-        held.clear()
-
-    for name, tensor in named:
-        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > FILE_BYTES:
-            flush()
-        held[name], dtype = tensor, dtype or tensor.dtype
-        total += tensor.nbytes
-    flush()
-    dtype = dtype or torch.float32
-    if len(files) == 1:
-        (folder / "0.partial").replace(folder / "model.safetensors")
-        return dtype
-    names = [f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" for number in range(len(files))]
-    for number, name in enumerate(names):
-        (folder / f"{number}.partial").replace(folder / name)
-    weight_map = {tensor: name for name, inside in zip(names, files, strict=True) for tensor in inside}
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    return dtype
+def write_files(like: dict[str, torch.Tensor], read: Callable[[str], torch.Tensor], folder: Path) -> None:
+    """Writes the tensors that `read` gives as model.safetensors, or as several files with an index, one file's after the other. `like`:
+    tensors of their shapes and data types, of the meta device."""
+    split = split_torch_state_dict_into_shards(like, max_shard_size=FILE_BYTES)
+    for file, names in split.filename_to_tensors.items():
+        save_tensors({name: read(name) for name in names}, folder / file, {"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

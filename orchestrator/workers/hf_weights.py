@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -318,39 +318,34 @@ def _main_shards(found: Sequence[Place], gathered: Gathered) -> Iterator[tuple[P
                 yield place, WEIGHT, place.of(place.parameter.detach())
 
 
-Piece = tuple[Rows, tuple[str, tuple[int, ...]], int]
-"""Rows of a Hugging Face tensor; the tensor of megatron-core, by its key and index, that has them; its row where they begin."""
-
-
-def _join_parts(a: Architecture, parts: Parts, folder: Path) -> torch.dtype:
-    """Hugging Face's tensors from all ranks' shards, in files of at most FILE_BYTES with an index; their data type."""
-    wanted = pieces_by_name(a, parts.shapes)
-    return write_files(((name, assemble(pieces, parts)) for name, pieces in wanted.items()), folder)
-
-
-def pieces_by_name(a: Architecture, shapes: Mapping[Whole, tuple[int, ...]]) -> dict[str, list[Piece]]:
-    """The pieces of megatron-core's tensors, whose global shapes `shapes` has, that each of Hugging Face's tensors is made of, by its
-    name."""
-    wanted: dict[str, list[Piece]] = {}
-    for (kind, key, index), shape in shapes.items():
+def _join_parts(a: Architecture, written: Parts, folder: Path) -> torch.dtype:
+    """Writes Hugging Face's tensors, each from all ranks' shards; returns the data type of the first, which is the model's: the biases that
+    balance experts are fp32 in any."""
+    pieces: dict[str, list[tuple[Rows, Whole, int]]] = {}
+    for whole, shape in written.shapes.items():
         at = 0
-        for rows in sources(a, key, index, shape[0]) if kind == WEIGHT else ():
-            wanted.setdefault(rows.name, []).append((rows, (key, index), at))
+        for rows in sources(a, *whole[1:], shape[0]):
+            pieces.setdefault(rows.name, []).append((rows, whole, at))
             at += rows.count
-    return wanted
 
+    def joined(name: str) -> torch.Tensor:
+        """Raises RuntimeError where rows are missing."""
+        ordered = sorted(pieces[name], key=lambda piece: piece[0].begin)
+        if ordered[0][0].begin or any(one[0].end != other[0].begin for one, other in pairwise(ordered)):
+            raise RuntimeError(f"{name}: its rows are not all there")
+        found = []
+        for rows, whole, at in ordered:
+            inner = written.shapes[whole][1:]
+            found.append(written.read(*whole, (at, *(0 for _ in inner)), (rows.count, *inner)))
+        target = torch.cat(found)
+        return target.T.contiguous() if ordered[0][0].transposed else target
 
-def assemble(pieces: Sequence[Piece], parts: Parts) -> torch.Tensor:
-    """One Hugging Face tensor from what `parts` reads. Raises RuntimeError where rows are missing."""
-    ordered = sorted(pieces, key=lambda piece: piece[0].begin)
-    if ordered[0][0].begin or any(one[0].end != other[0].begin for one, other in pairwise(ordered)):
-        raise RuntimeError(f"{pieces[0][0].name}: its rows are not all there")
-    found = []
-    for rows, whole, at in ordered:
-        inner = parts.shapes[(WEIGHT, *whole)][1:]
-        found.append(parts.read(WEIGHT, *whole, (at, *(0 for _ in inner)), (rows.count, *inner)))
-    target = torch.cat(found)
-    return target.T.contiguous() if pieces[0][0].transposed else target
+    like = {}
+    for name, several in pieces.items():
+        whole, count = several[0][1], sum(rows.count for rows, _, _ in several)
+        like[name] = torch.empty((count, *written.shapes[whole][1:]), dtype=written.dtype(whole), device="meta")
+    write_files(like, joined, folder)
+    return next(iter(like.values())).dtype
 
 
 def _with_trained_gelu(engine: dict[str, Any]) -> dict[str, Any]:

@@ -119,6 +119,9 @@ class Parts:
             kind, key, *index = name.split("/")
             self.shapes[kind, key, tuple(map(int, index))] = tuple(found.size)
 
+    def dtype(self, whole: Whole) -> torch.dtype:
+        return self.tensors[name_of(*whole)].properties.dtype
+
     def of(self, kind: str, place: Place) -> torch.Tensor:
         """A rank's shard of a weight or of its moments, as `read` finds it."""
         return self.read(kind, place.key, place.index, place.offset, place.shape)
