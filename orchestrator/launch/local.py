@@ -82,7 +82,7 @@ SAID_ERROR = re.compile(r"^[A-Z]\w*Error: .+")
 OWN_ERROR = re.compile(r"^orchestrator(\.\w+)+: ")
 """The class that a traceback names before the words of an error of ours, which the user can act on."""
 PREFLIGHT = "preflight: "
-"""What rank 0 prints before each line of preflight's report (workers/loop.py)."""
+"""What rank 0 prints before each line of preflight's report (workers/runs.py)."""
 HANG = Path("logs") / "hang.json"
 """The file that the watchdog of the workers writes when a rank hangs."""
 

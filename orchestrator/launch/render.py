@@ -125,7 +125,7 @@ WRITE_PER_NODE = 1e9
 REMIND_S = 15
 """Seconds between warnings, which are repeated: a rank that still imports its packages has no handler yet."""
 SAME_AGAIN = frozenset({2, 3, 4})
-"""Exit statuses of ranks that a restart would meet again: bad input, a loss that is no number (workers/loop.py), nodes that are not what
+"""Exit statuses of ranks that a restart would meet again: bad input, a loss that is no number (workers/runs.py), nodes that are not what
 the plan was made for (workers/preflight.py)."""
 TRY_AGAIN = 75
 """Exit status of a job that stopped before its end and can be continued (EX_TEMPFAIL, sysexits.h); finish.py asks for a requeue with it."""

@@ -18,7 +18,7 @@ from transformers import HfArgumentParser, Trainer, TrainingArguments
 
 from orchestrator.workers.deepspeed_states import UNCLIPPED, parameter_groups
 from orchestrator.workers.hf_model import summed_over_sequence
-from orchestrator.workers.loop import PlannedSamples
+from orchestrator.workers.runs import PlannedSamples
 from orchestrator.workers.schedule import learning_rate
 
 

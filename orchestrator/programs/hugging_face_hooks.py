@@ -20,8 +20,9 @@ from transformers.trainer_callback import TrainerState
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import checkpoint, groups, hf_model, loop, saving, unpickling
-from orchestrator.workers.loop import OUT
+from orchestrator.workers import checkpoint, groups, hf_model, runs, saving, unpickling
+from orchestrator.workers.metrics import Rows, finite, peak_memory, row
+from orchestrator.workers.runs import OUT
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
 
@@ -30,11 +31,11 @@ def run(trainer: Callable[..., Any]) -> NoReturn:
 
     def train(*rank: Any) -> None:
         run = Run(*rank)
-        loop.look_at_groups(run.plan, run.groups, run.device)
-        run.rows.phase("building the model", loop.BUILD_S)
-        run.train(trainer(run, *loop.planned_samples(run.plan)))
+        runs.look_at_groups(run.plan, run.groups, run.device)
+        run.rows.phase("building the model", runs.BUILD_S)
+        run.train(trainer(run, *runs.planned_samples(run.plan)))
 
-    loop.as_rank(train)
+    runs.as_rank(train)
 
 
 class Run(TrainerCallback):
@@ -42,12 +43,12 @@ class Run(TrainerCallback):
     steps by cause, and stops where Slurm warns of the time limit."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog | NoWatchdog) -> None:
-        self.plan, self.engine, self.device, self.rows = plan, engine, device, loop.Rows(plan, device, OUT, watchdog)
+        self.plan, self.engine, self.device, self.rows = plan, engine, device, Rows(plan, device, OUT, watchdog)
         if plan.run.trace_routing:
             raise InputError("train.trace_routing", "true", "engine=deepspeed has no routers of megatron-core")
         deepspeed_states.join(plan, device)
         self.groups = groups.of_plan(plan)
-        self.saved, self.saves = loop.saved_before(plan, OUT, "--continue" in sys.argv), saving.Saves(plan, OUT)
+        self.saved, self.saves = runs.saved_before(plan, OUT, "--continue" in sys.argv), saving.Saves(plan, OUT)
         self.warned: list[int] = []
         self.stopped = False
         """Whether the run was asked to end before its last step."""
@@ -115,7 +116,7 @@ class Run(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Agrees with the other ranks whether one was warned of the time limit."""
         self.rows.agree()
-        values = torch.tensor([len(self.warned), loop.peak_memory(args.device)], dtype=torch.float64, device=args.device)
+        values = torch.tensor([len(self.warned), peak_memory(args.device)], dtype=torch.float64, device=args.device)
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         self.seconds = self.rows.end(state.global_step)
         warned, self.peak = values.tolist()
@@ -130,13 +131,13 @@ class Run(TrainerCallback):
         """Keeps the row of a step. Raises NonFiniteLossError on every rank."""
         if "loss" in logs and state.global_step != self.rows.row.get("step"):
             norm = None if logs.get("grad_norm") is None else float(logs["grad_norm"])
-            self.rows.row = loop.row(self.plan, state.global_step, logs["loss"], norm, logs["learning_rate"], self.seconds, self.peak)
+            self.rows.row = row(self.plan, state.global_step, logs["loss"], norm, logs["learning_rate"], self.seconds, self.peak)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Adds the loss of what was held out, and what compute_metrics= makes of it, to the step's row."""
         for name, value in metrics.items():
             if isinstance(value, float) and name.startswith("eval_") and not name.endswith(("_runtime", "_per_second")):
-                self.rows.row[f"valid_{name.removeprefix('eval_')}"] = loop.finite(value)
+                self.rows.row[f"valid_{name.removeprefix('eval_')}"] = finite(value)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A reminder of the time limit would end Python in its last moments, when it has no handlers any more."""

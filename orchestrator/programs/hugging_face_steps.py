@@ -12,7 +12,7 @@ from orchestrator.plan import Plan
 from orchestrator.programs import hugging_face
 from orchestrator.programs.hugging_face_hooks import Run
 from orchestrator.workers.batch import Batch
-from orchestrator.workers.loop import PlannedSamples
+from orchestrator.workers.runs import PlannedSamples
 from orchestrator.workers.watchdog import NoWatchdog
 
 

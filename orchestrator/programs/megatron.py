@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.programs import megatron_hooks as hooks
-from orchestrator.workers.loop import read_plan
+from orchestrator.workers.runs import read_plan
 
 hooks.prepare()  # before Megatron is imported
 
@@ -30,7 +30,8 @@ from megatron.training.utils import get_blend_and_blend_per_split  # noqa: E402
 
 from orchestrator.workers.models import packed_samples  # noqa: E402
 
-INPUTS = ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
+INPUTS = {name: name for name in ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")} | {"positions": "position_ids"}
+"""What a data set calls what the model is given; supervised samples have the second name of positions."""
 
 
 def loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
@@ -43,7 +44,7 @@ def loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.
 def forward_step(batches: Iterator[dict[str, Any]], model: torch.nn.Module, return_schedule_plan: bool = False) -> tuple[Any, Any]:
     """What the model makes of the next micro-batch, and the function that turns that into a loss. `return_schedule_plan`: the pass in
     parts, for --overlap-moe-expert-parallel-comm."""
-    batch = {name: value.cuda(non_blocking=True) for name, value in next(batches).items() if name in INPUTS}
+    batch = {INPUTS[name]: value.cuda(non_blocking=True) for name, value in next(batches).items() if name in INPUTS}
     batch = get_batch_on_this_cp_rank(batch | {"cu_seqlens": None}, is_hybrid_cp=False, cp_group=get_context_parallel_group())
     run = model.build_schedule_plan if return_schedule_plan else model
     given = {"labels": batch["labels"], "loss_mask": batch["loss_mask"]}

@@ -7,7 +7,6 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import Any, Final, NoReturn
 import torch
 
 from orchestrator.plan import Plan
-from orchestrator.workers import checkpoint, data, distributed, loop, preflight, saving, unpickling
+from orchestrator.workers import checkpoint, data, distributed, metrics, preflight, runs, saving, unpickling
 from orchestrator.workers.groups import Groups
-from orchestrator.workers.loop import OUT, PlannedSamples, as_rank, read_plan
 from orchestrator.workers.megatron_saves import Saves, own_checkpoint
+from orchestrator.workers.runs import OUT, PlannedSamples, as_rank, read_plan
 from orchestrator.workers.watchdog import Watchdog
 
 CHECKOUT: Final = "MEGATRON_LM"
@@ -62,7 +61,7 @@ def run(train: Callable[[], None]) -> NoReturn:
 
     def body(plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         hooks = Hooks(plan, engine, device, watchdog)
-        hooks.rows.phase("building the model", loop.BUILD_S)
+        hooks.rows.phase("building the model", runs.BUILD_S)
         sys.argv = [word for word in sys.argv if word != CONTINUE] + hooks.saves.resumed()
         data.write_indexed(plan, OUT, [word for word in sys.argv if word.startswith(ENCODED)])
         hooks.install()
@@ -81,23 +80,14 @@ def run(train: Callable[[], None]) -> NoReturn:
     as_rank(body)
 
 
-class Supervised(PlannedSamples):
-    """Sequences of supervised samples as `forward_step` takes them."""
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        found = super().__getitem__(index)
-        names = {"tokens": "tokens", "labels": "labels", "loss_mask": "loss_mask", "position_ids": "positions"}
-        return {name: torch.from_numpy(found[ours].copy()) for name, ours in names.items()}
-
-
-def supervised(train: int, valid: int, test: int) -> tuple[Supervised, Supervised | None, None]:
+def supervised(train: int, valid: int, test: int) -> tuple[PlannedSamples, PlannedSamples | None, None]:
     """The supervised samples of data= and data.valid=, for so many sequences. Raises InputError."""
     plan = read_plan()
-    training, held_out = loop.open_samples(plan, OUT / "data")
-    mine = Supervised(plan, training, train)
+    training, held_out = runs.open_samples(plan, OUT / "data")
+    mine = PlannedSamples(plan, training, train)
     if held_out is None:
         return mine, None, None
-    return mine, Supervised(plan, held_out, valid, loop.eval_steps(plan, held_out) * plan.global_batch_size), None
+    return mine, PlannedSamples(plan, held_out, valid, runs.eval_steps(plan, held_out) * plan.global_batch_size), None
 
 
 class Hooks:
@@ -106,7 +96,7 @@ class Hooks:
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
-        self.rows = loop.Rows(plan, device, OUT, watchdog)
+        self.rows = metrics.Rows(plan, device, OUT, watchdog)
         self.saves = Saves(plan, OUT)
         self.done = 0
         self.chunks: list[Any] = []
@@ -145,8 +135,8 @@ class Hooks:
 
         done = initialise(*args, **kwargs)
         self.watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
-        loop.look_at_groups(self.plan, megatron_groups.current(), self.device)
-        self.rows.phase("building the model", loop.BUILD_S)
+        runs.look_at_groups(self.plan, megatron_groups.current(), self.device)
+        self.rows.phase("building the model", runs.BUILD_S)
         return done
 
     def first_weights(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -228,7 +218,7 @@ class Hooks:
         loss, peak = self._agreed(losses)
         self.done = done + 1
         seconds = self.rows.end(self.done)
-        self.rows.row = loop.row(self.plan, self.done, loss, None if rest[4] is None else float(rest[4]), lr, seconds, peak)
+        self.rows.row = metrics.row(self.plan, self.done, loss, None if rest[4] is None else float(rest[4]), lr, seconds, peak)
         if not (arguments.do_valid and (self.done == arguments.train_iters or self.done % arguments.eval_interval == 0)):
             self.rows.write()
         return answer
@@ -236,14 +226,14 @@ class Hooks:
     def _agreed(self, losses: dict[str, torch.Tensor]) -> tuple[float, int]:
         """(loss, largest peak memory), the same on every rank: Megatron knows the mean over all replicas on the last stage."""
         mean = next((each.sum() for each in losses.values()), None)
-        return loop.agree(mean, Groups({}), self.device, stop=False)[:2]
+        return metrics.agree(mean, Groups({}), self.device, stop=False)[:2]
 
     def _evaluated(self, evaluate: Any, *args: Any, **kwargs: Any) -> Any:
         """The row that waits gets the loss of the first set that is evaluated on."""
         answer = evaluate(*args, **kwargs)
         loss, _ = self._agreed(answer[0] or {})
         if self.rows.row:
-            self.rows.row["valid_loss"] = loop.finite(loss)
+            self.rows.row["valid_loss"] = metrics.finite(loss)
             self.rows.write()
         return answer
 
@@ -260,11 +250,7 @@ class Hooks:
         self.rows.close()
         if not (self.plan.run.export_to and self.done == self.plan.training.steps):
             return
-        from megatron.training.training import unwrap_model
-
-        from orchestrator.workers import hf_weights, megatron_checkpoints, weights
+        from orchestrator.workers import megatron_checkpoints
 
         self.rows.phase("export", saving.limit_s(self.plan))
-        megatron_checkpoints.gather_weights(self.chunks)
-        found = [*self.places, *weights.balances(unwrap_model(self.chunks))]
-        hf_weights.export(found, self.plan, Path(self.plan.run.export_to), self.engine, lambda parameter: nullcontext())
+        megatron_checkpoints.export(self.chunks, self.places, self.plan, self.engine, Path(self.plan.run.export_to))

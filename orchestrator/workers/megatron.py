@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import queue
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -38,7 +37,7 @@ from orchestrator.workers import (
 )
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
-from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, schedule_plan, transformer_config, with_types
+from orchestrator.workers.models import STACKS, bare, build_chunks, frees_sent_outputs, schedule_plan, transformer_config, with_types
 from orchestrator.workers.routing_trace import RoutingTrace
 from orchestrator.workers.saving import Snapshot
 
@@ -155,7 +154,7 @@ class MegatronTrainer:
 
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         """The state that a checkpoint holds, each tensor with its global place."""
-        state: dict[str, Any] = {f"model{index}": weights.sharded_state(_bare(chunk)) for index, chunk in enumerate(self.chunks)}
+        state: dict[str, Any] = {f"model{index}": weights.sharded_state(bare(chunk)) for index, chunk in enumerate(self.chunks)}
         for base in nested_values(state):
             if isinstance(base, ShardedTensor) and base.key == T5_HEAD_BIAS:
                 base.allow_shape_mismatch = True
@@ -207,9 +206,7 @@ class MegatronTrainer:
 
     def export(self, folder: Path) -> None:
         """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
-        megatron_checkpoints.gather_weights(self.chunks)
-        found = [*self.places, *weights.balances([_bare(chunk) for chunk in self.chunks])]
-        hf_weights.export(found, self.plan, folder, self.engine_fields, lambda parameter: nullcontext())
+        megatron_checkpoints.export(self.chunks, self.places, self.plan, self.engine_fields, folder)
 
     def load(self, saved: Saved) -> None:
         """Loads a checkpoint of any layout of this engine, the generators only in the same one."""
@@ -223,7 +220,7 @@ class MegatronTrainer:
             state["generators"] = self._generators()
         state = dist_checkpointing.load(state, str(saved.folder))
         for index, chunk in enumerate(self.chunks):
-            _bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
+            bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
         self.optimizer.load_state_dict(optimizer_formats.read(state["optimizer"], self.optimizer))
         megatron_checkpoints.count_steps_apart(self.optimizer)
         if same:
@@ -249,13 +246,6 @@ def _make_user_buffers(plan: Plan) -> None:
     else:
         how = {"use_fp8": fp8}
     base.initialize_ub(shape=[tokens, plan.model.hidden_size], tp_size=plan.tp, bootstrap_backend="nccl", **how)
-
-
-def _bare(chunk: torch.nn.Module) -> torch.nn.Module:
-    """The chunk without DDP and Float16Module around it."""
-    while isinstance(chunk, DistributedDataParallel | Float16Module):
-        chunk = chunk.module
-    return chunk
 
 
 def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> MegatronTrainer:

@@ -7,6 +7,7 @@ import queue
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -15,7 +16,9 @@ from megatron.core.optimizer import distrib_optimizer
 from megatron.core.optimizer import optimizer as core_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from orchestrator.workers import optimizer_formats
+from orchestrator.plan import Plan
+from orchestrator.workers import hf_weights, models, optimizer_formats, weights
+from orchestrator.workers.parts import Place
 
 
 def keep_results_here() -> None:
@@ -67,6 +70,14 @@ def gather_weights(chunks: Sequence[Any]) -> None:
     for chunk in chunks:
         if chunk.ddp_config.overlap_param_gather:
             chunk.start_param_sync(force_sync=True)
+
+
+def export(chunks: Sequence[Any], places: Sequence[Place], plan: Plan, engine: dict[str, Any], folder: Path) -> None:
+    """Writes a Hugging Face checkpoint into the folder, from all ranks' wrapped chunks. `places`: those of a rank's before they were
+    wrapped. All ranks call this."""
+    gather_weights(chunks)
+    found = [*places, *weights.balances([models.bare(chunk) for chunk in chunks])]
+    hf_weights.export(found, plan, folder, engine, lambda parameter: nullcontext())
 
 
 def prepare(optimizer: Any) -> None:

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.plan import from_json
-from orchestrator.workers import distributed, loop, orphans, rehearsal
+from orchestrator.workers import distributed, orphans, rehearsal, runs
 
 ROUNDS: Final = 3
 REPEATS: Final = 2
@@ -160,7 +160,7 @@ def case(folder: Path, rank: int, together: Callable[[], None], yardstick: Yards
     if not alone or rank == 0:
         rehearsal.join_alone(plan, rank)
         try:
-            given = plan, loop.read_engine(folder), folder, (folder / "module").read_text(), folder.parent, STEPS
+            given = plan, runs.read_engine(folder), folder, (folder / "module").read_text(), folder.parent, STEPS
             found = rehearsal.rehearse(*given, (lambda: None) if alone else mark)
         finally:
             leave_groups()

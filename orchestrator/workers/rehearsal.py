@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import distributed, loop
+from orchestrator.workers import distributed, loop, metrics, runs
 
 MOST_MICROBATCHES: Final = 8
 """The most micro-batches of a step that is not longer for the pipeline's sake: each is like the next."""
@@ -119,7 +119,7 @@ def rehearse(
     gc.freeze()  # what was imported stays: collections pass over it
     with contextlib.chdir(folder):
         trainer = build(plan, engine, device)
-    samples, _ = loop.open_samples(plan, out / "data")
+    samples, _ = runs.open_samples(plan, out / "data")
     answer_for_other_ranks(trainer, plan)
     count = microbatches(plan, engine)
     passes: list[float] = []
@@ -145,7 +145,7 @@ def rehearse(
         "microbatch_s": passes,
         "layer_forward_s": statistics.median(layers.seconds) if layers and layers.seconds else None,
         "update_s": updates,
-        "peak_memory_bytes": loop.peak_memory(device),
+        "peak_memory_bytes": metrics.peak_memory(device),
         "parameters": sum(p.numel() for chunk in modules_of(trainer) for p in chunk.parameters()),
     }
 
@@ -158,7 +158,7 @@ def built_without_memory(plan: Plan, engine: dict[str, Any]) -> dict[str, Any]:
 
         with torch.device("meta"):
             model = hugging_face.build_model(engine["model"])
-        return {"stage": 0, "parameters": sum(p.numel() for p in model.parameters()), "host_peak_bytes": loop.host_peak()}
+        return {"stage": 0, "parameters": sum(p.numel() for p in model.parameters()), "host_peak_bytes": metrics.host_peak()}
     from orchestrator.cpu import eager, shims  # noqa: F401
     from orchestrator.workers import megatron_groups
     from orchestrator.workers.models import build_chunks, transformer_config
@@ -181,7 +181,7 @@ def built_without_memory(plan: Plan, engine: dict[str, Any]) -> dict[str, Any]:
         "embedding": any(getattr(chunk, "embedding", None) is not None for chunk in chunks),
         "head": any(getattr(chunk, "output_layer", None) is not None and chunk.post_process for chunk in chunks),
         "parameters": sum(p.numel() for chunk in chunks for p in chunk.parameters()),
-        "host_peak_bytes": loop.host_peak(),
+        "host_peak_bytes": metrics.host_peak(),
     }
 
 
@@ -198,7 +198,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # as torchrun sets it where it starts several ranks on a machine
     plan = from_json(given.plan.read_bytes(), str(given.plan))
-    engine = loop.read_engine(given.plan.parent)
+    engine = runs.read_engine(given.plan.parent)
     found = []
     for rank in given.rank:
         join_alone(plan, rank)

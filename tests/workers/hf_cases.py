@@ -10,7 +10,7 @@ import torch.distributed as dist
 from worker_cases import make_trainer, open_samples
 
 from orchestrator.plan import from_json
-from orchestrator.workers import loop
+from orchestrator.workers import loop, metrics
 from orchestrator.workers.schedule import learning_rate
 
 Named = dict[str, np.ndarray]
@@ -30,7 +30,7 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
         if step == 0:
             found["gradients"] = _whole(trainer, _gradients(trainer))
         found["norms"].append(trainer.update(learning_rate(plan.training, step)))
-        loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
+        loss, _, _ = metrics.agree(local, trainer.groups, trainer.device, stop=False)
         found["losses"].append(loss)
     if plan.offload_activations:
         assert trainer.states.host_activations._cpu_buffer_pool_count > 0, "nothing went to host memory"

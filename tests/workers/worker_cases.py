@@ -34,7 +34,9 @@ from orchestrator.workers import (
     megatron,
     megatron_deepspeed,
     megatron_groups,
+    metrics,
     models,
+    runs,
     saving,
     step_timers,
     watchdog,
@@ -162,13 +164,13 @@ def files_of(plan: Plan, folder: Path) -> Path:
 def build(plan: Plan, folder: Path) -> Any:
     """A trainer from the files in this folder."""
     with contextlib.chdir(folder):
-        TRAINERS.append(BUILD[plan.engine](plan, loop.read_engine(folder), distributed.prepare_device(plan)))
+        TRAINERS.append(BUILD[plan.engine](plan, runs.read_engine(folder), distributed.prepare_device(plan)))
     return TRAINERS[-1]
 
 
 def open_samples(plan: Plan, cache: str) -> Samples:
     """What the run trains on."""
-    return loop.open_samples(plan, Path(cache))[0]
+    return runs.open_samples(plan, Path(cache))[0]
 
 
 def states_of(trainer: Any) -> Any:
@@ -183,8 +185,8 @@ def program(plan: Plan, cache: str, out: Path) -> Iterator[Any]:
         Path(cache).mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):  # another rank's
             Path("data").symlink_to(cache)
-        run = hugging_face_hooks.Run(plan, loop.read_engine(Path()), distributed.prepare_device(plan), watchdog.NoWatchdog())
-        run.trainer = hugging_face.trainer(run, *loop.planned_samples(plan))
+        run = hugging_face_hooks.Run(plan, runs.read_engine(Path()), distributed.prepare_device(plan), watchdog.NoWatchdog())
+        run.trainer = hugging_face.trainer(run, *runs.planned_samples(plan))
         PROGRAMS.append(run)
         yield run
 
@@ -215,7 +217,7 @@ def parity(plan_json: str, cache: str, with_weights: bool = False, masked: bool 
         if step == 0:
             found["gradients"] = gradients(trainer)
         norm = trainer.update(learning_rate(plan.training, step))
-        loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
+        loss, _, _ = metrics.agree(local, trainer.groups, trainer.device, stop=False)
         found["losses"].append(loss)
         found["norms"].append(norm)
     return found
@@ -355,7 +357,7 @@ def train_and_save(plan_json: str, cache: str, out: str) -> list[float]:
     if plan.engine == "deepspeed":
         return [row["loss"] for row in train_by_program(plan, cache, Path(out))]
     trainer = make_trainer(plan)
-    samples, valid = loop.open_samples(plan, Path(cache))
+    samples, valid = runs.open_samples(plan, Path(cache))
     first_step = 0
     if plan.run.resume:
         saved = checkpoint.find(plan.run.resume)
@@ -412,7 +414,7 @@ def save_with_little_disk(plan_json: str, cache: str, out: str, at_most: int) ->
         saves = saving.Saves(plan, Path(out))
         saves.save(trainer, plan.training.steps + 1)
         saves.wait()
-    except loop.CheckpointError as error:
+    except saving.CheckpointError as error:
         return str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
