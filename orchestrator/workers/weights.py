@@ -8,6 +8,7 @@ projections that write into the residual stream (transformer_config.py `output_l
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from math import prod, sqrt
 from typing import Any
@@ -17,9 +18,10 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 
-from orchestrator.workers.blocks import BLOCK_ELEMENTS, block_seed
 from orchestrator.workers.parts import Place
 
+BLOCK_ELEMENTS = 2**22
+"""Elements drawn at once: 16 MiB in fp32, small beside any model and large enough to keep a GPU busy."""
 DRAWN_TOGETHER = 16
 """Normal numbers that torch computes together, from as many uniform ones (aten/src/ATen/native/cpu/DistributionTemplates.h,
 normal_fill)."""
@@ -92,6 +94,16 @@ def initialise(models: Sequence[torch.nn.Module], config: Any, seed: int) -> Non
                 if shard.key.endswith(RESIDUAL_WEIGHTS):
                     std /= sqrt(2 * config.num_layers)
                 _fill_normal(shard, std, seed)
+
+
+def block_seed(*key: object) -> int:
+    """The seed of the generator of one block, 63 bits.
+
+    >>> block_seed(1234, "wte.weight", 0) == block_seed(1234, "wte.weight", 0) != block_seed(1234, "wte.weight", 1)
+    True
+    """
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def _fill_normal(shard: ShardedTensor, std: float, seed: int) -> None:
