@@ -17,7 +17,9 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from orchestrator.errors import InputError
 from orchestrator.workers.saving import Snapshot
+from orchestrator.workers.unpickling import METADATA
 
 WEIGHT = "weight"
 """The kind of tensor that is a parameter itself; optimizer states have other kinds."""
@@ -109,6 +111,10 @@ class Parts:
     """What all ranks wrote into a folder."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises InputError where they are not a torch distributed checkpoint, as releases before wrote them."""
+        if not (folder / METADATA).is_file():
+            why = f"has no {METADATA}: this release reads torch's distributed checkpoints; take that run's weights (model.export_to= there)"
+            raise InputError("train.resume", folder, why)
         self.files = FileSystemReader(folder)
         metadata = self.files.read_metadata()
         self.files.set_up_storage_reader(metadata, is_coordinator=True)

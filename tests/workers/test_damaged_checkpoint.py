@@ -45,6 +45,12 @@ def test_any_box_of_a_tensor_is_read_with_zeros_behind_its_end(written: Path) ->
     assert found.read(WEIGHT, "w", (4,), (2, 0), (1, 3)).tolist() == [[0.0, 0.0, 0.0]]
 
 
+def test_a_checkpoint_of_an_earlier_release_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank000000-0000.safetensors").touch()
+    with pytest.raises(InputError, match=r"train\.resume=.*has no \.metadata: this release reads torch's distributed checkpoints"):
+        Parts(tmp_path)
+
+
 def test_a_file_that_changed_or_is_gone_is_named(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One bit of an exponent, as a storage may return it: the file is read without an error, and its values are others."""
     folder = written / "checkpoint"
