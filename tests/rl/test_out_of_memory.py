@@ -110,8 +110,8 @@ RUNS |= {f"verl {name}": Run(words) for name, words in {
     "rl.max_response_length=8192 rl.tp=16 rl.memory=0.6",
 }.items()}  # fmt: skip
 NOT_NAMED = {
-    # GRPO of Qwen2.5 32B on eight H20, in the optimizer's step: torch's Adam has 15 GiB of its own there, Transformer Engine's, priced here,
-    # has not. With them its states are 84 GiB of 95; the thread does not print what else was allocated
+    # GRPO of Qwen2.5 32B on eight H20, in the optimizer's step: torch's Adam has 15 GiB of its own there, and Transformer Engine's,
+    # priced here, has not. With them its states are 84 GiB of 95; the thread does not print what else was allocated
     "verl 3124": f"{QWEN_32B} gpus=8 cluster=dgx_h100 cluster.gpu=H20 engine=megatron pin.offload=false pin.tp=8 pin.pp=1 "
     "pin.recompute=none rl.prompts=512 rl.samples=5 rl.prompt_length=200 rl.response_length=500+400 rl.max_response_length=7984 "
     "rl.updates=2 rl.reference=true rl.tp=8 rl.offload=true rl.memory=0.6",
