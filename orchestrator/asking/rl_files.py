@@ -11,6 +11,7 @@ from orchestrator.engines import tools
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.job import File
+from orchestrator.plan import Plan
 from orchestrator.rl import text
 from orchestrator.rl.choose import Chosen
 from orchestrator.rl.job import RlJob
@@ -29,19 +30,46 @@ def rl_file(job: RlJob, chosen: Chosen, cluster: Cluster, name: str) -> File:
     language, plan = LANGUAGES[name], chosen.best.training
     written = tools.written(plan, name)
     settings = {path: value for path, value in written.settings.items() if path not in language.dropped}
-    for there, here in language.moved:
-        settings = {here + path.removeprefix(there) if path.startswith(there) else path: value for path, value in settings.items()}
+    settings = _moved(settings, language.moved)
     if plan.training.steps == UNSAID:
         settings.pop(language.steps, None)
-    said = say(language.table, rollout(job, chosen.best, cluster))
-    lines = [f"{plan.model.name} on {chosen.best.gpus} GPUs. Start: {language.start}.", *text.lines(chosen)[:5]]
+    said = say(language.table, rollout(job, chosen.best, plan, cluster))
+    start, unsaid = language.start, written.unsaid
+    if job.keys.algorithm == "ppo" and name != "slime":
+        found, lacking = critic(job, chosen.best, cluster, name)
+        settings, said = _moved(found | settings, language.ppo), _moved(said, language.ppo)
+        unsaid = (*unsaid, *(f"the critic's {one}" for one in lacking if one not in unsaid))
+        for there, here in language.ppo:
+            start = start.replace(there, here)
+    lines = [f"{plan.model.name} on {chosen.best.gpus} GPUs. Start: {start}.", *text.lines(chosen)[:5]]
     if name == "slime":
         said |= {} if plan.training.steps == UNSAID else {"num-rollout": plan.training.steps}
         return slime_file(replace(written, settings=settings), chosen.best, said, lines)
-    if written.unsaid:
-        lines.append(f"Can't be said there: {', '.join(written.unsaid)}.")
+    if unsaid:
+        lines.append(f"Can't be said there: {', '.join(unsaid)}.")
     head = "".join(f"# {line}\n" for line in lines)
     return File(path=f"{name}_rl.yaml", content=head + yaml.safe_dump(nested(settings | said), sort_keys=False, width=10**6))
+
+
+def critic(job: RlJob, step: Step, cluster: Cluster, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(settings of the critic, by its own plan and with the program's own way to learn; what can't be said of it)."""
+    language, plan = LANGUAGES[name], step.plans.get("critic", step.training)
+    written = tools.written(plan, name)
+    policys, its = language.critic
+    found = {
+        its + path.removeprefix(policys): value
+        for path, value in written.settings.items()
+        if path.startswith(policys) and path not in language.dropped and not path.endswith(language.learning)
+    }
+    away = replace(rollout(job, step, plan, cluster), offloads=job.keys.offload is not False)
+    return found | say(language.critic_table, away), written.unsaid
+
+
+def _moved(settings: dict[str, Any], moved: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """The settings with sections that are called otherwise, (there, here)."""
+    for there, here in moved:
+        settings = {here + path.removeprefix(there) if path.startswith(there) else path: value for path, value in settings.items()}
+    return settings
 
 
 def slime_file(written: tools.Written, step: Step, said: dict[str, Any], lines: list[str]) -> File:
@@ -58,8 +86,13 @@ def check_told(job: RlJob, step: Step, name: str) -> None:
     keys = job.keys
     if name not in LANGUAGES or name not in PROGRAMS:
         raise InputError("write", name, "is told nothing of generation", LANGUAGES)
-    if keys.algorithm != "grpo":
-        raise InputError("write", name, f"is written for rl.algorithm=grpo: {keys.algorithm} has settings of its own", ["grpo"])
+    if keys.algorithm == "dpo":
+        why = "verl and slime have no DPO, and NeMo RL's takes no packed samples (algorithms/dpo.py)"
+        raise InputError("write", name, f"is written for rl.algorithm=grpo or ppo: {why}")
+    if keys.algorithm not in ("grpo", "ppo"):
+        raise InputError("write", name, f"is written for rl.algorithm=grpo or ppo, and {keys.algorithm} has settings of its own")
+    if keys.critic is not None and name == "slime":
+        raise InputError("rl.critic", keys.critic, "is not told to slime: its critic is of the policy's size and layout")
     if keys.reward != "rule":
         raise InputError("write", name, "is written for rl.reward=rule: a reward model has settings of its own")
     if job.sequences % keys.updates or (name == "verl" and job.prompts % keys.updates):
@@ -73,13 +106,13 @@ def check_told(job: RlJob, step: Step, name: str) -> None:
         raise InputError("write", name, "has training's states in host memory while it generates on the same GPUs: rl.offload=true")
     if name == "slime" and step.staleness > 1:
         raise InputError("write", name, f"generates one step ahead (train_async.py), and rl.staleness={step.staleness}")
-    if name in ("nemo_rl", "slime") and keys.epochs > 1:
+    if name in ("nemo_rl", "slime") and keys.epochs > 1 and (name, keys.algorithm) != ("nemo_rl", "ppo"):
         raise InputError("write", name, f"trains on a step's samples once, and rl.epochs={keys.epochs}")
 
 
-def rollout(job: RlJob, step: Step, cluster: Cluster) -> Rollout:
-    """The step's other half as programs count it."""
-    keys, made, plan = job.keys, step.generation, step.training
+def rollout(job: RlJob, step: Step, plan: Plan, cluster: Cluster) -> Rollout:
+    """The step's other half as programs count it, beside this plan of a model that is trained."""
+    keys, made = job.keys, step.generation
     assert made is not None
     node = min(cluster.gpus_per_node, cluster.num_gpus)
     whole = not step.colocated and step.generation_gpus % node == 0

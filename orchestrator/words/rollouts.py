@@ -58,6 +58,14 @@ class Language(NamedTuple):
     """Settings of the training half in whose place the table has others."""
     steps: str = ""
     """Path of the number of steps, which is said where the user says it."""
+    critic: tuple[str, str] = ("", "")
+    """Sections of the policy's settings and of the critic's, which has the same ones."""
+    critic_table: Table = ()
+    """Of the critic's rollout beside its training, with rl.algorithm=ppo."""
+    learning: tuple[str, ...] = ()
+    """Ends of the paths by which the policy alone learns: a critic's are the program's own."""
+    ppo: tuple[tuple[str, str], ...] = ()
+    """What is called otherwise with rl.algorithm=ppo, (there, here), also in `start`."""
 
 
 def fixed(path: str, value: Any) -> Term:
@@ -69,7 +77,7 @@ ACTOR: Final = "actor_rollout_ref.actor"
 VERL: Final = Language(
     table=[
         *named("train_batch_size=prompts max_response_length=response_length", "data."),
-        Term("algorithm.adv_estimator", "algorithm"),
+        Term("algorithm.adv_estimator", "algorithm", to={"grpo": "grpo", "ppo": "gae"}.get),
         fixed("actor_rollout_ref.rollout.name", "vllm"),
         *named("n=samples tensor_model_parallel_size=tp data_parallel_size=dp expert_parallel_size=expert_parallel "
                "gpu_memory_utilization=memory max_num_seqs=concurrency", "actor_rollout_ref.rollout."),
@@ -83,12 +91,21 @@ VERL: Final = Language(
     "(data.max_prompt_length among them)",
     dropped=(f"{ACTOR}.ppo_micro_batch_size_per_gpu",),
     steps="trainer.total_training_steps",
+    critic=(f"{ACTOR}.", "critic."),
+    critic_table=[
+        fixed("critic.use_dynamic_bsz", True),
+        Term("critic.ppo_max_token_len_per_gpu", "micro_batch_tokens"),
+        *named("param_offload=offloads grad_offload=offloads optimizer_offload=offloads", "critic.megatron."),
+    ],
+    learning=("optim.lr", "optim.min_lr", "optim.lr_decay_style", "optim.lr_decay_steps", "optim.lr_warmup_steps",
+              "optim.weight_decay", "ppo_mini_batch_size"),
 )  # fmt: skip
 """verl 0.10.0.dev, 1dda039 (trainer/config/ppo_trainer.yaml, rollout/rollout.yaml, actor/actor.yaml, engine/megatron.yaml)."""
+NEMO_RL_CONFIGS: Final = {"grpo": "grpo_math_1B.yaml", "ppo": "ppo_math_1B_megatron.yaml"}
 GENERATION, ASYNC = "policy.generation", "grpo.async_grpo"
 NEMO_RL: Final = Language(
     table=[
-        fixed("defaults", "/opt/nemo-rl/examples/configs/grpo_math_1B.yaml"),
+        Term("defaults", "algorithm", to=lambda algorithm: f"/opt/nemo-rl/examples/configs/{NEMO_RL_CONFIGS[algorithm]}"),
         *named("num_prompts_per_step=prompts num_generations_per_prompt=samples", "grpo."),
         *named("train_global_batch_size=update_samples max_total_sequence_length=sequence_length", "policy."),
         fixed("policy.sequence_packing.enabled", True),
@@ -103,14 +120,26 @@ NEMO_RL: Final = Language(
         Term(f"{ASYNC}.max_trajectory_age_steps", "staleness", to=lambda steps: max(1, steps)),
         Term("loss_fn.use_importance_sampling_correction", "staleness", to=bool),
         Term("loss_fn.reference_policy_kl_penalty", "reference", to=lambda used: 0.01 if used else 0.0),
+        Term("ppo.ppo_epochs", "epochs", when=lambda rollout: rollout.algorithm == "ppo"),
+        Term("ppo.skip_reference_policy_logprobs_calculation", "reference", to=lambda used: not used,
+             when=lambda rollout: rollout.algorithm == "ppo"),
         *named("num_nodes=nodes gpus_per_node", "cluster."),
     ],
     start="uv run examples/run_grpo.py --config RUN/nemo_rl_rl.yaml, over the file that `defaults` names, with your model and data "
     "behind it",
     moved=(("sft.", "grpo."),),
     steps="grpo.max_num_steps",
+    critic=("policy.", "value."),
+    critic_table=[
+        *named("train_global_batch_size=update_samples max_total_sequence_length=sequence_length", "value."),
+        fixed("value.sequence_packing.enabled", True),
+        *named("train_mb_tokens=micro_batch_tokens logprob_mb_tokens=micro_batch_tokens", "value.sequence_packing."),
+    ],
+    learning=("optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay", "scheduler.lr_decay_style", "scheduler.lr_decay_iters",
+              "scheduler.lr_warmup_iters"),
+    ppo=(("grpo.async_grpo.", "ppo.async_ppo."), ("grpo.", "ppo."), ("run_grpo.py", "run_ppo.py")),
 )  # fmt: skip
-"""NeMo-RL 0.6.0, 7ea279a (examples/configs/grpo_math_1B.yaml); a penalty of .01 is that file's own."""
+"""NeMo-RL 0.6.0, 7ea279a (examples/configs/grpo_math_1B.yaml, ppo_math_1B_megatron.yaml); a penalty of .01 is the former's own."""
 SLIME: Final = Language(
     table=[
         *named("rollout-batch-size=prompts n-samples-per-prompt=samples rollout-max-response-len=response_length "

@@ -131,6 +131,46 @@ def test_both_halves_are_said_to_programs_that_run_them(tmp_path: Path) -> None:
     assert policy["megatron_cfg"]["optimizer"]["lr"] == actor["optim"]["lr"] == 1e-6  # the recipe's is of pretraining
 
 
+def test_a_critic_has_its_own_plan_and_the_programs_way_to_learn(tmp_path: Path) -> None:
+    """verl's trainer/config/critic/megatron_critic.yaml, NeMo-RL's examples/configs/ppo_math_1B_megatron.yaml."""
+    ppo = ("rl.algorithm=ppo", "rl.critic=gpt2_xl", "rl.placement=colocated", "rl.updates=4", "rl.epochs=2", "pin.tp=2", "pin.pp=1",
+           "rl.max_response_length=760", "rl.response_length=400+200")  # fmt: skip
+    words = [*(word for word in LENGTHS if "length" not in word), *ppo, "write=verl,nemo_rl", "pin.recompute=full"]
+    assert main(["plan", *WORDS, *words, f"out={tmp_path / 'out'}"]) == 0
+    verl, nemo = (yaml.safe_load((tmp_path / "out" / f"{name}_rl.yaml").read_text()) for name in ("verl", "nemo_rl"))
+    actor, critic = verl["actor_rollout_ref"]["actor"], verl["critic"]
+    assert (verl["algorithm"]["adv_estimator"], actor["ppo_epochs"], critic["use_dynamic_bsz"]) == ("gae", 2, True)
+    assert (actor["megatron"]["tensor_model_parallel_size"], critic["megatron"]["tensor_model_parallel_size"]) == (
+        2,
+        1,
+    )  # pins: the policy's
+    assert critic["megatron"]["optimizer_offload"] is True
+    assert "lr" in actor["optim"]
+    assert not {"lr", "min_lr", "weight_decay"} & {*critic["optim"]}
+    assert "grpo" not in nemo
+    assert (nemo["ppo"]["num_prompts_per_step"], nemo["ppo"]["ppo_epochs"], nemo["ppo"]["async_ppo"]["enabled"]) == (32, 2, False)
+    value = nemo["value"]
+    assert value["train_global_batch_size"] == nemo["policy"]["train_global_batch_size"] == 64
+    assert value["sequence_packing"]["train_mb_tokens"] == critic["ppo_max_token_len_per_gpu"]
+    assert (value["megatron_cfg"]["enabled"], value["megatron_cfg"]["tensor_model_parallel_size"]) == (True, 1)
+    assert "lr" not in value["megatron_cfg"]["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("rl.algorithm=dpo", "rl.samples=2"), "verl and slime have no DPO, and NeMo RL's takes no packed samples"),
+        (("rl.algorithm=distill", "rl.samples=8"), "is written for rl.algorithm=grpo or ppo, and distill has settings of its own"),
+    ],
+)
+def test_what_a_program_does_not_have_is_not_written(
+    words: tuple[str, ...], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *WORDS[:5], WORDS[6], *LENGTHS, *words, "write=nemo_rl", f"out={tmp_path / 'out'}"]) == 2
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_generation_on_gpus_of_its_own_is_said_to_nemo_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     split = ("rl.placement=split", "rl.generation_gpus=4", "rl.staleness=1", "pin.recompute=full", "train.lr=3e-7", "train.steps=50")
     files = written(tmp_path, "write=nemo_rl", *split)

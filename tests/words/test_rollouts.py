@@ -32,7 +32,7 @@ RL = {"prompts": 32, "samples": 8, "prompt_length": 200, "response_length": "800
 @pytest.mark.parametrize("program", LANGUAGES)
 def test_every_path_is_a_field_of_the_program(program: str) -> None:
     missing, sections = set(), FIELDS[f"{program} rollout"]
-    for path in {term.theirs for term in LANGUAGES[program].table}:
+    for path in {term.theirs for term in (*LANGUAGES[program].table, *LANGUAGES[program].critic_table)}:
         section = max((one for one in sections if not one or path.startswith(f"{one}.")), key=len, default=None)
         if section is None or path.removeprefix(f"{section}.") not in sections[section].split():
             missing.add(path)
