@@ -65,7 +65,8 @@ class RlKeys(Value, frozen=True, kw_only=True):
     )
     response_length: Annotated[str | None, Key(
         "rl.response_length",
-        "of responses, in tokens: their mean (1060), mean and standard deviation (1060+800), or a file with a length a line (lengths.csv)",
+        "of responses, in tokens: their mean (1060: the deviation is .75 of it), mean and standard deviation (1060+800), or a file with a "
+        "length a line (lengths.csv)",
         type=str, path=True)] = None  # fmt: skip
     max_response_length: Annotated[int | None, Key(
         "rl.max_response_length", "where a response is cut off", type=int, unit="tokens", default="what the model's positions leave",

@@ -15,6 +15,8 @@ BAR = 40
 """Characters of the timeline."""
 TAIL = 0.2
 """Share of a step from which its last few sequences are worth a word."""
+CLEAR = 0.1
+"""Share by which steps differ where the faster one is told surely: 13 of 14 published pairs (tests/rl/test_rl_pairs.py)."""
 HOUR_S = 3600
 
 
@@ -51,10 +53,25 @@ def placed(one: Step) -> str:
 
 
 def why(chosen: Chosen) -> str:
-    """What the other placements would take, or why there are none."""
+    """What the other placements would take and what costs them time, or why there are none."""
     best = chosen.best
-    said = [f"{placed(one)}: {format_seconds(one.seconds)} (+{100 * (one.seconds / best.seconds - 1):.0f}%)" for one in chosen.others]
+    said = []
+    for one in chosen.others:
+        more = one.seconds / best.seconds - 1
+        near = ", closer than prices tell apart" if more < CLEAR else ""
+        said.append(f"{placed(one)}: {format_seconds(one.seconds)} (+{100 * more:.0f}%{near}), {lost(one)}")
     return "; ".join([*said, *chosen.why_not]) or "no other was asked for"
+
+
+def lost(one: Step) -> str:
+    """What a placement spends beside its passes: seconds that states and weights move, or that GPUs wait for each other."""
+    if one.colocated:
+        moved = sum(one.of(name) for name in ("transfer", "offload", "onload"))
+        return f"{format_seconds(moved)} of it states and weights on their way"
+    busy = {pool: sum(phase.seconds for phase in one.phases if phase.pool == pool) for pool in ("generation", "training")}
+    idle = [f"the {gpus} that {what} wait {format_seconds(one.seconds - busy[pool])}" for pool, gpus, what in
+            (("generation", one.generation_gpus, "generate"), ("training", one.training_gpus, "train"))]  # fmt: skip
+    return " and ".join(idle)
 
 
 def generated(made: Generation) -> str:

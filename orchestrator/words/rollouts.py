@@ -61,7 +61,7 @@ class Language(NamedTuple):
     critic: tuple[str, str] = ("", "")
     """Sections of the policy's settings and of the critic's, which has the same ones."""
     critic_table: Table = ()
-    """Of the critic's rollout beside its training, with rl.algorithm=ppo."""
+    """What is said of the critic's rollout beside its training, with rl.algorithm=ppo."""
     learning: tuple[str, ...] = ()
     """Ends of the paths by which the policy alone learns: a critic's are the program's own."""
     ppo: tuple[tuple[str, str], ...] = ()

@@ -24,6 +24,15 @@ def test_the_screen_says_who_has_which_gpus_and_what_the_next_node_is_for(capsys
         assert word in said, word
 
 
+def test_what_decides_is_said_of_every_placement(capsys: pytest.CaptureFixture[str]) -> None:
+    """Copies of states where one pool of GPUs does all, waiting where there are two; and when prices can't tell."""
+    assert main(["plan", *WORDS, *LENGTHS]) == 0
+    (why,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("why: "))
+    assert "states and weights on their way" in why or ("that generate wait" in why and "that train wait" in why)
+    near = int(why.partition("(+")[2].partition("%")[0]) < 10
+    assert ("closer than prices tell apart" in why) == near
+
+
 def test_json_has_the_phases_and_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *WORDS, *LENGTHS, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
