@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, File, Job, SlurmOptions, checked
-from orchestrator.launch.render import APPTAINER_GPUS, TRY_AGAIN, WARNING_S, exports, limit_s, mount_words, outside
+from orchestrator.launch.render import APPTAINER_GPUS, TRY_AGAIN, WARNING_S, exports, filled, limit_s, mount_words, outside
 
 MASTER_PORT: Final = 29500
 SHARED_MEMORY: Final = "/dev/shm"
@@ -34,52 +34,6 @@ SKY_GPUS: Final = {
     "V100-SXM-32GB": "V100-32GB",
 }
 """Names of GPUs in SkyPilot's catalogue (`sky show-gpus`) where they are not the first word of ours."""
-START: Final = """\
-# {name}: {nodes} node(s) of {ranks} ranks. {submit}
-# Submitted again it goes on from the newest checkpoint in this folder, which every node must see at this path.
-set -euo pipefail
-cd -- {folder}
-{environment}TZ=UTC printf -v started "%(%FT%T+00:00)T" -1
-status=0
-"""
-FINISH: Final = f"""\
-again=0
-"${{ORCHESTRATOR_PYTHON:-python}}" -m orchestrator.finish "$PWD" logs/rank-0.log "$status" "$started" || again=$?
-exit "$(( again == {TRY_AGAIN} ? again : status ))"
-"""
-ON_A_NODE: Final = """\
-export NNODES={nodes} RANKS_PER_NODE={ranks} NODE_RANK="${rank}" MASTER_ADDR={address} MASTER_PORT={port} CONTINUE=1
-TZ=UTC printf -v started "%(%FT%T+00:00)T" -1
-status=0
-{start}
-"""
-"""Lines that run in the folder on each node."""
-ON_A_HOST: Final = "bash launch.sh || status=$?"
-IN_A_POD: Final = """\
-bash launch.sh & ranks=$!
-trap 'kill -USR1 -1' TERM
-wait "$ranks" || status=$?
-while kill -0 "$ranks" 2>/dev/null; do status=0; wait "$ranks" || status=$?; done"""
-"""A pod's first process, which gets TERM where Kubernetes ends the pod: it asks the ranks to save and end (workers/loop.py), and waits for
-them, at most for terminationGracePeriodSeconds. -1: all processes of the pod but this."""
-ON_EACH: Final = """\
-if (( ${{#hosts[@]}} != {nodes} )); then
-  echo "the plan needs {nodes} nodes, and the job has ${{#hosts[@]}}" >&2
-  exit 2
-fi
-for (( node = 0; node < {nodes}; node++ )); do
-  places=(NNODES={nodes} RANKS_PER_NODE={ranks} NODE_RANK="$node" MASTER_ADDR="${{hosts[0]}}" MASTER_PORT={port} CONTINUE=1)
-  {start} /usr/bin/env "${{places[@]}}" {launch} &
-  ranks+=("$!")
-done
-trap "" USR1  # a warning before the time limit: for the ranks
-trap 'kill -TERM "${{ranks[@]}}" 2>/dev/null || true' TERM INT
-for (( node = 0; node < {nodes}; node++ )); do
-  wait -n || {{ ended=$?; (( status )) || status=$ended; kill -TERM "${{ranks[@]}}" 2>/dev/null || true; }}
-done
-wait
-"""
-"""Lines that start launch.sh on each of `hosts`, end all where one ends badly, and end with its status."""
 
 
 def label(name: str) -> str:
@@ -109,8 +63,7 @@ def _for_kubernetes(text: str) -> str:
 
 def _command(job: Job, folder: str, rank: str, address: str) -> list[str]:
     """What a pod runs in the run's folder. `rank`, `address`: as of `_on_a_node`."""
-    start = f"cd -- {shlex.quote(folder)} || exit 2\n" + _on_a_node(job, rank, address, start=IN_A_POD)
-    return ["bash", "-c", _for_kubernetes(start)]
+    return ["bash", "-c", _for_kubernetes(_on_a_node(job, folder, rank, address, in_a_pod=True))]
 
 
 def _storage(job: Job, folder: str, container: ContainerOptions | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -290,7 +243,7 @@ def skypilot(job: Job, folder: str, options: SlurmOptions, container: ContainerO
     if container is not None:
         resources["image_id"] = f"docker:{_image(container, 'skypilot')}"
     address = '"$(head -n 1 <<<"$SKYPILOT_NODE_IPS")"'
-    start = f"cd -- {shlex.quote(folder)} || exit 2\n" + _on_a_node(job, "SKYPILOT_NODE_RANK", address)
+    start = _on_a_node(job, folder, "SKYPILOT_NODE_RANK", address)
     task = {"name": label(job.name), "num_nodes": job.num_nodes, "resources": resources, "run": start}
     head = (
         f"# {checked('recipe', job.name)}: {job.num_nodes} node(s) of {job.ranks_per_node} ranks. {submit('skypilot')}\n"
@@ -309,7 +262,7 @@ def dstack(job: Job, folder: str, options: SlurmOptions, container: ContainerOpt
     if readonly := next((mount for mount in (container.mounts if container else ()) if mount.endswith(":ro")), None):
         raise InputError("container.mounts", readonly, "can't be read-only in dstack's file: leave out :ro")
     limit = limit_s(options.time)
-    start = f"cd -- {shlex.quote(folder)} || exit 2\n" + _on_a_node(job, "DSTACK_NODE_RANK", '"$DSTACK_MASTER_NODE_IP"')
+    start = _on_a_node(job, folder, "DSTACK_NODE_RANK", '"$DSTACK_MASTER_NODE_IP"')
     task = {
         "type": "task",
         "name": label(job.name)[:DSTACK_LENGTH].rstrip("-"),
@@ -338,11 +291,11 @@ def _mounts(job: Job, folder: str, container: ContainerOptions | None) -> list[t
     return found
 
 
-def _on_a_node(job: Job, rank: str, address: str, start: str = ON_A_HOST) -> str:
-    """What each node runs. `rank`: the variable with its number; `address`: of the first one, as bash reads it; `start`: lines that start
-    the ranks and leave their status."""
+def _on_a_node(job: Job, folder: str, rank: str, address: str, *, in_a_pod: bool = False) -> str:
+    """What each node runs. `rank`: the variable with its number; `address`: of the first one, as bash reads it; `in_a_pod`: whether it is
+    the first process of a pod, which hands on what ends it."""
     places = {"nodes": job.num_nodes, "ranks": job.ranks_per_node, "rank": rank, "address": address, "port": MASTER_PORT}
-    return ON_A_NODE.format(**places, start=start) + FINISH
+    return filled("node.sh", folder=shlex.quote(folder), in_a_pod=in_a_pod, try_again=TRY_AGAIN, **places)
 
 
 def lsf(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
@@ -405,16 +358,20 @@ def _script(
         launch = f'PATH="$PATH" {launch}'
     elif options.python:
         launch = f'PYTHON="$PYTHON" {launch}'
-    text = START.format(
+    return filled(
+        "hosts.sh",
         name=checked("recipe", job.name),
         nodes=job.num_nodes,
         ranks=job.ranks_per_node,
         submit=submit,
         folder=shlex.quote(folder),
         environment=environment,
+        hosts=hosts,
+        start=start,
+        port=MASTER_PORT,
+        launch=launch,
+        try_again=TRY_AGAIN,
     )
-    text += f"mapfile -t hosts < <(awk '!seen[$0]++' \"{hosts}\")\n"
-    return text + ON_EACH.format(nodes=job.num_nodes, ranks=job.ranks_per_node, start=start, port=MASTER_PORT, launch=launch) + FINISH
 
 
 def _of_registry(container: ContainerOptions) -> str:
