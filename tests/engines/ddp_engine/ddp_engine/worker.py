@@ -16,6 +16,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import groups, hugging_face, loop
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.checkpoint import Saved
+from orchestrator.workers.saving import Snapshot
 
 STATES = "states.pt"
 
@@ -63,14 +64,13 @@ class DdpTrainer:
         self.model.train()
         return torch.stack(logs).mean()
 
-    def save(self, folder: Path, step: int) -> None:
-        """Every rank has the same: rank 0 writes."""
+    def snapshot(self, folder: Path, step: int) -> Snapshot:
+        """Every rank has the same: rank 0 writes, and nothing is left to write beside the training."""
         if dist.get_rank() == 0:
             torch.save({"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict()}, folder / STATES)
+        return Snapshot()
 
     def load(self, saved: Saved) -> None:
-        if saved.layout["engine"] != self.plan.engine:
-            raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, not {self.plan.engine}")
         states = torch.load(saved.folder / STATES, map_location=self.device, weights_only=True)
         self.model.module.load_state_dict(states["model"])
         self.optimizer.load_state_dict(states["optimizer"])
