@@ -15,6 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.shared import SENTINELS
 from orchestrator.strategy.graphs import modules_of
 from orchestrator.strategy.megatron_layout import expand
+from orchestrator.strategy.offloading import MODULES
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, RECOMPUTE_ORDER, Recompute
 from orchestrator.words import megatron as words
 from orchestrator.words import terms
@@ -457,6 +458,7 @@ NEEDED: Final = {
     **dict.fromkeys(("fp8_recipe", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_compute_algo"), "fp8"),
     **dict.fromkeys(("exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype"), "use_precision_aware_optimizer"),
     "data_parallel_sharding_strategy": "use_megatron_fsdp",
+    "offload_modules": "fine_grained_activation_offloading",
     "optimizer_offload_fraction": "optimizer_cpu_offload",
     "moe_flex_dispatcher_backend": "moe_token_dispatcher_type=flex",
     "moe_pad_expert_input_to_capacity": "moe_expert_capacity_factor",
@@ -543,6 +545,7 @@ def setup_of(f: Fields, engine: str) -> Setup:
         zero_stage=stage,  # type: ignore[arg-type]
         zero_shard_size=-instances if instances > 1 else None,
         **_cuda_graphs(f),
+        offload_modules=_offload_modules(f),
         megatron_fsdp=fsdp,
     )  # fmt: skip
 
@@ -561,6 +564,20 @@ def _cuda_graphs(f: Fields) -> dict[str, Any]:
     except ValueError as why:
         f.broken.append(f"cuda_graph_modules={why}")
         return {"cuda_graph_impl": impl}
+
+
+def _offload_modules(f: Fields) -> str | None:
+    """The modules whose activations go to host memory, as plans say them."""
+    given = f.get("offload_modules") or ()
+    named = [str(name) for name in (given.replace("+", ",").split(",") if isinstance(given, str) else given)]
+    if not f.get("fine_grained_activation_offloading"):
+        return None
+    if more := [name for name in named if name not in MODULES]:
+        f.unpriced.append(f"offload_modules={' '.join(more)}")
+    found = "+".join(name for name in MODULES if name in named)
+    if not named:
+        f.broken.append("fine_grained_activation_offloading needs offload_modules")
+    return found or None
 
 
 def _zero(f: Fields) -> tuple[int, bool]:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from orchestrator.cost.activations import LayerActivations
 from orchestrator.cost.graphs import Graph, graph_of
 from orchestrator.cost.muon import Muon
 from orchestrator.cost.network import Network
@@ -21,6 +22,7 @@ from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.graphs import by_layer, graphed_modules
+from orchestrator.strategy.offloading import offloaded
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, WITHOUT_MLP, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
@@ -29,6 +31,10 @@ FORWARD_SHARE = 1 / 3
 CHECKPOINTS_ON_GPU = 3
 """Checkpoints of a stage that stay on the GPU where the others go to host memory: the last one, which never leaves, and two whose copies
 may go on (keep_last_count and max_fwd_stash_count of DeepSpeed 0.19.8's runtime/activation_checkpointing/offload_activations.py)."""
+
+PASSING_LAYERS = 2
+"""Layers whose offloaded tensors are on the GPU beside a pass: the one that it is in, and in forward the one before, whose copy goes on, in
+backward the next, which is fetched beside it (core/pipeline_parallel/fine_grained_activation_offload.py:923, bulk_reload)."""
 
 
 class LayerCost(Value, frozen=True, kw_only=True):
@@ -126,10 +132,13 @@ class LayerPrices:
         # DeepSpeed's is of checkpoints; Transformer Engine's (cpu_offload.py), which Megatron's layers have, of all that is saved.
         leaves = recompute == "full" or (w.traits.layers != "hugging_face" and layer.recomputable)
         leaving = kept.saved if strategy.offload_activations and leaves else 0.0
-        left = leaving * self._share_beyond(CHECKPOINTS_ON_GPU)
+        left, copied, passing = leaving * self._share_beyond(CHECKPOINTS_ON_GPU), leaving, 0.0
+        if strategy.offload_modules is not None and layer.recomputable:
+            left, copied = self._offloaded(layer, recompute, strategy, micro_batch_size, strategy.offload_modules)
+            passing = PASSING_LAYERS * left
         alone = self.alone_share(strategy, micro_batch_size)
         forward_s, backward_s, causes = self._seconds(
-            layer, recompute, strategy, micro_batch_size, passes, alone, copies, self._copy_seconds(leaving)
+            layer, recompute, strategy, micro_batch_size, passes, alone, copies, self._copy_seconds(copied)
         )
         graph = self._graphed(layer, strategy, micro_batch_size) if by_layer(strategy) else NO_GRAPH
         active = self.active_share(strategy, micro_batch_size)
@@ -147,9 +156,10 @@ class LayerPrices:
             forward_s=active * forward_s,
             backward_s=active * backward_s,
             saved_bytes=kept.saved - left + graph.kept_bytes,
-            transient_forward_bytes=kept.transient_forward + gathered,
+            transient_forward_bytes=kept.transient_forward + gathered + passing,
             transient_backward_bytes=kept.transient_backward
             + gathered
+            + passing
             + scattered
             + (kept.saved + kept.transient_forward if strategy.overlap_moe_expert_parallel_comm else 0.0),  # of the forward pass beside it
             weight_bytes=held.weights + self._copies_beside(layer, strategy) * parameters,
@@ -263,6 +273,23 @@ class LayerPrices:
                 causes["offload"] += copy_s - seconds
                 passes[when] = copy_s
         return passes["forward"], passes["backward"], causes
+
+    def _offloaded(
+        self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, modules: str
+    ) -> tuple[float, float]:
+        """Bytes of a layer and micro-batch that Megatron's offload of modules takes from the GPU, and those that it copies to the host:
+        what attention gives is kept by its kernel and by the projection behind it, and copied for either (FusedAttnFunc; attention.py:1147,
+        1207 of megatron-core)."""
+        w, mesh = self._workload, strategy.mesh
+
+        def nbytes(of: str, precision: str) -> float:
+            sp = strategy.sequence_parallel
+            part = offloaded(layer, of, mesh.tp, mesh.cp, sequence_parallel=sp, micro_batch_size=micro_batch_size)
+            priced = LayerActivations(part, strategy, micro_batch_size, precision, w.traits, w.calibration, self._network.domain)
+            return priced.with_recompute(recompute).saved
+
+        leaves = nbytes(modules, w.training.precision)
+        return leaves, leaves + (nbytes("attn_proj", "bf16") if "core_attn" in modules.split("+") else 0.0)
 
     def _share_beyond(self, first: int) -> float:
         """The share of the layers that can be recomputed which is left without the first so many."""

@@ -197,6 +197,7 @@ def megatron_args_sh(plan: Plan) -> str:
     script, said = program_of(plan), megatron_lm(plan.cluster.software)
     nodes, ranks = shape(plan)
     variables = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if one_connection(plan) else ""
+    variables += "NVTE_CPU_OFFLOAD_V1=1 " if plan.offload_modules is not None else ""
     variables += "PYTHONPATH=. " if "/" in script else ""  # Python looks beside the script, where megatron/ is not
     lines = [
         f"# Arguments of {script} of {said}, for {plan.world_size} ranks. Source this file in bash, then for example:",

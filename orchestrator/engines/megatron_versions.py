@@ -52,6 +52,8 @@ class Release(Value, frozen=True, kw_only=True):
     """Whether its distributed optimizer and its overlaps take Muon."""
     full_iteration_is_an_impl: bool = False
     """Whether graphs of whole steps are a value of cuda_graph_impl, beside cuda_graph_modules, and not one of cuda_graph_scope."""
+    offloads_beside_graphs: bool = False
+    """Whether modules' activations may go to host memory inside of graphs."""
     delta_net_divides_sequences: bool = False
     """Whether its gated delta net takes shards of sequences."""
     lacks: Mapping[str, str] = {}
@@ -83,6 +85,7 @@ RELEASES: Final = (
         has_rank_capacity=True,  # transformer/transformer_config.py:977
         divides_muon=True,  # training/arguments.py:1680
         full_iteration_is_an_impl=True,  # transformer/transformer_config.py:1032
+        offloads_beside_graphs=True,  # transformer/transformer_config.py:2596
         delta_net_divides_sequences=True,  # ssm/gated_delta_net/gdn.py:135
         modules=("triton",),  # transformer/moe/ops/paged_stash.py, also without a GPU
         lacks={

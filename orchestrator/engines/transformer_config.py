@@ -353,6 +353,8 @@ CHOICES: Final[Table] = (
     FP8_PARAM,
     Term("reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather", unless=False, of=gathers_in_gradients),
     Term("optimizer_offload_fraction", "offload_optimizer", of=lambda plan: 1.0, when=lambda plan: plan.offload_optimizer),
+    Term("fine_grained_activation_offloading", "offload_modules", unless=False, to=bool, back=lambda said: NOTHING),
+    Term("offload_modules", "offload_modules", unless=None, to=lambda modules: modules and modules.split("+"), back="+".join),
     flag("use_megatron_fsdp", "megatron_fsdp"),
     Term("data_parallel_sharding_strategy", "zero_stage", unless="no_shard",
          of=lambda plan: words.FSDP_STRATEGIES[plan.zero_stage] if plan.megatron_fsdp else "no_shard"),

@@ -49,6 +49,8 @@ def environment(plan: Plan) -> dict[str, str]:
     if plan.cuda_graph_impl != "none":
         # Graphs over an allocator with expandable segments (rule expandable: arguments.py:1247).
         env["NCCL_GRAPH_REGISTER"] = "0"
+    if plan.offload_modules is not None:
+        env["NVTE_CPU_OFFLOAD_V1"] = "1"  # arguments.py:1226, with Transformer Engine 2.10 and later
     if one_connection(plan):
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     return env

@@ -40,7 +40,7 @@ PER_GPU = {"cpus_per_gpu": "cpus_per_task", "mem_per_gpu": "mem"}
 """Options for each GPU, which a job without GPUs has not, and what sbatch takes in their place, not beside them."""
 
 
-NEEDED = ("CUDA_DEVICE_MAX_CONNECTIONS", "DS_ACCELERATOR")
+NEEDED = ("CUDA_DEVICE_MAX_CONNECTIONS", "DS_ACCELERATOR", "NVTE_CPU_OFFLOAD_V1")
 """What the plan can't do without: not to be changed by `env.*`."""
 
 

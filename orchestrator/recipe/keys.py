@@ -277,7 +277,7 @@ def pin_key(choice: Choice, group: str = "pin") -> Key:
     aliases = (f"{group}.{choice.short}",) if choice.short and choice.short != choice.pin else ()  # as it is printed
     return Key(
         f"{group}.{choice.pin}", text, type=choice.pin_type | None, default=default, unit=choice.unit, low=low, high=high, aliases=aliases,
-        field=choice.pin,
+        read=choice.read, field=choice.pin,
     )  # fmt: skip
 
 

@@ -56,6 +56,8 @@ class Choice(Value, frozen=True, kw_only=True):
     """The name of its pin where that is another."""
     pin_type: Any = None
     """The pin's type where that is another: an order of axes is given in one word."""
+    read: Callable[[str, Any], Any] | None = None
+    """Reads its pin's name and text to a value, where the type does not say how. Raises InputError."""
     offered: Offered | None = None
     """Values that only a pin gives."""
     instead_of: str = ""

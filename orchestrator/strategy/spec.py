@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from orchestrator.model.training import Dtype
 from orchestrator.strategy.choices import Choice, Offered, declared, getter, line
+from orchestrator.strategy.offloading import read_modules
 from orchestrator.values import Value
 
 Recompute = Literal[
@@ -142,6 +143,9 @@ class Options(Value, frozen=True, kw_only=True):
             asks="needs Megatron's own loop, memory for the graphs, and steps of one shape"))] = "none"  # fmt: skip
     cuda_graph_modules: Annotated[CudaGraphModules | None, Choice(
         doc="what of a layer its graphs hold; unset: all that can be a graph (megatron)", in_layer_price=False)] = None  # fmt: skip
+    offload_modules: Annotated[str | None, Choice(
+        doc="what these modules of a layer keep for backward goes to host memory: core_attn+attn_proj+moe_act, say (megatron, "
+        "--fine-grained-activation-offloading)", read=read_modules)] = None  # fmt: skip
     cp_comm_type: Annotated[
         CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp", seen=7)
     ] = "p2p"

@@ -22,6 +22,7 @@ from orchestrator.model.spec import Architecture, Attention
 from orchestrator.strategy.axes import cp, dp, ep, tp
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
+from orchestrator.units import GB
 
 LAYER = cost_model().model.kind("decoder")
 H, S, HEADS = 1024, 2048, 16
@@ -355,3 +356,30 @@ def test_a_step_of_a_ring_is_as_efficient_as_attention_of_the_ranks_part_alone()
     alone = attention(replace(op, query_len=S // 4, key_len=S // 4))
     assert attention(op, cp=4) == pytest.approx([4 * seconds for seconds in alone])
     assert alone[0] == pytest.approx(2 * 4 * (S / 4) ** 2 * H / 2 / (0.6 * 312e12)), "half as efficient at its half length"
+
+
+def test_offloaded_modules_leave_the_gpu_but_for_two_layers_and_take_as_long_as_the_host_link() -> None:
+    """By hand: a norm's input and output before queries, keys and values, these three, and what attention gives, in 16 bits; attention's
+    output is copied for its kernel and for the projection."""
+    tensor = 2 * S * H
+    freed = {"qkv_linear": 2 * tensor, "core_attn": 3 * tensor, "core_attn+attn_proj": 4 * tensor, "qkv_linear+core_attn": 5 * tensor}
+    copied = {"qkv_linear": 2, "core_attn": 4, "core_attn+attn_proj": 5, "qkv_linear+core_attn": 6}
+    plain, slow = layer(), replace(a100(), host_bandwidth=GB / 10)
+    efficiency = datasheet(a100(), MEGATRON).host_efficiency
+    for modules, nbytes in freed.items():
+        moved = layer(offload_modules=modules)
+        assert plain.saved_bytes - moved.saved_bytes == nbytes
+        assert moved.transient_forward_bytes - plain.transient_forward_bytes == 2 * nbytes
+        assert moved.transient_backward_bytes - plain.transient_backward_bytes == 2 * nbytes
+        waits = cost_model(cluster=slow).layer(candidate(offload_modules=modules), "decoder", "none")
+        share = 1 - 1 / 4  # of four layers the last is not copied
+        assert waits.forward_s == pytest.approx(copied[modules] * tensor * share / (GB / 10 * efficiency))
+        assert waits.backward_s == waits.forward_s
+        assert waits.by_cause["offload"] > 0
+    assert layer(offload_modules="moe_act").saved_bytes == plain.saved_bytes, "a dense model's have none"
+    small = cost_model(seq_length=512).layer
+    assert small(candidate(offload_modules="qkv_linear"), "decoder", "none") == small(candidate(), "decoder", "none"), "below 1 Mi elements"
+    model = cost_model(gpt(feed_forward=Experts(num_experts=8, topk=2, ffn_hidden_size=512)))
+    kind = next(run.layer.kind for run in model.model.runs if run.layer.recomputable)
+    kept = [model.layer(candidate(ep=8, dp=8, offload_modules=modules), kind, "none").saved_bytes for modules in (None, "moe_act")]
+    assert kept[0] - kept[1] == 2 * S * 2 * 512

@@ -46,6 +46,8 @@ def others(choice: Choice) -> list[Any]:
         values = [False, True]
     elif choice.name == "rank_order":
         values = [("tp", "cp", "ep", "pp", "dp"), ("cp", "tp", "ep", "dp", "pp")]
+    elif choice.name == "offload_modules":
+        values = ["qkv_linear", "core_attn+attn_proj", "moe_act"]
     else:
         values = [1, 2, 4, 8]
     return [value for value in values if value != choice.of(BASE)]

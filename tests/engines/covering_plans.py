@@ -53,6 +53,9 @@ MEGATRON: dict[str, Plan] = {
         sequence_parallel=True,
         offload_optimizer=True,
     ),
+    "llama3_8b_offload_modules": make_plan(
+        model=LLAMA3_8B, training=LONG, world=16, tp=2, offload_modules="qkv_linear+core_attn+attn_proj"
+    ),
     "llama3_8b_muon": make_plan(
         model=LLAMA3_8B,
         training=replace(LONG, optimizer="muon", muon_tp_mode="distributed"),

@@ -59,6 +59,7 @@ def without_worker(plan: Plan) -> str:
     needs = (
         ("Megatron-FSDP", plan.megatron_fsdp),
         ("optimizer offload", plan.offload_optimizer),
+        ("offload of activations", plan.offload_modules is not None),
         ("Muon", plan.training.optimizer == "muon"),
         (f"cuda_graph_impl={plan.cuda_graph_impl}", plan.cuda_graph_impl not in ("none", "local")),
     )

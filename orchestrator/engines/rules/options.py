@@ -6,10 +6,14 @@ from typing import Final
 
 from orchestrator.engines.megatron_versions import flex_backend, release_of
 from orchestrator.engines.rules.rule import rule
+from orchestrator.engines.rules.zero import host_states
 from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.axes.cp import inner_size
+from orchestrator.strategy.graphs import graphed_modules
+from orchestrator.strategy.offloading import OF_EXPERTS, offloaded, without_use
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
 from orchestrator.strategy.workload import Workload
+from orchestrator.units import ITEMSIZE, format_bytes
 
 
 @rule(
@@ -225,8 +229,73 @@ def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
     return None if strategy.zero_stage else "fp8_param_gather with zero_stage=0: the distributed optimizer casts and gathers them"
 
 
+@rule(
+    "offloaded_modules",
+    "core/transformer/transformer_config.py:1268-1292 (0.19: 1848-1917, 2596-2640); training/arguments.py:1222",
+    "model tp pp cp micro_batch_size sequence_parallel recompute offload_optimizer offload_modules cuda_graph_impl cuda_graph_modules",
+)
+def offloaded_modules(candidate: Candidate, workload: Workload) -> str | None:
+    """Whether these modules can be offloaded, and keep anything that could be."""
+    strategy, cluster, model = candidate.strategy, workload.cluster, workload.model
+    if strategy.offload_modules is None:
+        return None
+    said, modules = f"offload_modules={strategy.offload_modules}", strategy.offload_modules.split("+")
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return f"{said} needs Transformer Engine's layers, on GPUs"
+    if model.architecture.stack != "decoder":
+        return f"{said}: only Megatron's GPTModel begins and ends an offload (models/gpt/gpt_model.py:457)"
+    if "attn_proj" in modules and "core_attn" not in modules:
+        return f"{said}: attn_proj takes what core_attn gives and keeps: Megatron takes it beside core_attn alone"
+    again = RECOMPUTE_MODULES.get(strategy.recompute, ())
+    if strategy.recompute == "full":
+        return f"{said} with recompute=full, which keeps none of them"
+    if "core_attn" in modules and "core_attn" in again:  # attention.py:1127: its checkpoint has no begin of what :1186 ends
+        return f"{said} with recompute={strategy.recompute}: a core_attn that is computed again begins no offload"
+    inside = [module for module in modules if module in OF_EXPERTS]
+    if inside and "mlp" in again:
+        return f"{said} with recompute={strategy.recompute}: experts that are computed again keep nothing of {', '.join(inside)}"
+    if unused := without_use(tuple(run.layer for run in model.runs), strategy.offload_modules):
+        return f"offload_modules={unused} does nothing: no layer of this model keeps anything there under Transformer Engine"
+    return _offload_beside_graphs(candidate, workload, said, inside == modules) or _offload_fits_host(candidate, workload, said)
+
+
+def _offload_fits_host(candidate: Candidate, workload: Workload, said: str) -> str | None:
+    """Why a rank's part of host memory can't hold what the first stage offloads in 16 bits, of a micro-batch for each stage; ours."""
+    strategy, mesh, mbs, host = candidate.strategy, candidate.mesh, candidate.micro_batch_size, workload.cluster.host_memory
+    modules, sp = said.partition("=")[2], strategy.sequence_parallel
+    parts = (
+        (run.count, offloaded(run.layer, modules, mesh.tp, mesh.cp, sequence_parallel=sp, micro_batch_size=mbs))
+        for run in workload.model.runs
+    )
+    elements = sum(
+        count * tensor.local_elements(mesh.tp, sequence_parallel=sp, cp=mesh.cp)
+        for count, part in parts for op in part.ops for tensor in op.saves
+    )  # fmt: skip
+    needed = elements * mbs * ITEMSIZE["bf16"] * min(mesh.pp, candidate.num_microbatches) / mesh.pp
+    needed += host_states(candidate, workload) if strategy.offload_optimizer else 0.0
+    return None if needed <= host else f"{said} needs {format_bytes(needed)} of host memory a rank, of {format_bytes(host)}"
+
+
+def _offload_beside_graphs(candidate: Candidate, workload: Workload, said: str, experts_alone: bool) -> str | None:
+    """Why Megatron's graphs don't go with an offload of modules."""
+    strategy, held = candidate.strategy, graphed_modules(candidate.strategy, workload.model.architecture)
+    impl = strategy.cuda_graph_impl
+    if impl == "none":
+        return None
+    release, both = release_of(workload.cluster.software.megatron_core), f"{said} with cuda_graph_impl={impl}"
+    if not release.offloads_beside_graphs:  # ours: 0.16.1 asks for nothing, and its offload counts its passes in Python
+        return f"{both}: Megatron-core {release.version} has no offload inside of graphs"
+    if impl == "full_iteration":  # :2634, whose bound of copies in flight no plan says
+        return f"{both} needs fine_grained_offloading_max_inflight_offloads"
+    if "moe" in held:
+        return f"{both} and moe among what they hold: experts that pad to a capacity aren't offloaded"
+    if impl == "local" and not (experts_alone and held):
+        return f"{both}: its graphs take an offload of {' and '.join(sorted(OF_EXPERTS))} alone, and graphs of modules"
+    return None
+
+
 OPTION_RULES: Final = (
     tp_comm_overlap, cp_kind, dispatcher, rank_capacity, shared_expert_overlap, expert_overlap, delayed_weight_gradients, fp32_accumulation,
-    fp8_weights, ddp_bucket, megatron_fsdp,
+    fp8_weights, ddp_bucket, offloaded_modules, megatron_fsdp,
 )  # fmt: skip
 """Rules on what the user chooses of Megatron's own ways."""
