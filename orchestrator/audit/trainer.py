@@ -123,6 +123,8 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
     given.take("warmup_ratio", "warmup_steps", "num_train_epochs")
     if "training.seed" in said:
         keys["seed"] = said["training.seed"]
+    if str(given.values.get("optim")) in words.BITSANDBYTES:
+        keys["train.optimizer"] = words.BITSANDBYTES[given.get("optim")]
     folder = given.get("model_name_or_path")
     if folder is not None and (Path(str(folder)) / "config.json").is_file():
         keys["model.hf_config"] = str(Path(str(folder)) / "config.json")

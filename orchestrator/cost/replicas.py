@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.cost.network import Network
-from orchestrator.cost.states import States, primary_weight_bytes, state_bytes, states
+from orchestrator.cost.states import EIGHT_BIT_MOMENTS, States, primary_weight_bytes, state_bytes, states
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.errors import InputError
 from orchestrator.model.lora import NF4_BYTES
@@ -165,4 +165,7 @@ class ReplicaPrices:
         if strategy.offload_optimizer:
             link = cluster.host_bandwidth * c.host_efficiency
             return clear + shard * (b.gradient + b.weight) / link + touched / c.host_adam_bandwidth
+        if self._workload.training.optimizer == "paged_adamw_8bit":  # its pages come and go over the host's link, should the GPU be full
+            link = cluster.host_bandwidth * c.host_efficiency
+            return clear + touched / memory_rate + shard * 2 * EIGHT_BIT_MOMENTS / link
         return clear + touched / memory_rate

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.hardware.spec import Gpu
-from orchestrator.model.training import Training
+from orchestrator.model.training import EIGHT_BIT, Training
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes, Traits
 from orchestrator.strategy.spec import Strategy, ZeroStage
@@ -17,17 +17,24 @@ REMAINDER_BYTES = 2
 """Bytes that the precision-aware optimizer keeps of an fp32 weight beside the bf16 one: the 16 bits that it lacks
 (optimizer_config.py:192)."""
 
+EIGHT_BIT_MOMENTS: Final = 2 * (1 + 4 / 256)
+"""Bytes of both of Adam's moments in bitsandbytes' 8 bits: blocks of 256 have a scale of 32 bits (Optimizer2State.init_state of
+bitsandbytes; 2.03125 measured with 0.50.2). Paged ones leave a full GPU (unified memory), and take none of it at a peak."""
+
 
 def state_bytes(traits: Traits, training: Training, zero_stage: ZeroStage) -> StateBytes:
     """Bytes per parameter before sharding of this engine under this training. Raises KeyError for a stage that the engine has not.
 
-    Plain SGD (the engines are given momentum 0) keeps no moments. Gradients of 16 bits take 2 bytes, and an fp32 copy of the optimizer's
-    shard while it steps (distrib_optimizer.py:2419; stage_1_and_2.py:1020), which the precision-aware optimizer does without. With FP8 in
-    another recipe than delayed scaling megatron-core keeps whole fp32 weights all the same (optimizer_config.py:352).
+    Plain SGD (the engines are given momentum 0) keeps no moments, paged Adam none on the GPU. Gradients of 16 bits take 2 bytes, and an
+    fp32 copy of the optimizer's shard while it steps (distrib_optimizer.py:2419; stage_1_and_2.py:1020), which the precision-aware
+    optimizer does without. With FP8 in another recipe than delayed scaling megatron-core keeps whole fp32 weights all the same
+    (optimizer_config.py:352).
     """
     states = traits.state_bytes(training.precision, zero_stage)
     if training.optimizer == "sgd":
         states = replace(states, moments=0)
+    if training.optimizer in EIGHT_BIT:
+        states = replace(states, moments=0 if training.optimizer.startswith("paged") else EIGHT_BIT_MOMENTS)
     if training.precision == "fp32":
         return states
     buffer = {"grad_reduce_dtype": training.grad_reduce_dtype, "grad_accum_dtype": training.grad_accum_dtype}

@@ -21,6 +21,7 @@ from orchestrator.job import File
 from orchestrator.model.families import describe
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import trainable_parameters, with_lora
+from orchestrator.model.training import EIGHT_BIT
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 from orchestrator.words import deepspeed as words
@@ -151,6 +152,8 @@ def ds_config(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
         settings |= LOSS_SCALE
     if training.optimizer == "sgd":
         settings |= {"optimizer.params.momentum": 0.0, **({"zero_allow_untested_optimizer": True} if plan.zero_stage else {})}
+    elif training.optimizer in EIGHT_BIT:
+        settings["zero_allow_untested_optimizer"] = True
     elif plan.cluster.is_cpu:  # where DeepSpeed's own kernel would have to be compiled first
         settings["optimizer.params.torch_adam"] = True
     if is_pipeline_module(plan):

@@ -18,6 +18,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.job import File, Job
 from orchestrator.model.packing import sample_notes
 from orchestrator.model.spec import Architecture
+from orchestrator.model.training import EIGHT_BIT
 from orchestrator.plan import Plan
 
 ARGUMENTS: Final = ("--plan", "plan.json", "--out", ".")
@@ -59,6 +60,7 @@ def environment(plan: Plan) -> dict[str, str]:
 def engine_file(plan: Plan, requirements: Requirements, content: Mapping[str, Any]) -> File:
     """The file engine.json: what the worker is told beside the plan, and the versions of what it must run on."""
     more = {"deep_ep": plan.moe_token_dispatcher_type == "flex", "emerging_optimizers": plan.training.optimizer == "muon"}
+    more["bitsandbytes"] = plan.training.optimizer in EIGHT_BIT
     requires = requirements.versions(plan.cluster) | {name: "" for name, needed in more.items() if needed}
     return File(path="engine.json", content=dumps({"engine": plan.engine, "requires": requires, **content}))
 

@@ -18,6 +18,9 @@ Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 
 MuonTpMode = Literal["blockwise", "duplicated", "distributed"]
 Task = Literal["pretrain", "sft"]
+Optimizer = Literal["adamw", "sgd", "muon", "adamw_8bit", "paged_adamw_8bit"]
+EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
+"""AdamW with moments of 8 bits, bitsandbytes'."""
 
 
 class Lengths(Value, frozen=True, kw_only=True):
@@ -63,9 +66,9 @@ class Training(Value, frozen=True, kw_only=True):
     ] = None
     """How FP8 tensors are scaled: by the maxima of steps before, by their own, by blocks, by 32 elements (Blackwell's hardware). None where
     precision is not fp8."""
-    optimizer: Annotated[
-        Literal["adamw", "sgd", "muon"], Key("train.optimizer", "which; muon, of matrices, beside AdamW for the rest, is megatron's")
-    ] = "adamw"
+    optimizer: Annotated[Optimizer, Key(
+        "train.optimizer", "which; muon, of matrices, beside AdamW for the rest, is megatron's; adamw_8bit is bitsandbytes' (deepspeed), "
+        "paged_adamw_8bit with its moments in pages that may go to host memory")] = "adamw"  # fmt: skip
     muon_momentum: Annotated[float, Key("train.muon_momentum", "of muon", low=0, below=1)] = 0.95
     muon_num_ns_steps: Annotated[
         int, Key("train.muon_num_ns_steps", "of muon: Newton-Schulz iterations of an update", unit="iterations", low=1, high=64)

@@ -18,6 +18,7 @@ from orchestrator.cost.uncertainty import BEYOND, pairs_of
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.routing import Unevenness, times
 from orchestrator.model.spec import ModelSpec
+from orchestrator.model.training import EIGHT_BIT
 from orchestrator.plan import Plan, Prediction, Stage
 from orchestrator.report.budget import budget
 from orchestrator.strategy.capabilities import Capabilities
@@ -443,6 +444,7 @@ def software_text(plan: Plan, requires: Mapping[str, str]) -> str:
     packages = (
         (plan.moe_token_dispatcher_type == "flex", "DeepEP or HybridEP (deep_ep): cluster.software.deep_ep=false plans without"),
         (plan.training.optimizer == "muon", "emerging_optimizers, which has Muon"),
+        (plan.training.optimizer in EIGHT_BIT, "bitsandbytes, which has Adam of 8 bits"),
     )
     needs = "; ".join(f"on every node {name}" for needed, name in packages if needed)
     return f"software   {'; '.join(filter(None, (releases, needs)))}" if releases or needs else ""

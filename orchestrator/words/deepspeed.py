@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from orchestrator.model.training import EIGHT_BIT
 from orchestrator.words.terms import NOTHING, Table, Term, short_type, switch, unsaid
 
 
 def _has_adam(plan: Any) -> bool:
     return bool(plan.training.optimizer == "adamw")
+
+
+def _is_its_own(plan: Any) -> bool:
+    """Whether DeepSpeed makes the optimizer. Bitsandbytes' it is given, by the Trainer."""
+    return bool(plan.training.optimizer not in EIGHT_BIT)
 
 
 def _accumulates(plan: Any) -> bool:
@@ -28,13 +34,13 @@ TRAINING: Final[Table] = (
     switch("bf16.enabled", "training.precision", "bf16", "fp8"),
     Term("data_types.grad_accum_dtype", "training.grad_accum_dtype", back=short_type, when=_accumulates),
     Term("communication_data_type", "training.grad_reduce_dtype", back=short_type),
-    Term("optimizer.type", "training.optimizer", default="AdamW", to={"adamw": "AdamW", "sgd": "SGD"}.get,
+    Term("optimizer.type", "training.optimizer", default="AdamW", to={"adamw": "AdamW", "sgd": "SGD"}.get, when=_is_its_own,
          back=lambda kind: "sgd" if str(kind).lower() == "sgd" else "adamw"),
-    Term("optimizer.params.lr", "training.lr", back=lambda rate: float(rate) or NOTHING),
+    Term("optimizer.params.lr", "training.lr", back=lambda rate: float(rate) or NOTHING, when=_is_its_own),
     Term("optimizer.params.betas", "training.betas", to=list, when=_has_adam,
          back=lambda betas: betas if isinstance(betas, list) and len(betas) == 2 else NOTHING),
     Term("optimizer.params.eps", "training.eps", back=float, when=_has_adam),
-    Term("optimizer.params.weight_decay", "training.weight_decay", back=float),
+    Term("optimizer.params.weight_decay", "training.weight_decay", back=float, when=_is_its_own),
 )  # fmt: skip
 ZERO: Final[Table] = (
     Term("zero_optimization.stage", "zero_stage", default=0, back=int),

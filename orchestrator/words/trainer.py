@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from orchestrator.model.training import EIGHT_BIT
 from orchestrator.words.terms import NOTHING, Table, Term, switch
 
 SIZES: Final[Table] = (
@@ -32,6 +33,8 @@ SCHEDULES: Final = {
 """Schedules of plans by lr_scheduler_type (transformers/optimization.py)."""
 DECAYS: Final = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "1-sqrt"}
 """The Trainer's names of how a rate falls after it was stable (transformers/optimization.py, get_wsd_schedule)."""
+BITSANDBYTES: Final = {name: name for name in EIGHT_BIT} | {"adamw_bnb_8bit": "adamw_8bit"}
+"""Optimizers of plans by the Trainer's names of bitsandbytes' (transformers/training_args.py, OptimizerNames)."""
 PLAN: Final[Table] = (*SIZES, *RATE, *OPTIMIZER)
 
 

@@ -105,6 +105,22 @@ def test_narrow_gradients_and_moments_hold_the_tabled_bytes(training: dict[str, 
     assert states.step == step
 
 
+def test_moments_of_8_bits_are_bitsandbytes_own_with_a_scale_for_256_and_paged_ones_go_over_the_hosts_link() -> None:
+    """2.03125 bytes a parameter, as init_state of bitsandbytes 0.50.2 makes them (tensors of 2^20 elements)."""
+    layers = {
+        name: cost_model(traits=DEEPSPEED, optimizer=name).layer(candidate(dp=4, zero_stage=2), "decoder", "none")
+        for name in ("adamw", "adamw_8bit", "paged_adamw_8bit")
+    }
+    moments = {name: layer.optimizer_bytes * 4 / layer.parameters - 4 for name, layer in layers.items()}
+    assert moments == {"adamw": 8.0, "adamw_8bit": 2.03125, "paged_adamw_8bit": 0.0}
+    assert layers["adamw_8bit"].optimizer_s < layers["adamw"].optimizer_s
+    cluster = a100()
+    link = cluster.host_bandwidth * datasheet(cluster, DEEPSPEED).host_efficiency
+    memory = cluster.gpu.memory_bandwidth * datasheet(cluster, DEEPSPEED).optimizer_efficiency
+    more = layers["paged_adamw_8bit"].optimizer_s - layers["adamw_8bit"].optimizer_s
+    assert more == pytest.approx(layers["adamw"].parameters / 4 * 2 * 2.03125 * (1 / link - 1 / memory))
+
+
 def test_fp8_keeps_the_copies_of_weights_that_its_products_read() -> None:
     fp8 = {"precision": "fp8", "fp8_recipe": "tensorwise"}
     cluster = replace(a100(), gpu=GPUS["H100-SXM-80GB"])

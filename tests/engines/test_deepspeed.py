@@ -160,6 +160,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("activation_offload", workload(LLAMA), {"offload_activations": True}, "recompute=none: only full recompute keeps checkpoints"),
     ("activation_offload", workload(HF_T5), {"offload_activations": True, "recompute": "full"}, "tried with transformers' GPT2LMHeadModel"),
     ("activation_offload", workload(LLAMA), {"offload_activations": True, "recompute": "full", "tp": 2, "dp": 4}, "tp=2 ep=1: never tried"),
+    ("eight_bit_adam", workload(gpu="cpu", optimizer="adamw_8bit"), {}, "optimizer=adamw_8bit is bitsandbytes', on GPUs"),
     ("recompute", workload(), {"recompute": "selective"}, "deepspeed has recompute none, full"),
 ]  # fmt: skip
 

@@ -69,6 +69,23 @@ def test_the_arguments_are_the_plans() -> None:
     assert (sgd["optim"], sgd["use_cpu"], sgd["save_strategy"]) == ("sgd", True, "no")
 
 
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
+def test_adam_of_8_bits_is_the_trainers_and_read_back(optimizer: Any, tmp_path: Path) -> None:
+    plan = make_plan("deepspeed", LLAMA, zero_stage=2, training=training_for(LLAMA, optimizer=optimizer))
+    assert said(plan, "trainer.yaml")["optim"] == optimizer
+    config = said(plan, "ds_config.json")
+    assert "optimizer" not in config
+    assert config["zero_allow_untested_optimizer"] is True
+    assert "bitsandbytes" in said(plan, "engine.json")["requires"]
+    for name, content in files_of(plan).items():
+        (tmp_path / name).write_text(content)
+    read = formats.read(files_of(plan)["trainer.yaml"], str(tmp_path / "trainer.yaml")).reading
+    assert read.keys["train.optimizer"] == optimizer
+    assert not any(setting.startswith("optim=") for setting in read.unpriced)
+    named = formats.read("per_device_train_batch_size: 1\noptim: adamw_bnb_8bit\n", str(tmp_path / "own.yaml")).reading
+    assert named.keys["train.optimizer"] == "adamw_8bit"
+
+
 def test_accelerate_starts_the_plans_ranks_and_divides_weights_as_they_are_read_where_the_plan_does() -> None:
     found = said(make_plan("deepspeed", LLAMA, world=16, zero_stage=3), "accelerate.yaml")
     assert (found["num_machines"], found["num_processes"]) == (2, 16)

@@ -12,6 +12,7 @@ from orchestrator.engines.ds_states import DEEPSPEED
 from orchestrator.engines.engine import Requirements
 from orchestrator.engines.rules.rule import DEEPSPEED_SOURCES
 from orchestrator.hardware.spec import Software
+from orchestrator.model.training import EIGHT_BIT
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.spec import DEEPSPEED_OPTIONS, RANK_ORDER
 
@@ -47,7 +48,7 @@ def capabilities(software: Software) -> Capabilities:
         tasks=("pretrain", "sft"),
         lora=True,
         precisions=PRECISIONS,
-        optimizers=("adamw", "sgd"),
+        optimizers=("adamw", "sgd", *EIGHT_BIT),
         rank_orders=(RANK_ORDER,),
         sources=DEEPSPEED_SOURCES
         | {

@@ -14,6 +14,7 @@ from orchestrator.engines.rules.rule import divides, divides_sequences, first, r
 from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES, host_states
 from orchestrator.model.hugging_face import divides_head
 from orchestrator.model.traced import Traced
+from orchestrator.model.training import EIGHT_BIT
 from orchestrator.strategy.spec import TILED, Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
@@ -237,6 +238,16 @@ def activation_offload(candidate: Candidate, workload: Workload) -> str | None:
 
 
 @rule(
+    "eight_bit_adam",
+    "transformers/training_args.py: OptimizerNames.ADAMW_8BIT; bitsandbytes/optim/adamw.py, whose kernels are a GPU's",
+    "model",
+)
+def eight_bit_adam(_: Candidate, workload: Workload) -> str | None:
+    name = workload.training.optimizer
+    return f"optimizer={name} is bitsandbytes', on GPUs" if name in EIGHT_BIT and workload.cluster.is_cpu else None
+
+
+@rule(
     "activations_host",
     "activation offload: runtime/activation_checkpointing/offload_activations.py:153 (_empty_cpu_like)",
     "model cp dp zero_stage micro_batch_size offload_optimizer offload_activations",
@@ -263,7 +274,7 @@ DEEPSPEED_RULES: Final = (
     replace(head_width, engine_rule="transformers/models/gpt2/modeling_gpt2.py GPT2Attention"),
     replace(head_groups, engine_rule="transformers/models/llama/modeling_llama.py repeat_kv"),
     hf_architecture, autotp_family, autotp_divides, autotp_host, autotp_without_ulysses, ulysses_family, ulysses_heads, ulysses_sequence,
-    hpz, lora_tensor_parallel, lora_hpz, lora_offload, tiles, activation_offload, activations_host, *EXPERT_RULES, *FINE_TUNING_RULES,
-    *DEEPSPEED_ZERO_RULES, ulysses_offload,
+    hpz, lora_tensor_parallel, lora_hpz, lora_offload, tiles, activation_offload, activations_host, eight_bit_adam, *EXPERT_RULES,
+    *FINE_TUNING_RULES, *DEEPSPEED_ZERO_RULES, ulysses_offload,
 )  # fmt: skip
 """The rules of DeepSpeed's engine on transformers' layers."""

@@ -37,7 +37,7 @@ def for_trainer(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]
     transformers hands DeepSpeed all parameters as one group, and norms and biases would decay (integrations/deepspeed.py,
     deepspeed_optim_sched). Theirs has the plan's two groups."""
     config = ds_config(plan, more)
-    del config["optimizer"]
+    config.pop("optimizer", None)
     config.pop("sequence_parallel_size", None)  # the Trainer's ParallelismConfig has it
     config |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
     if plan.tp > 1:
@@ -85,7 +85,7 @@ def trainer_arguments(plan: Plan, *, checkpointing: bool) -> dict[str, Any]:
         "output_dir": "trainer",
         "deepspeed": DS_CONFIG,
         **say(words.SIZES, plan),
-        "optim": "sgd" if training.optimizer == "sgd" else "adamw_torch" if plan.cluster.is_cpu else "adamw_torch_fused",
+        "optim": training.optimizer if training.optimizer != "adamw" else "adamw_torch" if plan.cluster.is_cpu else "adamw_torch_fused",
         **say(words.RATE, plan),
         **({} if named is None else {"lr_scheduler_type": named[0], "lr_scheduler_kwargs": named[1]}),
         **say(words.OPTIMIZER, plan),
