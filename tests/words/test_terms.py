@@ -157,6 +157,31 @@ def test_no_flag_of_any_release_is_read_in_silence() -> None:
     assert len(silent) > 20
 
 
+NEXT = (
+    "--enable-mhc-connections", "--mhc-num-residual-streams 4", "--mhc-recompute-layer-num 1", "--mhc-sinkhorn-iterations 3",
+    "--mhc-init-gating-factor 0.1", "--gdp-cutedsl-kernel", "--gdp-num-householder 2", "--gdp-num-chunk-states-to-recompute 2",
+    "--gtp-remat-nccl-ub", "--gtp-expert-remat-nccl-ub", "--gtp-remat-opt-in-modules qkv", "--megatron-fsdp-version 2",
+    "--gtp-remat-reduce-scatter-with-fp32-accumulation", "--moe-combine-bwd-dtype fp8", "--moe-dispatch-fwd-dtype fp8",
+    "--moe-use-grouped-tensor", "--mtp-hsm", "--muon-use-syrk", "--output-logit-dtype bf16", "--batch-invariant-backend x",
+)  # fmt: skip
+"""What is new and changes time, memory or the model in Megatron-LM's main of 2026-08-22 (d98e8a64, core 0.20 in development, of which no
+release has a tag): `flags.py KINDS` of it, less logs, checkpoints, generation and reinforcement learning."""
+OF_020 = ("--tensor-parallel-num-weight-shards 2", "--expert-tensor-parallel-num-weight-shards 2", "--hybrid-context-parallel")
+"""What NVIDIA's recipes set that only 0.20 has whole, though 0.19's parser knows it."""
+
+
+def test_what_the_next_release_brings_is_unknown_or_unpriced_and_never_silent() -> None:
+    base = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+    silent = []
+    for said in (*NEXT, *OF_020):
+        reading = script.read(f"{base}{said}\n").reading
+        told = (*reading.unpriced, *(() if said in OF_020 else reading.unknown))
+        flag = said.split()[0]
+        if not any(flag in each for each in told) or terms.kind("megatron_lm", flag[2:].replace("-", "_")) != "cost":
+            silent.append((said, reading.unpriced, reading.unknown))
+    assert silent == []
+
+
 def _says_nothing(text: str, plain: Any) -> bool:
     try:
         return bool(script.read(text).reading == plain)
