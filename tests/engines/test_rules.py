@@ -105,6 +105,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("precision_aware", M, workload(precision_aware_optimizer=True, precision="fp32"), {"zero_stage": 1}, "no narrower copy"),
     ("ddp_bucket", M, workload(), {"ddp_bucket_size": 10**8, "overlap_grad_reduce": False}, "ddp_bucket_size=100000000 does nothing"),
     ("ddp_bucket", M, workload(), {"ddp_bucket_size": 10**8, "megatron_fsdp": True, "zero_stage": 2}, "its units are of whole modules"),
+    ("offloaded_modules", M, workload(), {"offload_modules": "attn_proj"}, "Megatron takes it beside core_attn alone"),
     ("muon", M, workload(optimizer="muon"), {"zero_stage": 1}, "optimizer=muon with zero_stage=1: Megatron-core 0.16.1 has it undivided"),
     ("optimizer_dtypes", D, workload(precision_aware_optimizer=True), {"zero_stage": 1}, "has no precision_aware_optimizer"),
     ("precision_here", M, workload(gpu="V100-SXM2-16GB"), {}, "compute capability 7.0"),
