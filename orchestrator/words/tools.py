@@ -84,7 +84,7 @@ FUSIONS: Final = (
 )
 LAYERS: Final = (
     f"{RECOMPUTE} {FUSIONS} cp_comm_type hierarchical_context_parallel_sizes cuda_graph_impl cuda_graph_modules moe_token_dispatcher_type "
-    "moe_shared_expert_overlap attention_softmax_in_fp32 transformer_impl"
+    "moe_shared_expert_overlap attention_softmax_in_fp32 transformer_impl fine_grained_activation_offloading offload_modules"
 )
 """What a plan chooses of TransformerConfig's fields beside sizes, stages, precision and overlaps."""
 OVERLAPS: Final = "tp_comm_overlap overlap_moe_expert_parallel_comm delay_wgrad_compute"
@@ -451,7 +451,7 @@ NEMO_RL: Final = Tool(
         *named("recompute_granularity recompute_modules moe_token_dispatcher_type moe_shared_expert_overlap moe_permute_fusion",
                "policy.megatron_cfg."),
         *named("moe_grouped_gemm apply_rope_fusion gradient_accumulation_fusion cuda_graph_impl", "policy.megatron_cfg."),
-        *named("cuda_graph_modules transformer_impl", "policy.megatron_cfg."),
+        *named("cuda_graph_modules transformer_impl fine_grained_activation_offloading offload_modules", "policy.megatron_cfg."),
         *named("pipeline_model_parallel_layout account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
                "policy.megatron_cfg.model_overrides."),
         *named(f"cp_comm_type hierarchical_context_parallel_sizes masked_softmax_fusion bias_dropout_fusion {OVERLAPS}",
