@@ -329,7 +329,7 @@ def gradients(trainer: Any) -> list[Piece]:
 def pieces(trainer: Any, value: Any) -> list[Piece]:
     """value(parameter) of every parameter of this rank, placed in the whole model by megatron-core's own names and offsets."""
     if isinstance(trainer, megatron.MegatronTrainer):
-        chunks, whole = [megatron._bare(chunk) for chunk in trainer.chunks], nullcontext()
+        chunks, whole = [models.bare(chunk) for chunk in trainer.chunks], nullcontext()
     else:
         import deepspeed
 
