@@ -509,8 +509,8 @@ def test_text_is_trained_on_and_evaluated_on_as_the_shares_that_our_worker_has(w
     row = data.encode(data.standard_library(), None, data.Specials.of_bytes())
     cut = len(row) * 9 // 10
     for name, ids in {"train": row[:cut], "valid": row[cut:]}.items():
-        written = data.IndexedTokens(str(tmp_path / "run" / "data" / f"{name}-0"))
-        assert np.array_equal(written.window(0, len(written)), ids)
+        written = data.indexed_tokens(str(tmp_path / "run" / "data" / f"{name}-0"))
+        assert np.array_equal(written, ids)
 
 
 @pytest.mark.skipif(HAS_TRAINING, reason="this megatron-core has megatron/training")
