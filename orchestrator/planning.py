@@ -304,7 +304,7 @@ class Planner:
                 explained=space.explain(settings.explain),
                 narrower=space.explain(Pins(tp=inside)) if inside is not None else (),
                 alone=data_parallelism_alone(space.workload, space.planned) if divided(plan) else (),
-                unasked=unasked((plan, *found.alternatives), found.bounds.usual, space.workload, space.planned, space.settings),
+                unasked=unasked((plan, *found.alternatives), found.bounds, space.workload, space.planned, space.settings),
                 uneven=space.prices[index].unevenness(plan),
                 elsewhere=self.elsewhere(plan),
             )

@@ -13,7 +13,7 @@ w_i gives more total work by an end T: each w_i takes less from the stages behin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import pairwise
 from math import ceil, expm1, log1p
@@ -21,15 +21,18 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from orchestrator.cost.price import CostModel
+from orchestrator.cost.price import CostModel, LayerCost
 from orchestrator.cost.schedule import in_flight
 from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.legality import stages_offered
 from orchestrator.strategy.megatron_layout import even_chunks, stages_of
-from orchestrator.strategy.spec import Candidate, ZeroStage
+from orchestrator.strategy.spec import Candidate, Recompute, ZeroStage
 
+ROUNDING = 1e-9
+"""Relative slack of a bound that adds the terms of a price in another order."""
+NONE: tuple[Recompute, ...] = ("none",)
 MANY = 64
 """Samples of a micro-batch, from which on more of them hardly take less a sample."""
 
@@ -62,6 +65,70 @@ def rounds(costs: CostModel, candidate: Candidate, group: int | None = None) -> 
     for kind, count in costs.workload.counts.items():
         through += count * costs.layer(candidate, kind, "none").seconds
     return (groups - 1) * (vpp - 1) * sum(hops) + through + 2 * (vpp * sum(hops) - hops[-1])
+
+
+def beside(costs: CostModel, before: Candidate, after: Candidate, modes: Sequence[Recompute], bound_s: float, below_s: float) -> float:
+    """Seconds that no plan of `after` undercuts in these recompute modes, of those that take less than `below_s`. `before`: the choice
+    that differs from it in an option alone, of which no plan in these modes undercuts `bound_s`; 0 where the option may save bytes, with
+    which other plans fit.
+
+    What fits with the option fits without. Each pass of a layer takes at least the least `share` of its seconds without, and a schedule of
+    passes that all take that share takes that share; of embedding and head, which a micro-batch passes once, it counts how much less they
+    take than that. Of what comes once a step, no more is gone than the layers of a stage that is through below `below_s` have less of it;
+    where a pass is longer, and may hide more, all.
+    """
+    if costs.cluster.parts or costs.boundary_bytes(after) < costs.boundary_bytes(before):
+        return 0.0
+    if _everywhere(costs, after) < _everywhere(costs, before):
+        return 0.0
+    kinds = [(kind, mode, layer.recomputable) for kind, layer in costs.kinds.items() for mode in (modes if layer.recomputable else NONE)]
+    olds = [costs.layer(before, kind, mode) for kind, mode, _ in kinds]
+    share, slowdown, ends = 1.0, max(1.0, costs.calibration.overlap_slowdown), list[tuple[LayerCost, LayerCost]]()
+    longer, whole, less = slowdown > 1.0, (0.0, 0.0), (0.0, 0.0)
+    for old, new, (*_, inside) in zip(olds, [costs.layer(after, kind, mode) for kind, mode, _ in kinds], kinds, strict=True):
+        if (
+            new.saved_bytes < old.saved_bytes
+            or new.static_bytes < old.static_bytes
+            or new.transient_forward_bytes < old.transient_forward_bytes
+            or new.transient_backward_bytes < old.transient_backward_bytes
+            or new.backward_bytes < old.backward_bytes
+            or new.step_bytes < old.step_bytes
+        ):
+            return 0.0
+        longer = longer or new.forward_s > old.forward_s or new.backward_s > old.backward_s
+        if inside:
+            share = min(share, new.forward_s / old.forward_s, new.backward_s / old.backward_s)
+            whole = _largest(whole, _once(old, slowdown), new.seconds)
+            less = _largest(less, _less_once(old, new), new.seconds)
+        else:
+            ends.append((old, new))
+    m = after.num_microbatches
+    gone = below_s / m * sum(whole if longer else less)
+    for old, new in ends:
+        gone += sum(_once(old, slowdown) if longer else _less_once(old, new))
+        gone += m * (max(0.0, old.forward_s - new.forward_s / share) + max(0.0, old.backward_s - new.backward_s / share))
+    return (share * (bound_s - costs.once_seconds(before) - gone) + costs.once_seconds(after)) * (1 - ROUNDING)
+
+
+def _once(layer: LayerCost, slowdown: float) -> tuple[float, float]:
+    """Seconds of a step that a layer exposes at most, and those of its update: the stage of the one and that of the other may differ."""
+    return slowdown * (layer.sync_s + layer.gather_s), layer.optimizer_s
+
+
+def _less_once(old: LayerCost, new: LayerCost) -> tuple[float, float]:
+    """Seconds by which a layer's reduction and gathering, and its update, are shorter."""
+    moved = max(0.0, old.sync_s - new.sync_s) + max(0.0, old.gather_s - new.gather_s)
+    return moved, max(0.0, old.optimizer_s - new.optimizer_s)
+
+
+def _largest(known: tuple[float, float], once: tuple[float, float], seconds: float) -> tuple[float, float]:
+    """The larger ones of seconds once a step, per second of a micro-batch in the layer."""
+    return max(known[0], once[0] / seconds), max(known[1], once[1] / seconds)
+
+
+def _everywhere(costs: CostModel, candidate: Candidate) -> float:
+    """Bytes of a rank whatever its layers, buckets included as far as their size does not depend on these."""
+    return sum(costs.fixed_bytes(candidate).values()) + costs.bucket_bytes(candidate, 1)
 
 
 class _Held(NamedTuple):

@@ -80,6 +80,8 @@ class Layers:
             most = max(values)
             self.lines.append((min(values), most, sum([n * (most - value) for n, value in zip(counts, values, strict=True)])))
         self._vpp = candidate.vpp
+        self._alike = [least for least, most, _ in self.lines if least == most]
+        """What a layer takes, where all layers take the same; else fewer numbers than `_Held` has."""
         self._known: dict[int, _Held] = {}
 
     def of(self, n: int) -> _Held:
@@ -87,6 +89,9 @@ class Layers:
         found = self._known.get(n)
         if found is None:
             chunk = n // self._vpp
+            if len(self._alike) == len(self.lines):
+                found = self._known[n] = _Held._make([*[n * each for each in self._alike[:-1]], chunk * self._alike[-1]])
+                return found
             *others, (least, most, lack) = self.lines
             saved = max(chunk * least, chunk * most - lack)
             found = self._known[n] = _Held._make([*(max(n * low, n * high - less) for low, high, less in others), saved])

@@ -54,8 +54,10 @@ def bucket_bytes(workload: EngineWorkload, candidate: Candidate, states: StateBy
     so does stage 0, after the backward pass. A group of one gathers no weights (runtime/zero/partition_parameters.py:904).
     """
     b, stage = workload.traits, candidate.strategy.zero_stage
+    if not (b.bucket_elements or b.live_parameter_elements):
+        return 0.0
     alone = candidate.mesh.dp * candidate.mesh.cp == 1
-    if (alone and stage == 0) or not (b.bucket_elements or b.live_parameter_elements):
+    if alone and stage == 0:
         return 0.0
     nbytes = float(min(b.bucket_elements, parameters, workload.trainable) * b.bucket_copies * b.bucket_itemsize)
     if stage >= SHARDED_FROM_STAGE["weight"] and not alone:

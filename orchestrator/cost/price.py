@@ -268,7 +268,7 @@ class CostModel:
         for kind, count in self.workload.counts.items():
             modes = self.modes_of(candidate, kind)
             plain = self.layer(candidate, kind, "none")  # no mode is faster: what runs again only takes time, hidden traffic included
-            longest = max(self.layer(candidate, kind, mode).backward_s for mode in (("full",) if "full" in modes else modes))
+            longest = max([self.layer(candidate, kind, mode).backward_s for mode in (("full",) if "full" in modes else modes)])
             busy += count * plain.seconds
             forward += count * plain.forward_s
             backward += count * longest  # the most that can hide the reduction

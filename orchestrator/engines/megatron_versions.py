@@ -120,6 +120,7 @@ def number(version: str) -> tuple[int, int, int]:
     return int(major), int(minor), int(patch or 0)
 
 
+@cache
 def release_of(version: str) -> Release:
     """The release that has this version, or the nearest.
 

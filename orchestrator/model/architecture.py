@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import cycle, repeat
 from typing import Annotated
 
@@ -43,7 +44,7 @@ class Run(Value, frozen=True, kw_only=True, omit_defaults=True):
     feed_forward: FeedForward | None = None
 
 
-class Architecture(Shared, frozen=True, kw_only=True):
+class Architecture(Shared, frozen=True, kw_only=True, dict=True):
     """The flat fields say what all layers share, and what the common layer is: grouped-query attention and an MLP. `pattern` says which
     layers differ: its runs follow each other, over and over, until there are `num_layers` layers.
 
@@ -102,7 +103,7 @@ class Architecture(Shared, frozen=True, kw_only=True):
         """The different layers, in order of first appearance."""
         return list(dict.fromkeys(layer for layer, _ in self.layer_runs()))
 
-    @property
+    @cached_property
     def experts(self) -> tuple[Experts, ...]:
         """The different ones of its layers; none in a dense model."""
         found = (layer.feed_forward for layer in self.kinds_of_layers())

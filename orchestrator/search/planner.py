@@ -14,7 +14,7 @@ is faster by rounding only is a tie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from heapq import heapify, heappop, heappush
 from math import isclose
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from orchestrator.cost.bounds import Floors
+from orchestrator.cost.bounds import Floors, beside
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
@@ -34,8 +34,8 @@ from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.legality import PLANNER, legal_modes, rules_of
 from orchestrator.strategy.megatron_layout import chunk_sizes
-from orchestrator.strategy.spec import LAST_RESORTS, RECOMPUTE_ORDER, UNUSUAL, Candidate, twins, unusual
-from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside
+from orchestrator.strategy.spec import LAST_RESORTS, RECOMPUTE_ORDER, UNUSUAL, Candidate, Recompute, twins, unusual
+from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside, only_axis
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
@@ -64,6 +64,8 @@ class Bounds(NamedTuple):
 
     usual: Mapping[Candidate, float] = {}
     fuller: Mapping[Candidate, float] = {}
+    modes: Mapping[Candidate, tuple[Recompute, ...]] = {}
+    """The recompute modes that the choices may use."""
 
 
 UNKNOWN = Bounds()
@@ -136,7 +138,7 @@ def search(
     """
     space, stop = _Space(workload, engines, settings), stop or (lambda: False)
     several = any(len(engine.policy.kept) > 1 for engine in engines)
-    usual, full = known
+    usual, full, _ = known
 
     def with_last_resorts(refused: _Search) -> SearchResult:
         """What fits with the options that save memory, once nothing does without. Raises NoPlanError."""
@@ -162,7 +164,7 @@ def search(
     if not running.best.ranked:
         return with_last_resorts(running)
     beside = None if fuller is None else fuller.plan()
-    bounds = Bounds(running.bounds, {} if fuller is None else fuller.bounds)
+    bounds = Bounds(running.bounds, {} if fuller is None else fuller.bounds, space.modes)
     return replace(running.result(least), bounds=bounds, fuller=beside, searched=tuple(engine.capabilities for engine in engines))
 
 
@@ -199,26 +201,31 @@ def _first(workload: Workload, engines: Engines, settings: SearchSettings) -> Pl
 
 
 def fastest_of(
-    bounds: Mapping[Candidate, float],
+    near: Mapping[Candidate, Near],
     workload: Workload,
     engine: PlannedEngine,
     settings: SearchSettings,
     below_s: float,
-    rules: Sequence[Rule],
+    changed: Collection[str],
 ) -> Plan | None:
     """The fastest plan of one engine's choices that takes less than `below_s` seconds and keeps what `faster` does; None: there is
-    none. `bounds`: for each choice, seconds that none of its plans undercuts; choices that break one of the `rules` are left out."""
+    none. `near`: each choice, which breaks no rule but of those about the options that are `changed` of another one, with that."""
     costs, limit, found = engine.costs(workload), settings.limits_for(engine, workload)[0], None
     capabilities = engine.capabilities
-    of_groups = about_groups(rules_of(capabilities, workload))
-    tried = [mode for mode in capabilities.recompute if mode not in capabilities.pinned_recompute]
-    if settings.pins.recompute is not None:
-        tried = [settings.pins.recompute]
-    for candidate, bound in sorted(bounds.items(), key=lambda item: item[1]):
+    rules = rules_of(capabilities, workload)
+    of_groups = about_groups(rules)
+    same_groups = not any({*changed} & {*rule.needs} for rule in of_groups)
+    offered = [mode for mode in capabilities.recompute if mode not in capabilities.pinned_recompute]
+    allowed = _Allowed(rules, workload, changed, settings.pins.among("recompute", offered))
+    for candidate, (bound, before, before_s, before_modes) in sorted(near.items(), key=lambda item: item[1].bound_s):
         if bound >= below_s:
             break
-        modes = legal_modes(rules, candidate, workload, tried)
-        if not modes or costs.time_floor(candidate) >= below_s or costs.memory_floor(candidate) > limit.usable:
+        modes = allowed.modes(candidate, before_modes)
+        if not modes or costs.time_floor(candidate) >= below_s:
+            continue
+        if same_groups and {*modes} <= {*before_modes} and beside(costs, before, candidate, modes, before_s, below_s) >= below_s:
+            continue
+        if costs.memory_floor(candidate) > limit.usable:
             continue
         leaf = Leaf(candidate, modes, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))
         inner = Inner(costs, workload.model, capabilities, leaf, limit, settings.pins.layout)
@@ -229,6 +236,42 @@ def fastest_of(
         if solution is not None and solution.step_time_s < below_s:
             below_s, found = solution.step_time_s, solution
     return None if found is None else _plan_of(found, workload, costs)
+
+
+class Near(NamedTuple):
+    """Seconds that a choice is taken to need at least; the choice without an option of which it is known with how many seconds no plan
+    undercuts it; its recompute modes."""
+
+    bound_s: float
+    before: Candidate
+    before_s: float
+    modes: tuple[Recompute, ...]
+
+
+class _Allowed:
+    """What rules allow a choice that differs from a legal one in some options alone: others' verdicts are known."""
+
+    def __init__(self, rules: Sequence[Rule], workload: Workload, changed: Collection[str], modes: Sequence[Recompute]) -> None:
+        about = [rule for rule in rules if {*changed} & {*rule.needs}]
+        self._workload, self._tried = workload, modes
+        self._plain = [rule for rule in about if "recompute" not in rule.needs]
+        self._both = [rule for rule in about if "recompute" in rule.needs]
+        others = [rule for rule in rules if "recompute" in rule.needs and rule not in self._both]
+        self._alone = [rule for rule in others if only_axis(rule) == "recompute"]
+        """The rules that have the same verdict on a mode whatever else is chosen."""
+        self._others = [rule for rule in others if rule not in self._alone]
+
+    def modes(self, candidate: Candidate, before: Sequence[Recompute]) -> tuple[Recompute, ...]:
+        """The recompute modes with which the candidate is legal, of which `before` were so without the options."""
+        if any(rule.check(candidate, self._workload) is not None for rule in self._plain):
+            return ()
+        if not self._both:
+            return tuple(before)
+        if self._alone:
+            self._tried, self._alone = legal_modes(self._alone, candidate, self._workload, self._tried), []
+        found = {*legal_modes(self._both, candidate, self._workload, self._tried)}
+        more = legal_modes(self._others, candidate, self._workload, [mode for mode in self._tried if mode in found and mode not in before])
+        return tuple(mode for mode in self._tried if mode in found and (mode in before or mode in more))
 
 
 def _plan_of(solution: Solution, workload: Workload, costs: CostModel) -> Plan:
@@ -254,6 +297,8 @@ class _Space:
         self.costs: list[CostModel] = []
         self.cut: list[tuple[int, Outcome]] = []
         """Branches that the trees cut above the meshes, each with the place of the mesh before it."""
+        self.modes: dict[Candidate, tuple[Recompute, ...]] = {}
+        """The recompute modes of each choice that was looked at."""
         meshes = self._meshes()
         limits = [settings.limits_for(engine, workload)[-1] for engine in engines]
         self.floors = {
@@ -292,6 +337,7 @@ class _Space:
             if layout is not None:
                 chunk_sizes(layout, self.workload.model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
             found.append(Choice(mesh.order + len(found) + 1, mesh.engine, leaf))
+            self.modes[leaf.candidate] = leaf.recompute
         return found, [(mesh.order, outcome) for outcome in cuts]
 
     def _groups(self, mesh: Choice) -> list[tuple[float, list[Choice]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from orchestrator.key import declared
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.plan.check import fits
-from orchestrator.search.planner import faster, fastest_of
+from orchestrator.search.planner import Bounds, Near, faster, fastest_of
 from orchestrator.search.question import Engines, PlannedEngine, SearchSettings
 from orchestrator.strategy.choices import Choice, shown
 from orchestrator.strategy.legality import legal_modes, rules_of
@@ -36,12 +36,10 @@ class Unasked(Value, frozen=True, kw_only=True):
     plan: Plan
 
 
-def unasked(
-    plans: Sequence[Plan], bounds: Mapping[Candidate, float], workload: Workload, engines: Engines, settings: SearchSettings
-) -> tuple[Unasked, ...]:
+def unasked(plans: Sequence[Plan], bounds: Bounds, workload: Workload, engines: Engines, settings: SearchSettings) -> tuple[Unasked, ...]:
     """Options that nobody asked for and with which a plan takes at least WORTH_S less than the first of these `plans`, largest gain first;
     then those with which that plan itself needs less memory and no more time. `plans`: the fastest that a search over these engines found
-    with these settings, fastest first; `bounds`: seconds that no plan of its choices undercuts.
+    with these settings, fastest first; `bounds`: what it knows of its choices.
 
     Each option is priced on these plans as they are. Where it brings something to one of them, but not enough to one that may have it and
     fits, other choices with bounds near by are searched with it."""
@@ -55,9 +53,7 @@ def unasked(
 class _Asked:
     """The arguments of `unasked`."""
 
-    def __init__(
-        self, plans: Sequence[Plan], bounds: Mapping[Candidate, float], workload: Workload, engines: Engines, settings: SearchSettings
-    ) -> None:
+    def __init__(self, plans: Sequence[Plan], bounds: Bounds, workload: Workload, engines: Engines, settings: SearchSettings) -> None:
         self.plans, self.bounds, self.workload, self.engines, self.settings = plans, bounds, workload, engines, settings
         self.by_name = {engine.name: engine for engine in engines}
         self.rules = {engine.name: rules_of(engine.capabilities, workload) for engine in engines}
@@ -129,14 +125,15 @@ class _Asked:
         """The fastest plan with this value, of choices that might be worth it if it takes `least` times as long with it."""
         best = None
         for engine in engines:
-            near: dict[Candidate, float] = {}
-            for candidate, bound in self.bounds.items():
+            near: dict[Candidate, Near] = {}
+            for candidate, bound in self.bounds.usual.items():
                 if candidate.engine == engine.name and bound * least < self.worth_s:
                     other = replace(candidate, strategy=choice.set_on(candidate.strategy, value))
-                    near[other] = min(bound * least, near.get(other, bound))  # of two that differ in this choice alone
+                    known = near.get(other)  # of two that differ in this choice alone
+                    lowest = bound * least if known is None else min(bound * least, known.bound_s)
+                    near[other] = Near(lowest, candidate, bound, self.bounds.modes[candidate])
             below_s = self.worth_s if best is None else seconds_of(best)
-            rules = [rule for rule in self.rules[engine.name] if {choice.name, "recompute"} & set(rule.needs)]  # it keeps the others
-            best = fastest_of(near, self.workload, engine, self.settings, below_s, rules) or best
+            best = fastest_of(near, self.workload, engine, self.settings, below_s, (choice.name, choice.instead_of)) or best
         return best
 
     def legal(self, plan: Plan, workload: Workload) -> bool:

@@ -12,19 +12,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator import detect, recipe
-from orchestrator.cost.bounds import Floors, filled, rounds
+from orchestrator.cost.bounds import Floors, beside, filled, rounds
 from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.planning import Planner
+from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import stages_offered
 from orchestrator.strategy.megatron_layout import even_chunks, stages_of
-from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.spec import OFFERED, Candidate
 
 TRAITS = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, overlaps_param_gather=True)
 MEGATRON = ENGINES["megatron"].capabilities(Software())
 MODES = ("none", "selective", "full")
+BESIDE = [(choice, value) for choice, value in OFFERED if choice.offered is not None and not choice.offered.saves_memory]
 
 
 def spread(layers: int, vpp: int, stage: int) -> list[int]:
@@ -78,6 +80,30 @@ def test_no_plan_undercuts_its_floors_though_it_fills_the_memory_to_the_last_byt
         assert alike <= (seconds - overhead) * (1 + 1e-9)
     if cand.strategy.zero_stage in stages_offered(MEGATRON, cand):
         assert floors.shape_bytes(cand) <= costs.memory_floor(cand) * (1 + 1e-9)
+
+
+@given(plans(), st.sampled_from([0.0, 0.5, 1.7]), st.sampled_from(BESIDE))
+@settings(max_examples=250, deadline=None)
+def test_no_plan_with_an_option_undercuts_the_bound_by_the_plan_without(
+    plan: tuple[Candidate, tuple[Stage, ...], int], slowdown: float, option: tuple[Choice, Any]
+) -> None:
+    cand, stages, layers = plan
+    calibration = replace(datasheet(a100(), TRAITS), overlap_slowdown=slowdown, overlap_efficiency=1.0)
+    costs = cost_model(gpt(num_layers=layers), traits=TRAITS, calibration=calibration, modes=MODES)
+    choice, value = option
+    other = replace(cand, strategy=choice.set_on(cand.strategy, value))
+    (seconds, _), (with_it, _) = costs.score(cand, stages), costs.score(other, stages)
+    assert beside(costs, cand, other, MODES, seconds, with_it) <= with_it * (1 + 1e-9)
+
+
+def test_the_bound_by_the_plan_without_an_option_is_near_where_it_touches_little() -> None:
+    """Else every choice would be searched again with each option."""
+    plain = candidate(tp=2, dp=4, pp=2, zero_stage=1, num_microbatches=16)
+    costs, other = (
+        cost_model(gpt(num_layers=24)),
+        replace(plain, strategy=replace(plain.strategy, reduce_scatter_with_fp32_accumulation=True)),
+    )
+    assert 0.99 < beside(costs, plain, other, MODES, 10.0, 10.0) / 10.0 < 1.0
 
 
 @pytest.mark.parametrize("recipe_name", ["deepseek_v3", "mixtral_8x7b", "llama3_8b"])
