@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from contextlib import suppress
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -13,7 +12,7 @@ import msgspec
 
 from orchestrator import recipe
 from orchestrator.audit import changes, formats
-from orchestrator.audit.build import Judge, Judged
+from orchestrator.audit.build import Judge, Judged, setup_of
 from orchestrator.audit.changes import Better
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.cost.memory_policy import LIKELY
@@ -34,18 +33,21 @@ HAS_BF16: Final = 8.0
 ASSUMED_CLUSTER: Final = "dgx_h100"
 PADDED: Final = "model.make_vocab_size_divisible_by"
 """A key that may follow a change of tp, by which Megatron pads the vocabulary."""
+RECOMPUTE: Final = ("recompute", "recompute_layers", "stage_recompute")
 REFUSED: Final = ("plan", "resume", "profile", "largest", "target", "explain", "entry", "out", "launch")
 """Keys and groups that ask for something else."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One or more choices changed: `what` in words, its price, and the file with it. `text` None: the file can't say it in its places."""
+    """One or more choices changed: `what` in words, its price, and the file with it. `text` None: the file can't say it in its places;
+    `left`: what of it the file can't say, where the text says the rest."""
 
     what: str
     setup: Setup
     judged: Judged
     text: str | None
     diff: str
+    left: str = ""
 
 
 class Audit:
@@ -178,24 +180,59 @@ class Audit:
     def fastest(self) -> Plan | None:
         """The fastest plan of a search over everything, of this engine or another, with what only the user may ask for (`Choice.offered`)
         where the file asks for it and that is faster; None: nothing fits."""
+        found = [self._overall, self.fastest_here]  # this engine may plan the model where only another trains it here
+        return min(filter(None, found), key=lambda plan: plan.prediction.step_time_s, default=None)
+
+    @cached_property
+    def fastest_here(self) -> Plan | None:
+        """As `fastest`, of the file's own engine alone."""
+        own = self.setup.engine
+        return self._overall if self._overall is not None and self._overall.engine == own else self._searched(own)
+
+    @cached_property
+    def _overall(self) -> Plan | None:
+        return self._searched(None)
+
+    def _searched(self, engine: str | None) -> Plan | None:
         asked = {choice.pin: value for choice, value in OFFERED if getattr(self.setup, choice.name) == value}
         found = []
         for pins in ({}, asked) if asked else ({},):
             settings = msgspec.structs.replace(self.settings, pins=msgspec.structs.replace(self.settings.pins, **pins))
-            planner = Planner(settings)
             with suppress(NoPlanError, InputError):
-                found.append(planner.fastest().plan)
-            if self.setup.engine not in (engine.name for engine in planner.engines):  # it plans this model, and another trains it here
-                with suppress(NoPlanError, InputError):
-                    found.append(Planner(msgspec.structs.replace(settings, engine=self.setup.engine)).fastest().plan)
-        return min(found, key=lambda plan: plan.predicted.step_time_s if plan.predicted else inf, default=None)
+                found.append(Planner(settings if engine is None else msgspec.structs.replace(settings, engine=engine)).fastest().plan)
+        return min(found, key=lambda plan: plan.prediction.step_time_s, default=None)
+
+    @cached_property
+    def searched(self) -> Change | None:
+        """`fastest_here` as a change of the file; None: there is none, or it gains nothing over the changes of `together` and `changes`."""
+        if self.fastest_here is None:
+            return None
+        setup = setup_of(self.fastest_here, self.setup.experts)
+        try:
+            judged = self.judge.judged(setup)
+        except InputError:
+            return None
+        shown = [change.judged for change in (*self.changes, *([self.together] if self.together else []))]
+        best = min([*shown, *([self.judged] if self.judged and self.legal else [])], key=lambda one: one.rank, default=None)
+        if judged.rule or not changes.is_better(judged, best):
+            return None
+        return self._change(Better(names=("search",), setup=setup, judged=judged))
 
     def _change(self, better: Better) -> Change:
-        text = self.source.edited(self.reading.setup, better.setup, self.settings.cluster.num_gpus)
-        if text is not None and not self._says(text, better.setup):
-            text = None
+        text, left = self._edited(better.setup), ""
+        if text is None:  # a ds_config says no recompute: the model's own code does
+            kept = {name: getattr(self.setup, name) for name in RECOMPUTE}
+            rest = msgspec.structs.replace(better.setup, **kept)
+            text = None if rest in (better.setup, self.setup) else self._edited(rest)
+            left = "" if text is None else f"recompute={changes.recompute_text(better.setup)}"
         diff = "" if text is None else "".join(_diff(self.source.text, text, Path(self.name).name))
-        return Change(what=changes.said(self.setup, better.setup), setup=better.setup, judged=better.judged, text=text, diff=diff)
+        what = changes.said(self.setup, better.setup)
+        return Change(what=what, setup=better.setup, judged=better.judged, text=text, diff=diff, left=left)
+
+    def _edited(self, setup: Setup) -> str | None:
+        """The file's text with this setup; None: it can't say that."""
+        text = self.source.edited(self.reading.setup, setup, self.settings.cluster.num_gpus)
+        return text if text is not None and self._says(text, setup) else None
 
     def _says(self, text: str, setup: Setup) -> bool:
         """Whether the changed file, read again, is this plan and otherwise what it was."""
@@ -220,7 +257,7 @@ class Audit:
     def summary(self) -> dict[str, Any]:
         """The audit as JSON has it."""
         plan = self.plan
-        rows = [*self.changes, *([self.together] if self.together else [])]
+        rows = [*self.changes, *([self.together] if self.together else []), *([self.searched] if self.searched else [])]
         return {
             "file": self.name,
             "format": self.reading.format,
@@ -242,7 +279,8 @@ class Audit:
             "assumed": list(self.reading.assumed),
             "remarks": list(self.remarks),
             "changes": [{"what": row.what, "step_time_s": row.judged.step_time_s, "peak_memory_bytes": row.judged.peak_memory_bytes,
-                         "fits": not row.judged.lacking_bytes, "chance_of_not_fitting": row.judged.chance, "diff": row.diff}
+                         "fits": not row.judged.lacking_bytes, "chance_of_not_fitting": row.judged.chance, "diff": row.diff,
+                         "not_in_diff": row.left}
                         for row in rows],
         }  # fmt: skip
 

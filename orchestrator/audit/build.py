@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
@@ -16,9 +17,10 @@ from orchestrator.plan import Plan, Stage
 from orchestrator.plan.check import check_plan
 from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
-from orchestrator.strategy.megatron_layout import chunk_sizes, stages_of, transformer_layers
+from orchestrator.strategy.layout import ENDS
+from orchestrator.strategy.megatron_layout import chunk_sizes, layout_string, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.strategy.spec import CHOICES, options_of
+from orchestrator.strategy.spec import CHOICES, Recompute, options_of
 from orchestrator.values import Value
 from orchestrator.words.megatron import EXPERT_PARALLEL
 
@@ -139,6 +141,31 @@ def _stages(setup: Setup, model: ModelSpec, sizes: Sequence[int]) -> tuple[Stage
     layers = transformer_layers(model)
     by_stage = [(mode, layers if count is None else count) for mode, count in setup.stage_recompute or ()]
     return stages_of(model, sizes, setup.pp, by_stage or [(setup.recompute, first)] * setup.pp)
+
+
+def setup_of(plan: Plan, experts: bool) -> Setup:
+    """What a plan chooses, as a setup of which `built` makes this plan. `experts`: as `Setup.experts`."""
+    shared = {name: getattr(plan, name) for name in Setup.__struct_fields__ if name in Plan.__struct_fields__}
+    inner = [[[span for span in stage.chunk(chunk) if span.kind not in ENDS] for chunk in range(plan.vpp)] for stage in plan.stages]
+    sizes = {sum(span.count for span in spans) for stage in inner for spans in stage}
+    recompute: list[tuple[Recompute, int | None]] = []
+    for stage in inner:
+        mode: Recompute = next((span.recompute for spans in stage for span in spans if span.recompute != "none"), "none")
+        first: Counter[tuple[int, str]] = Counter()  # an encoder and a decoder are recomputed each from its own first layer on
+        for span in (span for spans in stage for span in spans if span.recompute != "none"):
+            first[span.chunk, span.kind if plan.model.stack == "encoder_decoder" else ""] += span.count
+        whole = all(span.recompute == mode for spans in stage for span in spans)
+        recompute.append((mode, None if whole else max(first.values())))
+    same = len({*recompute}) == 1
+    return Setup(
+        **shared,
+        experts=experts,
+        recompute=recompute[0][0] if same else "none",
+        recompute_layers=recompute[0][1] if same else None,
+        stage_recompute=None if same else tuple(recompute),
+        layout=None if len(sizes) == 1 else layout_string(plan.stages, plan.model.mtp_num_layers),
+        by_deepspeed_pipeline=plan.schedule == "deepspeed_1f1b",
+    )
 
 
 def chunks(setup: Setup, model: ModelSpec) -> tuple[int, ...]:

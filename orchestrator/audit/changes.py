@@ -183,7 +183,7 @@ def said(before: Setup, after: Setup) -> str:
     'sequence_parallel off -> on, tp 2 -> 4'
     """
     differ = [name for name in Setup.__struct_fields__ if name in differing(before, after) - {"recompute_layers", "recompute"}]
-    parts = [f"{name} {_word(getattr(before, name))} -> {_word(getattr(after, name))}" for name in differ]
+    parts = [f"{name} {_word(name, getattr(before, name))} -> {_word(name, getattr(after, name))}" for name in differ]
     one, other = recompute_text(before), recompute_text(after)
     if one != other:
         parts.append(f"recompute {one} -> {other}")
@@ -195,9 +195,9 @@ def recompute_text(setup: Setup) -> str:
     return f"full({setup.recompute_layers} of a chunk)" if setup.recompute == "full" and setup.recompute_layers else setup.recompute
 
 
-def _word(value: Any) -> str:
+def _word(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
         return "-".join(str(part) for part in value)
-    return "even" if value is None else str(value)
+    return str(value) if value is not None else "even" if name in NO_LAYOUT else "none"

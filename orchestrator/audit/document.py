@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -221,30 +222,37 @@ def changed(text: str, name: str, changes: Mapping[str, Any]) -> str | None:
 
 
 def _changed_json(text: str, changes: Mapping[str, Any]) -> str:
-    """The JSON text with these changes, in its own indentation."""
-    new = json.loads(text)
+    """The JSON text with these changes where they stand or, where that can't be, all of it in its own indentation."""
+    meant, new = json.loads(text), text
     for path, value in changes.items():
-        terms.put(new, path, value)
+        terms.put(meant, path, value)
+    with suppress(yaml.YAMLError, ValueError):  # tabs, say, which YAML has not
+        for path, value in changes.items():
+            new = _changed_yaml(new, path.split("."), value, json.dumps) or ""
+        if json.loads(new) == meant:
+            return new
     indent = re.search(r"\n([ \t]+)", text)
-    return json.dumps(new, indent=indent.group(1) if indent else None, ensure_ascii=False) + ("\n" if text.endswith("\n") else "")
+    return json.dumps(meant, indent=indent.group(1) if indent else None, ensure_ascii=False) + ("\n" if text.endswith("\n") else "")
 
 
-def _changed_yaml(text: str, path: list[str], value: Any) -> str | None:
-    """The text with one value at its place, or as a new line below its neighbours; None: it is in a list, or behind an alias."""
+def _changed_yaml(text: str, path: list[str], value: Any, write: Callable[[Any], str] | None = None) -> str | None:
+    """The text with one value at its place, or as a new line below its neighbours; None: it is in a list, or behind an alias. `write` gives
+    a value's text; None: YAML's."""
+    write = write or _flow
     node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     for depth, name in enumerate(path):
         if not isinstance(node, yaml.MappingNode):
             return None
         found: yaml.Node | None = next((item for key, item in node.value if key.value == name), None)
         if found is None:
-            return _added(text, node, name, terms.nested({".".join(path[depth:]): value})[name])
+            return _added(text, node, name, terms.nested({".".join(path[depth:]): value})[name], write)
         is_empty = not found.value if isinstance(found, yaml.MappingNode) else found.tag == "tag:yaml.org,2002:null"
         if is_empty and depth < len(path) - 1:
-            return _at(text, found, _flow(terms.nested({".".join(path[depth + 1 :]): value})))
+            return _at(text, found, write(terms.nested({".".join(path[depth + 1 :]): value})))
         node = found
     if node is None or (isinstance(node, yaml.CollectionNode) and not node.flow_style):
         return None
-    new, before = _flow(value), text[node.start_mark.index : node.end_mark.index]
+    new, before = write(value), text[node.start_mark.index : node.end_mark.index]
     # Truth values as the file writes them.
     return _at(text, node, new.capitalize() if isinstance(value, bool) and before in ("True", "False") else new)
 
@@ -255,14 +263,16 @@ def _at(text: str, node: yaml.Node, new: str) -> str:
     return text[:start] + (" " + new if start == end and text[start - 1 : start] == ":" else new) + text[end:]
 
 
-def _added(text: str, node: yaml.MappingNode, name: str, value: Any) -> str | None:
+def _added(text: str, node: yaml.MappingNode, name: str, value: Any, write: Callable[[Any], str]) -> str | None:
     """The text with a setting more, below the mapping's last setting that is no section; None: the mapping is empty."""
     if not node.value:
         return None
-    new = f"{name}: {_flow(value)}"
+    new = f"{write(name)}: {write(value)}"
     if node.flow_style:
-        end = int(node.value[-1][1].end_mark.index)
-        return f"{text[:end]}, {new}{text[end:]}"
+        key, last = node.value[-1]
+        start, end = int(key.start_mark.index), int(last.end_mark.index)
+        line = text[start - int(key.start_mark.column) : start]
+        return f"{text[:end]},{' ' if line.strip() else chr(10) + line}{new}{text[end:]}"
     plain = [pair for pair in node.value if isinstance(pair[1], yaml.ScalarNode) and pair[1].style not in ("|", ">")]
     if not plain:  # above the first section
         start, column = int(node.value[0][0].start_mark.index), int(node.value[0][0].start_mark.column)

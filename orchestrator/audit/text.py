@@ -108,6 +108,8 @@ def change_lines(audit: Audit) -> Iterator[str]:
     else:
         seconds = format_seconds(fastest.prediction.step_time_s)
         yield f"A search over all plans of all engines: {seconds} a step: {fastest.engine} {text.choice(fastest)}"
+    if audit.searched is not None:
+        yield from _change(f"A search over all plans of {audit.setup.engine}", audit, audit.searched)
 
 
 def _change(title: str, audit: Audit, change: Change) -> Iterator[str]:
@@ -122,3 +124,5 @@ def _change(title: str, audit: Audit, change: Change) -> Iterator[str]:
     if change.text is None:
         yield "  (the file has no place where this could be said by changing a word)"
     yield from (f"  {line}" for line in change.diff.splitlines())
+    if change.left:
+        yield f"  (and {change.left}, which the file has no place for)"

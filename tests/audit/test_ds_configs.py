@@ -47,6 +47,33 @@ def test_a_change_of_a_ds_config_is_read_again_as_what_it_says() -> None:
         assert content["train_batch_size"] == 256
 
 
+def test_the_fastest_plan_of_the_files_own_engine_is_a_diff_of_it_too() -> None:
+    found = so.audit(SAMPLE, recipe="llama3_8b", cluster="dgx_h100")
+    assert found.fastest is not None
+    assert found.fastest.engine == "megatron"
+    best = found.searched
+    assert best is not None
+    assert found.fastest_here is not None
+    assert best.judged.step_time_s == pytest.approx(found.fastest_here.prediction.step_time_s, rel=1e-9)
+    assert all(best.judged.step_time_s < row.judged.step_time_s for row in found.changes)
+    again = formats.read(str(best.text), "ds_config.json").reading.setup
+    assert (again.cp, again.zero_stage) == (best.setup.cp, best.setup.zero_stage)
+    changed = [line[1:] for line in best.diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    assert len(changed) == 7, "what does not change stands as it stood"
+    assert "\nA search over all plans of deepspeed: zero_stage 3 -> 1, cp 1 -> 4: 17.6 s a step, +0.1%, " in str(found)
+    assert found.summary()["changes"][-1]["diff"] == best.diff
+
+
+def test_what_a_ds_config_has_no_place_for_stands_below_the_diff_of_the_rest() -> None:
+    found = so.audit(SAMPLE, recipe="llama3_8b", cluster="dgx_a100_40gb")
+    left = [row for row in (*found.changes, found.together, found.searched) if row is not None and row.left]
+    assert left, "a plan for so little memory recomputes"
+    for row in left:
+        assert row.text is not None
+        assert row.left.startswith("recompute=")
+        assert f"  (and {row.left}, which the file has no place for)" in str(found)
+
+
 def audited(folder: Path, content: dict[str, object], gpus: int) -> so.Audit:
     (folder / "ds_config.json").write_text(json.dumps(content, indent=2))
     return so.audit(folder / "ds_config.json", recipe="gpt2_xl", gpus=gpus, cluster="dgx_h100")

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.audit import formats
-from orchestrator.audit.build import built
+from orchestrator.audit.build import built, setup_of
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.model.families import describe
@@ -74,6 +74,18 @@ def test_a_golden_plan_comes_back_as_itself(name: str) -> None:
             if group == "train" and hasattr(plan.training, field) and not (field in OF_ADAM and plan.training.optimizer == "sgd"):
                 expected = getattr(plan.training, field)
                 assert (tuple(value) if isinstance(value, list) else value) == expected, field
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_plans_choices_make_the_plan_again(name: str) -> None:
+    """What a search finds is told as changes of a file by them."""
+    plan = ALL[name]
+    settings = replace(TINY, architecture=plan.model, training=plan.training, cluster=plan.cluster, run=plan.run, extra=plan.extra)
+    model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    found = built(setup_of(plan, bool(plan.model.experts)), settings, model)
+    differing = {field for field in Plan.__struct_fields__ if getattr(found, field) != getattr(plan, field)}
+    assert differing <= {"stages", *NOT_SAID}
+    assert layers_of(found) == layers_of(plan)
 
 
 NOT_SAID = ("predicted", "rejected", "run", "calibration", "prices", "extra")
