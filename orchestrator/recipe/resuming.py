@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from orchestrator import digests
 from orchestrator.errors import InputError, NoPlanError, nearest
 from orchestrator.key import shown
 from orchestrator.model.lora import Lora
@@ -20,6 +22,7 @@ from orchestrator.recipe.saved import FREE
 from orchestrator.recipe.sources import read_text
 from orchestrator.recipe.weights import TO, differing, written
 from orchestrator.strategy.pins import Pins
+from orchestrator.units import GIB
 from orchestrator.values import Value
 
 RESUME: Final = "train.resume"
@@ -76,7 +79,7 @@ def checkpoint_of(resume: str | None) -> Checkpoint | None:
             raise InputError(RESUME, shown(resume), f"{marker} is not a checkpoint's marker") from None
         where = (folder if folder.name == name else folder / name).resolve()
         if not where.is_dir():
-            raise InputError(RESUME, shown(resume), f"{marker} names {name}, which is not there")
+            raise InputError(RESUME, shown(resume), f"{marker} names {name}, which is not there; {_newest_whole(folder)}")
         run = where.parent.parent
         written = next((path for path in (where / PLAN, run / PLAN) if path.is_file()), None)
         plan = None if written is None else from_json(read_text(written, limit=None), str(written))
@@ -85,6 +88,40 @@ def checkpoint_of(resume: str | None) -> Checkpoint | None:
     saves = not written.is_file() or from_json(read_text(written, limit=None), str(written)).run.save_every
     why = "" if saves else ": its run was not asked to save (train.save_every=0)"
     raise InputError(RESUME, shown(resume), f"holds no finished checkpoint ({FOLDER}/{MARKER}){why}")
+
+
+READ_BYTES: Final = 4 * GIB
+"""Bytes of a checkpoint up to which it is read before anything is planned, some seconds. Of a larger one the sizes of its files are looked
+at, and the ranks read it."""
+
+
+def check_whole(checkpoint: Checkpoint) -> None:
+    """Raises InputError for a checkpoint that is not as it was written, with the newest of its run that is."""
+    if (why := _damage(checkpoint.folder)) is not None:
+        older = _newest_whole(checkpoint.folder.parent, checkpoint.folder)
+        raise InputError(RESUME, shown(str(checkpoint.folder)), f"is damaged: {why}; {older}")
+
+
+def _damage(folder: Path) -> str | None:
+    """What of a checkpoint is not as it was written; None: nothing, or nobody wrote down what was."""
+    try:
+        of = digests.listed(folder) or {}
+    except InputError as error:
+        return str(error)
+    small = sum(int(each["bytes"]) for each in of.values()) <= READ_BYTES
+    return next(digests.damages(folder, of, read=small), None)
+
+
+def _newest_whole(folder: Path, but: Path | None = None) -> str:
+    """What says which checkpoint in this folder is the newest that is as it was written."""
+    found: dict[Path, int] = {}
+    for marker in folder.glob(f"*/{MARKER}"):
+        with suppress(InputError, ValueError, KeyError, TypeError):
+            found[marker.parent] = int(json.loads(read_text(marker))["step"])
+    for path in sorted(found, key=lambda path: found[path], reverse=True):
+        if path != but and _damage(path) is None:
+            return f"the newest whole one is {SHORT}={path}"
+    return "its run has no other that is whole"
 
 
 def with_long_form(given: Flat) -> Flat:

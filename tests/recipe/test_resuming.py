@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from orchestrator import run
+from orchestrator import digests, run
 from orchestrator.plan import from_json, to_json
 from orchestrator.recipe import resuming
 from orchestrator.recipe.keys import KEYS
@@ -172,6 +173,31 @@ def test_what_is_missing_or_broken_in_the_old_run(
 ) -> None:
     (old / path).unlink() if content is None else (old / path).write_text(content)
     assert message in refused(capsys, folder, AGAIN)
+
+
+def test_a_damaged_checkpoint_is_refused_before_anything_starts_and_the_newest_whole_one_named(
+    old: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = old / "checkpoints"
+    for step in (5, 10, 15, 20):
+        if step != 20:
+            finish(old, step)
+        written = checkpoints / f"step_{step:06d}"
+        (written / "rank000000-0000.bin").write_bytes(bytes(100))
+        (written / digests.LISTING).write_text(json.dumps(digests.digests(written, digests.written_by(written, 0))))
+    (checkpoints / "latest.json").write_text((checkpoints / "step_000020/latest.json").read_text())
+    file = checkpoints / "step_000020/rank000000-0000.bin"
+    file.write_bytes(bytes(99) + b"\1")
+    (checkpoints / "step_000015/rank000000-0000.bin").write_bytes(bytes(99))
+    said = refused(capsys, folder, AGAIN)
+    assert said.startswith(f"train.resume={checkpoints}/step_000020: is damaged: {file} is not what was written: its SHA-256 is another; ")
+    assert said.endswith(f"the newest whole one is resume={checkpoints}/step_000010")
+    file.write_bytes(bytes(100))
+    assert run.main(("train.resume=old", "launch=none", "out=again")) == 0
+    shutil.rmtree(checkpoints / "step_000020")
+    assert refused(capsys, folder, AGAIN).endswith(
+        "names step_000020, which is not there; the newest whole one is resume=old/checkpoints/step_000010"
+    )
 
 
 def test_changes_and_retention_are_for_runs_that_have_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
