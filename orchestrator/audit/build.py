@@ -17,6 +17,7 @@ from orchestrator.plan import Plan, Stage
 from orchestrator.plan.check import check_plan
 from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
+from orchestrator.strategy.divisible import multiples
 from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.megatron_layout import chunk_sizes, layout_string, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
@@ -98,7 +99,8 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
     dp = world // ranks
     if batch % (dp * setup.micro_batch_size):
         what = f"dp x micro-batch = {dp} x {setup.micro_batch_size}"
-        raise InputError("global_batch_size", batch, f"is no multiple of {what}")
+        near = " and ".join(map(str, multiples(batch, dp * setup.micro_batch_size)))
+        raise InputError("global_batch_size", batch, f"is no multiple of {what}; the nearest: {near}")
     copies = setup.zero_shard_size
     if copies is not None and copies < 0:  # so many optimizer instances
         if dp * setup.cp % -copies:

@@ -23,6 +23,7 @@ from orchestrator.plan import Plan, Prediction, Stage
 from orchestrator.report.budget import budget
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import line, shown
+from orchestrator.strategy.divisible import batches, counts, left_over
 from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, PUBLISHED, RANK_ORDER, option_words, unusual
@@ -435,6 +436,21 @@ def difference_text(plan: Plan, others: Sequence[Plan] = (), by_price: Plan | No
     if any(len(unusual(other.candidate)) < len(unusual(plan.candidate)) for other in near):
         said += f"; search.prefer=plain takes a plainer plan: this has {unusual_text(plan)}"
     return said
+
+
+def left_over_text(plan: Plan) -> str:
+    """Which factor of the GPUs no data parallelism can have, and the batches and numbers of GPUs without one; "": there is none, or it
+    divides the layers."""
+    gpus, batch, layers = plan.world_size, plan.global_batch_size, plan.model.num_layers
+    left = left_over(gpus, batch)
+    if left == 1 or (layers % left == 0 and left < gpus):
+        return ""
+    near = " or ".join(map(str, batches(gpus, batch)))
+    others = " or ".join(map(str, counts(gpus, plan.cluster.gpus_per_node, batch)))
+    return (
+        f"gpus={gpus} has the factor {left}, which global_batch_size={batch} has not: no data parallelism takes it, tp, pp or cp must; "
+        f"train.global_batch_size={near}{f', or gpus={others},' if others else ''} leaves none"
+    )
 
 
 def software_text(plan: Plan, requires: Mapping[str, str]) -> str:

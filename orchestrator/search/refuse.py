@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from math import prod
@@ -18,6 +18,7 @@ from orchestrator.plan import Plan
 from orchestrator.search.inner import Inner
 from orchestrator.search.question import Engines, SearchSettings
 from orchestrator.strategy.choices import shown
+from orchestrator.strategy.divisible import batches, counts, multiples
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.legality import OF_THEIR_OWN
 from orchestrator.strategy.megatron_layout import stages_of
@@ -173,11 +174,12 @@ def _fits(workload: Workload, engines: Engines, settings: SearchSettings, *, fit
 
 
 def _grown(cluster: Cluster, times: int) -> Cluster:
-    """The cluster with that many times its GPUs.
+    """The cluster with that many times its GPUs, which its outermost network is taken to reach."""
+    return _sized(cluster, cluster.num_gpus * times)
 
-    Its outermost network is taken to reach them.
-    """
-    gpus = cluster.num_gpus * times
+
+def _sized(cluster: Cluster, gpus: int) -> Cluster:
+    """The cluster with so many GPUs."""
     *inner, outer = cluster.levels
     if outer.size < gpus:
         outer = replace(outer, size=-(-gpus // outer.size) * outer.size)
@@ -194,7 +196,7 @@ class _Relaxed:
 
     def text(self) -> str:
         """The end of the message; "" where nothing helps that was tried."""
-        help_ = list(self.pins())
+        help_ = [*self.pins(), *(() if self.fitting else self.divisible())]
         if self.fitting:
             help_ += [*self.options(), *self.narrower(), *self.unpacked()]
             help_ += self.more_gpus() if not help_ else ()
@@ -224,6 +226,25 @@ class _Relaxed:
             found = self.with_pins(Pins())
             if found is not None:
                 yield f"leave out the pins {', '.join(names)} ({_named(found)})"
+
+    def divisible(self) -> Iterator[str]:
+        """The nearest batches and numbers of GPUs with which a plan is legal."""
+        pins, cluster, batch = self.settings.pins, self.workload.cluster, self.workload.training.global_batch_size
+        ranks = [getattr(pins, name) for name in ("tp", "pp", "cp")]
+        dp = pins.dp or (cluster.num_gpus // prod(ranks) if None not in ranks else None)
+        near = multiples(batch, dp * (pins.micro_batch_size or 1)) if dp else batches(cluster.num_gpus, batch)
+        training = [replace(self.workload.training, global_batch_size=other) for other in near if other != batch]
+        yield from self.legal(
+            "train.global_batch_size", {each.global_batch_size: replace(self.workload, training=each) for each in training}
+        )
+        of = {} if dp else {gpus: _sized(cluster, gpus) for gpus in counts(cluster.num_gpus, cluster.gpus_per_node, batch)}
+        yield from self.legal("gpus", {gpus: replace(self.workload, cluster=each) for gpus, each in of.items()})
+
+    def legal(self, key: str, workloads: Mapping[int, Workload]) -> Iterator[str]:
+        """The key with those of its values whose workload has a legal plan."""
+        found = [str(value) for value, each in workloads.items() if _fits(each, self.engines, self.settings, fitting=False)]
+        if found:
+            yield f"{key}={' or '.join(found)}"
 
     def options(self) -> Iterator[str]:
         """Each option that saves memory, that the search does not try of itself (`LAST_RESORTS`), and makes a plan fit."""

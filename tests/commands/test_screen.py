@@ -82,6 +82,22 @@ def test_each_row_of_the_table_is_taken_by_its_number(take: int, tmp_path: Path)
     assert so.plan(recipe=str(folder / "config.yaml")).plan.candidate == plans[take - 1].candidate, "config.yaml gives the same plan"
 
 
+def test_gpus_that_a_batch_leaves_over_are_said_with_the_nearest_that_it_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {
+        ("gpus=72", "train.global_batch_size=512"): (
+            "gpus=72 has the factor 9, which global_batch_size=512 has not: no data parallelism takes it, tp, pp or cp must; "
+            "train.global_batch_size=504 or 576, or gpus=64 or 128, leaves none\n"
+        ),
+        ("gpus=64",): "",
+        ("gpus=80",): "",  # five stages of 16 layers
+    }
+    for words, line in said.items():
+        assert main(["plan", "recipe=llama3_70b", "cluster=dgx_h100", *words]) == 0
+        printed = capsys.readouterr().out
+        assert line in printed
+        assert ("has the factor" in printed) == bool(line)
+
+
 def test_a_number_that_is_in_no_table_is_refused() -> None:
     with pytest.raises(InputError, match=r"take=9: is more than the 4 that a search shows"):
         so.plan(recipe="llama3_70b", gpus=64, take=9)

@@ -16,6 +16,7 @@ from small_engines import deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
 
 from orchestrator import recipe
+from orchestrator.__main__ import main
 from orchestrator.asking.grid import point
 from orchestrator.asking.questions import answered
 from orchestrator.detect import machine
@@ -69,6 +70,23 @@ def test_each_pin_that_is_in_the_way_alone_is_named_with_the_plan_that_there_is_
     assert "pin.micro_batch_size" not in proposed
     assert isinstance(error.refused, Refused)
     assert error.refused.choice == "megatron tp=1 pp=1 dp=8 zero_stage=0 mbs=1 recompute=none"
+
+
+def test_a_batch_that_does_not_divide_gets_the_nearest_that_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of numbers of GPUs that a batch forbids, too: 15,625 = 5^6 ranks are in no tp, pp or cp."""
+    words = ["plan", "recipe=llama3_8b", "cluster=dgx_h100"]
+    proposed = {
+        ("gpus=16", "train.global_batch_size=500", "pin.dp=16"): "train.global_batch_size=496 or 512",
+        ("gpus=16", "train.global_batch_size=100", "pin.tp=2", "pin.pp=1", "pin.cp=1", "pin.micro_batch_size=4"): (
+            "train.global_batch_size=96 or 128"
+        ),
+        ("gpus=1000000",): "train.global_batch_size=15625, or gpus=524288 or 1048576",
+    }
+    for more, said in proposed.items():
+        assert main([*words, *more]) == 2
+        error = capsys.readouterr().err.rstrip()
+        assert error.endswith(said)
+        assert RELAX in error
 
 
 def test_pins_that_are_in_the_way_together_are_named_together() -> None:
