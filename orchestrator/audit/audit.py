@@ -149,7 +149,7 @@ class Audit:
 
     @property
     def not_priced(self) -> tuple[str, ...]:
-        """Settings of the file that may take or save time or memory of which the prediction knows nothing."""
+        """Settings of the file that may take or save memory of which the prediction knows nothing."""
         return (*self.reading.unpriced, *self.reading.unknown)
 
     @property
@@ -275,6 +275,8 @@ class Audit:
             "tightest_stage": self.tightest_stage,
             "unknown": list(self.reading.unknown),
             "unpriced": list(self.reading.unpriced),
+            "slower": list(self.reading.slower),
+            "result": list(self.reading.result),
             "beside": list(self.reading.beside),
             "assumed": list(self.reading.assumed),
             "remarks": list(self.remarks),

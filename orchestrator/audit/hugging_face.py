@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from orchestrator.audit import deepspeed
 from orchestrator.audit.document import AUTO, Content, Given, content_of, leaves
-from orchestrator.audit.reading import Reading, listed
+from orchestrator.audit.reading import LISTS, Reading, listed
 from orchestrator.errors import InputError
 from orchestrator.recipe.sources import read_text
 from orchestrator.words.terms import Kind, kind_in, nested
@@ -73,8 +73,8 @@ def as_ds(reading: Reading, kind: str, named: str | None, assumed: Iterable[str]
     def said(lines: Iterable[str]) -> tuple[str, ...]:
         return tuple(f"{f'{Path(named).name}: ' if named else inside}{line}" for line in lines)
 
-    return replace(reading, format=kind, unknown=said(reading.unknown), unpriced=said(reading.unpriced), beside=said(reading.beside),
-                   assumed=(*assumed, *reading.assumed))  # fmt: skip
+    lists = {name: said(getattr(reading, name)) for name in LISTS.values()}
+    return replace(reading, format=kind, assumed=(*assumed, *reading.assumed), **lists)
 
 
 def sorted_out(given: Given, known: Mapping[str, Kind], reading: Reading) -> Reading:

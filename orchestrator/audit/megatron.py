@@ -285,17 +285,18 @@ def _experts(f: Fields, layers: int, width: int) -> tuple[dict[str, Any], list[i
 # ------------------------------------------------------------------------------------------------------------------ training
 
 
-AS_PRICED: Final[Mapping[str, Any]] = dict.fromkeys((
-    "moe_grouped_gemm", "moe_permute_fusion", "masked_softmax_fusion", "bias_dropout_fusion", "apply_rope_fusion",
-    "gradient_accumulation_fusion", "attention_softmax_in_fp32"), True) | {"transformer_impl": "transformer_engine"}  # fmt: skip
-"""Settings that every price takes for granted with this value, as plans say them: experts' products, their tokens' permutations and
-the like are one kernel each. With another value they cost what the prediction does not know."""
+AS_PRICED: Final[Mapping[str, tuple[Any, ...]]] = dict.fromkeys((
+    "moe_grouped_gemm", "moe_permute_fusion", "masked_softmax_fusion", "bias_dropout_fusion", "apply_rope_fusion", "use_flash_attn",
+    "gradient_accumulation_fusion", "attention_softmax_in_fp32"), (True,)) | {"transformer_impl": ("transformer_engine",),
+    "attention_backend": tuple(f"{prefix}{name}" for prefix in ("", "AttnBackend.") for name in ("flash", "fused", "auto"))}  # fmt: skip
+"""Settings that every price takes for granted with these values, as plans say them: experts' products, their tokens' permutations and
+the like are one kernel each, attention is a flash kernel. With another value they cost what the prediction does not know."""
 
 
 def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: Mapping[str, str], **lists: Sequence[str]) -> Reading:
     """All that a file of this kind says. `said`: its settings by name, in its own words, of which those that nothing has read are listed by
     what they do; `lists`: more for the lists of a Reading."""
-    left = {name: text for name, text in said.items() if name not in f.used and f.given.get(name) != AS_PRICED.get(name, NOTHING)}
+    left = {name: text for name, text in said.items() if name not in f.used and f.given.get(name) not in AS_PRICED.get(name, ())}
     found = listed((text, terms.kind("megatron_lm", name), f.given.get(name, True)) for name, text in left.items())
     found["unpriced"] += tuple(f.unpriced)
     return Reading(

@@ -69,8 +69,12 @@ class Reading(Value, frozen=True, kw_only=True):
     """Settings that nobody here knows."""
     unpriced: tuple[str, ...] = ()
     """Settings that take time or memory of which the prediction knows nothing."""
+    slower: tuple[str, ...] = ()
+    """Settings that take time of which the prediction knows nothing, and no memory: profiles, checks, garbage collection."""
+    result: tuple[str, ...] = ()
+    """Settings that change what is trained, and neither time nor memory: rates of some layers, first weights."""
     beside: tuple[str, ...] = ()
-    """Settings that change neither time nor memory: data, logs, checkpoints, first weights."""
+    """Settings that change neither: data, logs, checkpoints."""
     assumed: tuple[str, ...] = ()
     """What the file does not say, and what was taken."""
 
@@ -109,6 +113,8 @@ OFF: Final = (False, "no", "none", "NO", "NONE", "false")
 """Values of a setting that is not used."""
 
 
+LISTS: Final[Mapping[Kind | None, str]] = {None: "unknown", "cost": "unpriced", "time": "slower", "result": "result", "harmless": "beside"}
+"""The list of a Reading in which a setting is, by what it does; None: nobody knows."""
 Lists = dict[str, tuple[str, ...]]
 """Settings by the list of a Reading in which they are."""
 
@@ -116,7 +122,7 @@ Lists = dict[str, tuple[str, ...]]
 def listed(left: Iterable[tuple[str, Kind | None, Any]]) -> Lists:
     """The lists of a Reading, of settings that nothing else has: how each is said, what it does (None: nobody knows it), its value. One
     that costs is not priced, unless it is off."""
-    lists: Lists = dict.fromkeys(("unknown", "unpriced", "beside"), ())
+    lists: Lists = dict.fromkeys(LISTS.values(), ())
     for said, kind, value in left:
-        lists["unknown" if kind is None else "unpriced" if kind == "cost" and value not in OFF else "beside"] += (said,)
+        lists[LISTS["harmless" if kind in ("cost", "time") and value in OFF else kind]] += (said,)
     return lists

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from orchestrator.audit import accelerate, fsdp, megatron, megatron_yaml, overrides, shell, trainer
 from orchestrator.audit.document import Given, content_of
 from orchestrator.audit.hugging_face import beside_file, named_ds_config
-from orchestrator.audit.reading import Reading, Setup, Source
+from orchestrator.audit.reading import LISTS, Reading, Setup, Source
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
 from orchestrator.errors import InputError
 from orchestrator.key import MAX_DIGITS
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import MOST, kind_in, kinds
+from orchestrator.words.terms import MOST, Kind, kind_in, kinds
 from orchestrator.words.tools import Tool
 
 PROGRAM: Final = re.compile(r"[\w./${}-]*\w+\.py$")
@@ -216,7 +216,7 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     known = known_flags()
     given: dict[str, Any] = {}
     said: dict[str, str] = {}
-    others: dict[str, list[str]] = {kind: [] for kind in ("", "cost", "result", "harmless")}
+    others: dict[Kind | None, list[str]] = {kind: [] for kind in LISTS}
     actors: list[int] = []
     assumed: list[str] = list(script.notes)
     for flag in line.flags:
@@ -224,7 +224,7 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
         positive = flag.name.replace("--no-", "--", 1)
         if flag.name not in known and known.get(positive, ("", ""))[1] != "both":
             of_slime = kind_in(kinds("slime"), flag.name.removeprefix("--").replace("-", "_"))
-            others[of_slime or ""].append(shown)
+            others[of_slime].append(shown)
             if flag.name in ACTORS and flag.values and flag.values[0].text.isdecimal():
                 actors.append(int(flag.values[0].text))
             continue
@@ -238,7 +238,7 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
                 assumed.append(f"{flag.name} is {error}, which the script does not say: taken as if the flag were not there")
             said.setdefault(destination, shown)
             given.setdefault(destination, None)
-    if by_slime := any(others[kind] for kind in ("cost", "result", "harmless")):
+    if by_slime := any(found for kind, found in others.items() if kind is not None):
         given = {"use_distributed_optimizer": True, "bf16": not given.get("fp16")} | given  # _set_default_megatron_args
     fields = megatron.Fields({name: value for name, value in given.items() if value is not None})
     trains = PROGRAM_WORD.search(line.program)
@@ -259,7 +259,7 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     if (gpus := actors[0] * actors[1] if len(actors) == len(ACTORS) else gpus_of(line, script)) is not None:
         keys["gpus"] = gpus
     kind = "Megatron-DeepSpeed" if engine != "megatron" else "slime" if by_slime else "Megatron-LM"
-    lists = {"unknown": others[""], "unpriced": others["cost"], "beside": [*others["result"], *others["harmless"]], "assumed": assumed}
+    lists = {**{LISTS[kind]: found for kind, found in others.items()}, "assumed": assumed}
     return replace(megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **lists), missing=missing)
 
 

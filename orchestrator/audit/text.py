@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Iterator
-from typing import TextIO, cast
+from collections.abc import Iterator, Sized
+from typing import Final, TextIO, cast
 
 from rich.console import Console
 
@@ -71,7 +71,7 @@ def fits_text(audit: Audit, judged: Judged) -> str:
     if not audit.not_priced:
         return f"may not fit, {lacks}"
     first, *others = (one.split()[0] for one in audit.not_priced)
-    settings = f"{first} and {len(others)} more settings" if others else first
+    settings = f"{first} and {_counted(others, 'more setting')}" if others else first
     return f"can't be told: by a price that knows nothing of {settings} it {lacks}"
 
 
@@ -89,9 +89,23 @@ def left_lines(audit: Audit) -> Iterator[str]:
         yield f"assumed    {what}"
     for flag in reading.unpriced:
         yield f"unpriced   {flag}: the prediction knows nothing of it"
-    if reading.beside:
-        listed = ", ".join(one if len(one) <= SHOWN_LENGTH else f"{one[:SHOWN_LENGTH]}..." for one in reading.beside)
-        yield f"beside     {len(reading.beside)} settings of data, logs and checkpoints: {listed}"
+    for title, found in (("slower", reading.slower), ("result", reading.result), ("beside", reading.beside)):
+        if found:
+            listed = ", ".join(one if len(one) <= SHOWN_LENGTH else f"{one[:SHOWN_LENGTH]}..." for one in found)
+            yield f"{title:<10} {_counted(found, 'setting')} {LISTED[title]}: {listed}"
+
+
+LISTED: Final = {
+    "slower": "with time of which the prediction knows nothing, and no memory",
+    "result": "of what is trained, without time or memory",
+    "beside": "of data, logs and checkpoints",
+}
+"""What is said of a list of settings."""
+
+
+def _counted(found: Sized, what: str) -> str:
+    """How many there are, in words."""
+    return f"{len(found)} {what}{'s' if len(found) != 1 else ''}"
 
 
 def change_lines(audit: Audit) -> Iterator[str]:

@@ -15,8 +15,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from orchestrator.errors import InputError
 
-Kind = Literal["harmless", "result", "cost"]
-"""What a setting does that no plan says: nothing that counts (logs, paths); it changes what is trained; it changes time or memory."""
+Kind = Literal["harmless", "result", "time", "cost"]
+"""What a setting does that no plan says: nothing that counts (logs, paths); it changes what is trained; it changes time, and memory not; it
+changes time or memory."""
 
 
 class Nothing:

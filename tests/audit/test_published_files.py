@@ -56,6 +56,8 @@ COLUMNS: Final = (
     "beside",
     "assumed",
 )
+COUNTED: Final = {"unknown": ["unknown"], "unpriced": ["unpriced", "slower"], "beside": ["result", "beside"], "assumed": ["assumed"]}
+"""What columns count of a reading."""
 PRICED: Final = ("fits",)
 """Columns that follow the prices; the others are what was read."""
 
@@ -92,7 +94,7 @@ def said(path: Path, row: dict[str, str]) -> dict[str, str]:
         "layout": layout(found),
         "legal": "yes" if found.legal else found.problem,
         "fits": "" if found.fits is None else "yes" if found.fits else "no",
-        **{name: str(len(getattr(reading, name))) for name in ("unknown", "unpriced", "beside", "assumed")},
+        **{name: str(sum(len(getattr(reading, one)) for one in lists)) for name, lists in COUNTED.items()},
     }
 
 

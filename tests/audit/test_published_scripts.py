@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.audit import script, shell
+from orchestrator.audit.reading import LISTS
 from orchestrator.errors import InputError
 
 CHECKOUT = os.environ.get("MEGATRON_LM", "")
@@ -31,7 +32,7 @@ def test_the_examples_of_megatron_lm_are_read() -> None:
         read += 1
         line = script.training_line(shell.read(text), text)
         known = script.known_flags()
-        listed = {said.split()[0] for said in (*found.unknown, *found.unpriced, *found.beside)}
+        listed = {said.split()[0] for said in (line for name in LISTS.values() for line in getattr(found, name))}
         for flag in line.flags:
             assert flag.name in listed or flag.name in known, f"{path}: {flag.name} is lost"
     assert read >= 45, refused

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import orchestrator as so
 from orchestrator.audit import formats, megatron, script, shell
 from orchestrator.audit.audit import Audit
-from orchestrator.audit.reading import Setup
+from orchestrator.audit.reading import LISTS, Setup
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
@@ -106,12 +106,12 @@ def test_nothing_is_left_out() -> None:
     """Every flag is in the plan, or in one of the lists that are shown."""
     found = so.audit(SAMPLES / "pretrain_gpt.sh", cluster="dgx_h100").reading
     assert found.unknown == ("--not-a-flag 3",)
-    assert "--manual-gc" in found.unpriced
+    assert "--manual-gc" in found.slower
     assert any(flag.startswith("--save") for flag in found.beside)
     assert any("Llama2Tokenizer" in what for what in found.assumed)
     text = (SAMPLES / "pretrain_gpt.sh").read_text()
     line = script.training_line(shell.read(text), text)
-    used = {flag.name for flag in line.flags} - {said.split()[0] for said in (*found.unknown, *found.unpriced, *found.beside)}
+    used = {flag.name for flag in line.flags} - {said.split()[0] for name in LISTS.values() for said in getattr(found, name)}
     silent = (
         "num-layers hidden-size num-attention-heads seq-length max-position-embeddings swiglu normalization position-embedding-type "
         "disable-bias-linear untie-embeddings-and-output-weights ffn-hidden-size attention-dropout hidden-dropout tokenizer-type bf16 "
@@ -209,11 +209,11 @@ def test_what_lacks_memory_says_how_much_and_what_mends_it(tmp_path: Path) -> No
 
 def test_a_lack_by_a_price_that_lacks_a_setting_is_no_verdict(tmp_path: Path) -> None:
     words = f"{MODEL} {REST} --num-layers 40 --hidden-size 5120 --num-attention-heads 40"
-    known, doubted = (audited(tmp_path, f"{words} {more}") for more in ("--save there", "--optimizer-offload-fraction 0.5 --manual-gc"))
+    known, doubted = (audited(tmp_path, f"{words} {more}") for more in ("--save there", "--optimizer-offload-fraction 0.5 --nccl-ub"))
     assert (known.fits, doubted.fits) == (False, None)
     assert "DOES NOT FIT, lacks" in str(known)
     assert "DOES NOT FIT" not in str(doubted)
-    assert "can't be told: by a price that knows nothing of --optimizer-offload-fraction and 1 more settings it lacks" in str(doubted)
+    assert "can't be told: by a price that knows nothing of --optimizer-offload-fraction and 1 more setting it lacks" in str(doubted)
     assert doubted.summary()["fits"] is None
 
 
@@ -246,6 +246,29 @@ def test_the_fastest_of_all_plans_is_no_slower_than_the_changes_where_the_files_
         assert found.fastest is not None
         fitting = [change.judged.step_time_s for change in found.changes if not change.judged.lacking_bytes]
         assert found.fastest.prediction.step_time_s <= 1.001 * min(fitting)
+
+
+HARMLESS = (
+    "--attention-backend flash --use-flash-attn --manual-gc --manual-gc-interval 10 --profile --profile-step-start 4 --use-pytorch-profiler"
+)
+
+
+def test_what_takes_no_memory_leaves_the_verdict_on_memory_as_it_is(tmp_path: Path) -> None:
+    """Profiles, garbage collection and the attention that every price has; what changes the result alone is no data and no log."""
+    short = f"{LLAMA3_8B} --micro-batch-size 8"
+    assert audited(tmp_path, short, gpus=8).fits is False
+    found = audited(tmp_path, f"{short} {HARMLESS} --decoupled-lr 1e-5 --save here", gpus=8)
+    assert found.fits is False
+    assert "DOES NOT FIT" in str(found)
+    assert (found.reading.unpriced, found.reading.unknown) == ((), ())
+    assert found.reading.slower == (
+        "--manual-gc", "--manual-gc-interval 10", "--profile", "--profile-step-start 4", "--use-pytorch-profiler"
+    )  # fmt: skip
+    assert "\nresult     1 setting of what is trained, without time or memory: --decoupled-lr 1e-5\n" in str(found)
+    assert found.summary()["result"] == ["--decoupled-lr 1e-5"]
+    assert "--save here" in found.reading.beside
+    for slow in ("unfused", "local"):
+        assert f"--attention-backend {slow}" in audited(tmp_path, f"{short} --attention-backend {slow}", gpus=8).reading.unpriced
 
 
 @pytest.mark.parametrize(("more", "legal"), [("", False), ("--reuse-grad-buf-for-mxfp8-param-ag", True)])

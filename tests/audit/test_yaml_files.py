@@ -15,6 +15,7 @@ from msgspec.structs import replace
 import orchestrator as so
 from orchestrator.audit import document, formats
 from orchestrator.audit.audit import Audit
+from orchestrator.audit.reading import LISTS
 from orchestrator.errors import InputError
 from orchestrator.model.lora import NF4_BYTES
 
@@ -197,7 +198,7 @@ def test_no_setting_is_dropped(kind: str, tmp_path: Path) -> None:
     """Every value of the file is in the plan or in a list: without it the reading is another, or it is said there."""
     text, *_ = SAID[kind]
     whole = formats.read(text, "run.yaml").reading
-    listed = " ".join((*whole.unknown, *whole.unpriced, *whole.beside, *whole.assumed))
+    listed = " ".join(said for name in (*LISTS.values(), "assumed") for said in getattr(whole, name))
     for path, value in document.leaves(yaml.safe_load(text)):
         if value is None or path.rpartition(".")[2] in listed:
             continue
