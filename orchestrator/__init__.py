@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *LAZY})
+    return ["__version__", *__all__]
 
 
 class _Package(types.ModuleType):

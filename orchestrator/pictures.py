@@ -112,9 +112,12 @@ def timers(out: Path) -> tuple[RankTimes, ...]:
 def after_lines(settings: Settings, plan: Plan, out: Path, found: After) -> list[str]:
     """Where two steps of the run went, in lines of text; the calibration that the run suggests is written into its folder, and named."""
     from orchestrator.report import after
+    from orchestrator.report.measured import steady_steps
 
     lines, suggests = found.lines(), found.suggests()
-    if suggests:
+    if suggests and (why := found.unusual(steady_steps(rows_of(out / "metrics.jsonl")))):
+        lines.append(f"it suggests no constants: {why}")
+    elif suggests:
         file = after.calibration_file(plan, Planner(settings).prices_of(plan).costs(plan), found)
         folder = out / SUGGESTED
         folder.mkdir(exist_ok=True)

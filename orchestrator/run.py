@@ -27,7 +27,7 @@ from orchestrator.cost import calibration
 from orchestrator.cost.memory_policy import within
 from orchestrator.cost.mixed import cost_model
 from orchestrator.engine_prices import EnginePrices
-from orchestrator.engines import ENGINES, Engine
+from orchestrator.engines import ENGINES, Engine, tools
 from orchestrator.engines.engine import OwnLoop
 from orchestrator.errors import InputError, LaunchError, NoPlanError, no_room
 from orchestrator.folder import all_files, clear_folder, held, new_folder, with_outside, write_folder
@@ -537,6 +537,9 @@ def start_command(settings: Settings, job: Job, out: Path) -> str:
     if job.without_worker and job.program is None:
         return "the same with that entry"
     folder = shlex.quote(str(out))
+    if tool := [path.name for name in settings.write if name in tools.NAMES for path in sorted(out.glob(f"{name}.*"))]:
+        ours = start_command(msgspec.structs.replace(settings, write=()), job, out)
+        return f"as the first lines of {', '.join(tool)} in {folder} say (or, without that program, {ours})"
     if named := [schedulers.submit(name) for name in settings.write if name in schedulers.WRITERS]:
         return f"cd {folder} && {named[0]}" + "".join(f" (or {other})" for other in named[1:])
     if job.num_nodes > 1:

@@ -185,7 +185,7 @@ class Audit:
 
     @cached_property
     def fastest_here(self) -> Plan | None:
-        """As `fastest`, of the file's own engine alone."""
+        """The fastest plan of the file's own engine alone, with what the file asks for; None: none fits."""
         own = self.setup.engine
         return self._overall if self._overall is not None and self._overall.engine == own else self._searched(own)
 

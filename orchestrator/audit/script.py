@@ -69,6 +69,16 @@ def known_flags() -> dict[str, tuple[str, str]]:
 def read(text: str, name: str = "") -> Source:
     """The script with what it says and how it is edited. Raises InputError where nothing in it trains."""
     script = shell.read(text)
+    try:
+        return _source(script, text, name)
+    except InputError as error:
+        if not script.broken:
+            raise
+        raise InputError(error.key, error.value, f"{error.why}; {name or 'the script'}: {script.broken}") from None
+
+
+def _source(script: Script, text: str, name: str) -> Source:
+    """The source of a script that was read. Raises InputError where nothing in it trains."""
     if (words := overrides.found_in(script)) is not None:
         if (program := fsdp.program_of(words.content)) is not None:
             change, notes = partial(overrides.changed, text, words), (*script.notes, *words.notes)

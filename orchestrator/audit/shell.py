@@ -61,13 +61,14 @@ class Started(NamedTuple):
 
 class Script(NamedTuple):
     """`commands` in order; `variables` as they are at the end; `files`: here documents by where they go; `sbatch`: words of #SBATCH lines;
-    `notes`: what was not decided or not followed."""
+    `notes`: what was not decided or not followed; `broken`: where it may not be bash, "" if nowhere."""
 
     commands: tuple[Started, ...]
     variables: dict[str, list[Word]]
     files: dict[str, str]
     sbatch: tuple[str, ...]
     notes: tuple[str, ...]
+    broken: str = ""
 
 
 MOST_BYTES: Final = 1_000_000
@@ -149,8 +150,33 @@ def read(text: str) -> Script:
             reader.note(next(_errors(tree.root_node), tree.root_node), "is not bash that could be read whole")
     except RecursionError:
         raise InputError("audit", None, "the script is nested too deep to be read") from None
+    broken = unpaired(text) or (reader.notes[-1] if tree.root_node.has_error else "")
     sbatch = tuple(word for match in SBATCH.finditer(text) for word in match.group(1).replace("=", " ").split())
-    return Script(tuple(reader.commands), reader.variables, reader.files, sbatch, tuple(dict.fromkeys(reader.notes)))
+    return Script(tuple(reader.commands), reader.variables, reader.files, sbatch, tuple(dict.fromkeys(reader.notes)), broken)
+
+
+QUOTED: Final = re.compile(r"""(?<![^\s;&|(])\#[^\n]*|\\.|'[^']*(?:'|\Z)|"(?:\\.|[^"\\])*(?:"|\Z)""", re.DOTALL)
+"""A comment, an escaped character, or a quoted text; one that is not closed ends with the script."""
+ASSIGNS: Final = re.compile(r"(?:^|\s)\w+=[\"']\Z")
+
+
+def unpaired(text: str) -> str:
+    """Which quote of a script that can't be read whole is not closed, by its line; "": that can't be told. One over several lines whose end
+    stands behind NAME= is closed by the quote that opens the next.
+
+    >>> unpaired('A="--x 1\\n--y 2\\nB="--z 3"\\n')
+    'line 1: the quote that opens here is closed by that of line 3, which opens another'
+    >>> unpaired("echo it's\\n"), unpaired('echo "fine"')
+    ('line 1: the quote that opens here is never closed', '')
+    """
+    for match in QUOTED.finditer(text):
+        found = match[0]
+        first = text.count("\n", 0, match.start()) + 1
+        if found[0] in "'\"" and (len(found) == 1 or found[-1] != found[0] or found.endswith("\\" + found[0])):
+            return f"line {first}: the quote that opens here is never closed"
+        if found[0] in "'\"" and "\n" in found and ASSIGNS.search(found):
+            return f"line {first}: the quote that opens here is closed by that of line {first + found.count(chr(10))}, which opens another"
+    return ""
 
 
 def _errors(node: Node) -> Iterator[Node]:

@@ -182,11 +182,6 @@ def _sweep(words: Sequence[str]) -> int:
         say_json(found.summary())
         return status
     screen().print(sweep_table(list(lists), found.rows()))
-    planned = sum(point.answer is not None for point in found.points)
-    print(
-        f"{planned} of {len(found.points)} have a plan; *: no other is better in training time, GPU-hours, cost and free memory together "
-        "by more than prices can tell; below each figure its 90% interval"
-    )
     return status
 
 

@@ -419,4 +419,14 @@ def files(
         raise InputError("slurm.nodes", several, "is a range, which is Slurm's alone: write= needs one number")
     if options.most_nodes is not None:
         job = replace(job, num_nodes=options.most_nodes, ranks_per_node=job.world_size // options.most_nodes)
-    return tuple(File(path=WRITERS[name][0], content=WRITERS[name][1](job, folder, options, container, gpu)) for name in names)
+    found, refused = [], {}
+    for name in names:
+        try:
+            found.append(File(path=WRITERS[name][0], content=WRITERS[name][1](job, folder, options, container, gpu)))
+        except InputError as error:
+            refused[name] = error
+    if len(refused) == 1:
+        raise next(iter(refused.values()))
+    if refused:
+        raise InputError("write", ",".join(refused), "; ".join(dict.fromkeys(map(str, refused.values()))))
+    return tuple(found)

@@ -19,6 +19,7 @@ from orchestrator.cost.calibration import SHARES, Calibration, CalibrationFile, 
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.collectives import COLLECTIVES
 from orchestrator.plan import Plan
+from orchestrator.report.measured import TOLD_APART
 from orchestrator.report.text import _table
 from orchestrator.units import format_seconds
 from orchestrator.values import Value
@@ -47,6 +48,8 @@ WORTH: Final = 0.05
 
 AS_PREDICTED: Final = 0.05
 """A step that is no further off needs no other constants."""
+LEAST_STEPS: Final = 10
+"""Steps after warm-up of a run that suggests constants: on shared cores neighbouring steps differ by half."""
 SAID: Final = ("gemm_efficiency", "memory_efficiency", "op_overhead_s", "inner_efficiency", "optimizer_efficiency")
 """The suggested constants that are named; the file has all."""
 
@@ -291,6 +294,16 @@ class After(Value, frozen=True, kw_only=True):
             return ""
         pairs = {name: pair for name, pair in self.constants.items() if name in SAID}
         return ", ".join(f"{name} {now:.3g} in place of {before:.3g}" for name, (before, now) in pairs.items())
+
+    def unusual(self, steps: Sequence[float]) -> str:
+        """Why the timed steps may not be as the run's are, whose `steps` after warm-up took so many seconds; "": they are."""
+        timed = sum(measured for _, measured in self.causes.values())
+        if len(steps) < LEAST_STEPS:
+            return f"{len(self.steps)} steps were timed of {len(steps)} after warm-up, and {LEAST_STEPS} are needed to know what is usual"
+        usual = median(steps)
+        if abs(timed / usual - 1) > TOLD_APART:
+            return f"the {len(self.steps)} timed steps took {format_seconds(timed)}, the run's {format_seconds(usual)}"
+        return ""
 
 
 def after(plan: Plan, cost: CostModel, rows: Sequence[RankTimes]) -> After | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -83,10 +84,15 @@ class Budget(Value, frozen=True, kw_only=True):
         return (value * times / high, value * times / low) if figure in RATES else (value * times * low, value * times * high)
 
     def words(self, figure: str, write: Callable[[float], str], times: float = 1.0) -> tuple[str, str]:
-        """The figure, `times` as much, and its interval by three digits, without the unit where that is the same: ("60 s", "53 to 99"); or
-        ("60 s", "")."""
-        rounded = (float(f"{end:.3g}") for end in self.interval(figure, times) or ())
-        value, *ends = (write(each) for each in (getattr(self, figure) * times, *rounded))
+        """The figure, `times` as much, and its interval by three digits of what is written, without the unit where that is the same:
+        ("60 s", "53 to 99"); or ("60 s", "").
+
+        >>> of = Budget(steps=1, tokens=1, seconds=1234.5 * DAY_S, num_gpus=1, power_w=None, price_per_gpu_hour=None, off=(0.9, 1.5))
+        >>> of.words("seconds", format_time)
+        ('1,234 days', '1,110 to 1,850')
+        """
+        value, *ends = (write(each) for each in (getattr(self, figure) * times, *(self.interval(figure, times) or ())))
+        ends = [_NUMBER.sub(lambda found: _three_digits(found[0]), end, count=1) for end in ends]
         alike = len({word.partition(" ")[2] for word in (value, *ends)}) == 1
         return value, " to ".join(end.partition(" ")[0] if alike else end for end in ends)
 
@@ -117,6 +123,19 @@ def budget(plan: Plan, price_per_gpu_hour: float | None = None) -> Budget:
         flops_per_gpu=predicted.model_flops_per_gpu,
         peak_flops=plan.cluster.peak_flops(training.precision),
     )
+
+
+_NUMBER: Final = re.compile(r"[0-9][0-9,.]*")
+
+
+def _three_digits(number: str) -> str:
+    """The written number with three digits and the commas that it had.
+
+    >>> _three_digits("1,079"), _three_digits("8654"), _three_digits("53.1")
+    ('1,080', '8650', '53.1')
+    """
+    rounded = float(f"{float(number.replace(',', '')):.3g}")
+    return number if rounded < 1000 else f"{rounded:,.0f}" if "," in number else f"{rounded:.0f}"
 
 
 def _power_w(cluster: Cluster) -> float | None:

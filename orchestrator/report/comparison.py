@@ -175,14 +175,23 @@ class Row(Value, frozen=True, kw_only=True):
 
 
 def sweep_table(names: Sequence[str], rows: Sequence[Row]) -> RenderableType:
-    """The keys that vary, then the figures, each above its 90% interval, cost where there is a price; the plans are lines below. Without
-    room for all, tokens/s, then GPU-hours stay out: a step's time says the one, and the training's time or cost the other."""
+    """The keys that vary, then the figures, each above its 90% interval, cost where there is a price; the plans are lines below, and what
+    marks mean. Without room for all, tokens/s, then GPU-hours stay out: a step's time says the one, and the training's time or cost the
+    other."""
     plans = []
     for row in rows:
         plan = f"none: {row.why}" if row.budget is None else row.plan
         plans.append(Text(f"{' '.join(f'{name}={row.keys[name]}' for name in names)}: {plan}"))
     tables = (_swept(names, rows, left_out) for left_out in ((), ("tokens/s",), ("tokens/s", "GPU-hours")))
-    return Group(Fitting(*tables, wrapped=False), *plans)
+    planned = sum(row.budget is not None for row in rows)
+    return Group(Fitting(*tables, wrapped=False), *plans, Text(f"{planned} of {len(rows)} have a plan; {LEGEND}"))
+
+
+LEGEND: Final = (
+    "*: no other is better in training time, GPU-hours, cost and free memory together by more than prices can tell; below each figure its "
+    "90% interval"
+)
+"""What marks of a sweep's table mean."""
 
 
 def _swept(names: Sequence[str], rows: Sequence[Row], left_out: Sequence[str]) -> Table:

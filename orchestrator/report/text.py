@@ -77,6 +77,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
+def _whole_percent(share: float) -> str:
+    """The share without digits behind the point, or with so many that there are two.
+
+    >>> _whole_percent(0.487), _whole_percent(0.0123)
+    ('49%', '1.2%')
+    """
+    return f"{format_amount(100 * share, 2)}%"
+
+
 def ranges(kind: str, first: int, count: int) -> str:
     """Layers of a kind as first and last number.
 
@@ -328,7 +337,7 @@ def speed_text(plan: Plan, *, brief: bool = False) -> str:
     if of.flops_per_gpu and not (brief and of.mfu):
         parts.append(of.said("flops_per_gpu", format_flops, f"/{rank}"))
     if of.mfu:
-        parts.append(f"MFU {of.said('mfu', '{:.0%}'.format if brief else _percent)}")
+        parts.append(f"MFU {of.said('mfu', _whole_percent if brief else _percent)}")
     why = "" if of.off else "no interval: no run like this was measured"
     return ", ".join(parts) + "".join(f"; {each}" for each in (*plan.prediction.beyond, why) if each)
 

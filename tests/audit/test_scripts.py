@@ -248,6 +248,21 @@ def test_the_fastest_of_all_plans_is_no_slower_than_the_changes_where_the_files_
         assert found.fastest.prediction.step_time_s <= 1.001 * min(fitting)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "where"),
+    [
+        ("--lr 1e-4", '"--lr 1e-4', "line 2: the quote that opens here is never closed"),
+        ("A=1", 'A="--lr 1e-4', "line 1: the quote that opens here is closed by that of line 2, which opens another"),
+    ],
+)
+def test_a_quote_that_is_not_closed_is_named_by_file_and_line(tmp_path: Path, before: str, after: str, where: str) -> None:
+    script = f'A=1\nB="--train-iters 10"; torchrun pretrain_gpt.py --num-layers 2 {REST} $A $B\n'.replace(before, after, 1)
+    (tmp_path / "train.sh").write_text(script)
+    with pytest.raises(InputError) as caught:
+        so.audit(tmp_path / "train.sh", cluster="dgx_h100")
+    assert str(caught.value).endswith(f"; {tmp_path / 'train.sh'}: {where}")
+
+
 HARMLESS = (
     "--attention-backend flash --use-flash-attn --manual-gc --manual-gc-interval 10 --profile --profile-step-start 4 --use-pytorch-profiler"
 )

@@ -161,6 +161,15 @@ def test_a_container_sees_all_that_the_ranks_read_outside_the_folder(folder: Pat
     assert f' --container-mounts={read},"$PWD":"$PWD" ' in line
 
 
+def test_what_starts_another_programs_file_stands_in_its_first_lines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recipe=llama3_8b", "gpus=16", "cluster=dgx_h100", "launch=none", "write=bridge", "out=there"]
+    assert run.main(words) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    there = f"as the first lines of bridge.py, bridge.sh in {folder / 'there'} say"
+    assert last == f"Not started: launch=none. To start it: {there} (or, without that program, cd {folder / 'there'} && sbatch job.sbatch)"
+    assert "\n# Start: " in f"\n{(folder / 'there' / 'bridge.py').read_text()}"
+
+
 def test_an_empty_folder_may_be_written_to_and_a_default_name_is_made(folder: Path) -> None:
     (folder / "empty").mkdir()
     assert run.main((*TINY, "launch=none", "out=empty")) == 0

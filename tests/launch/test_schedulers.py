@@ -118,6 +118,16 @@ def test_what_the_ranks_read_outside_the_folder_is_said_to_each_scheduler() -> N
         assert "apptainer exec --nv --bind '/lustre/a b.txt:/lustre/a b.txt:ro' --bind " in written(name, job)
 
 
+def test_what_several_refuse_is_one_error() -> None:
+    with pytest.raises(InputError) as caught:
+        files(("kubernetes", "lsf", "dstack"), JOB, FOLDER, OPTIONS, replace(BARE, image="/i/a.sqsh"), "H100-SXM-80GB")
+    assert str(caught.value) == (
+        "write=kubernetes,lsf,dstack: container.image=/i/a.sqsh: is a file; kubernetes takes an image of a registry; "
+        "container.image=/i/a.sqsh: is enroot's: lsf and pbs start apptainer's .sif, or a registry's image; "
+        "container.image=/i/a.sqsh: is a file; dstack takes an image of a registry"
+    )
+
+
 def test_amds_gpus_are_asked_for_by_amds_words() -> None:
     """Of Kubernetes as its device plugin names them, of apptainer by --rocm."""
     amd = replace(JOB, vendor="amd")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.catalog import GPUS
+from orchestrator.pictures import SUGGESTED, after_lines
 from orchestrator.planning import Planner
 from orchestrator.report import after
 from orchestrator.report.text import as_text
 from orchestrator.search.planner import reprice
+from orchestrator.units import GIB
 
 SETTINGS = recipe.load(
     ["recipe=gpt_tiny", "gpus=4", "cluster=cpu", "engine=megatron", "pin.tp=2", "pin.pp=2", "calibration=datasheet"], Machine(), [*ENGINES]
@@ -349,3 +352,24 @@ def test_differences_of_the_table_have_their_sign() -> None:
     assert "compute 1 s 1.5 s +500 ms" in text
     assert "tp traffic 500 ms - -500 ms" in text
     assert "data - 100 ms +100 ms" in text
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ([9.0, 9.0, *[1.2] * 12], ""),
+        ([9.0, 9.0, *[1.2] * 9], "2 steps were timed of 8 after warm-up, and 10 are needed to know what is usual"),
+        ([9.0, 9.0, *[0.9] * 12], "the 2 timed steps took 1.2 s, the run's 900 ms"),
+    ],
+)
+def test_constants_are_suggested_where_the_timed_steps_are_as_the_runs_are(steps: list[float], why: str, tmp_path: Path) -> None:
+    settings = recipe.load(["recipe=gpt_tiny", "gpus=1", "cluster=cpu"], Machine(host_memory=64 * GIB), list(ENGINES))
+    plan = Planner(settings).fastest().plan
+    causes, constants = {"compute": (1.0, 1.2)}, {"gemm_efficiency": (0.5, 0.4)}
+    found = after.After(steps=(4, 5), ranks=1, causes=causes, slow_ranks=(), slow_links=(), constants=constants)
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "step_time_s": {s}}}\n' for n, s in enumerate(steps, 1)))
+    last = after_lines(settings, plan, tmp_path, found)[-1]
+    assert (tmp_path / SUGGESTED).exists() == (not why)
+    assert last.startswith(
+        "it suggests gemm_efficiency 0.4 in place of 0.5: calibration=" if not why else f"it suggests no constants: {why}"
+    )
