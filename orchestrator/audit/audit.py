@@ -90,7 +90,8 @@ class Audit:
         said = {f"{name.removeprefix('model.')}=" for name in reading.weak if name in tree or {"recipe", "model.hf_config"} & {*tree}}
         pinned_here = [f"pin.{name}=" for name in settings.pins.given()]
         kept = [line for line in reading.assumed if not line.startswith(tuple(said)) and not any(pin in line for pin in pinned_here)]
-        reading = msgspec.structs.replace(reading, assumed=(*kept, *assumed, *more))
+        longest = "" if "train.seq_length" in tree else reading.longest
+        reading = msgspec.structs.replace(reading, assumed=(*kept, *assumed, *more), longest=longest)
         source = msgspec.structs.replace(source, reading=reading)
         return cls(str(path), source, settings, pinned(reading.setup, settings.pins))
 
@@ -140,12 +141,13 @@ class Audit:
     @property
     def fits(self) -> bool | None:
         """Whether the fullest rank has the memory, as a plan would need it; None: there is no plan, or it lacks some by a price that knows
-        nothing of settings which may change that (`not_priced`), or that says so with a chance below LIKELY (`Judged.chance`)."""
+        nothing of settings which may change that (`not_priced`), that says so with a chance below LIKELY (`Judged.chance`), or that is of
+        samples whose lengths nobody says (`Reading.longest`)."""
         if self.judged is None:
             return None
         if not self.judged.lacking_bytes:
             return True
-        return None if self.not_priced or (self.judged.chance or 1.0) < LIKELY else False
+        return None if self.not_priced or self.reading.longest or (self.judged.chance or 1.0) < LIKELY else False
 
     @property
     def not_priced(self) -> tuple[str, ...]:

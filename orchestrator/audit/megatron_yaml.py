@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from orchestrator.audit import megatron
 from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, resolved
 from orchestrator.audit.reading import Lists, Reading, Setup, Source, listed
@@ -59,9 +61,10 @@ def read(text: str, name: str, content: Content, tool: Tool, change: Change | No
     what else was assumed. Raises InputError for a value of the wrong type, and for models that can't be described."""
     seen, lists, notes = _seen(resolved(content), tool)
     path, length = seen.get("seq_length", ("", None))
-    if path == "max_length" and not content.get("packing"):  # ms-swift's samples, each as long as it is
+    longest = path if path == "max_length" and not content.get("packing") else ""  # ms-swift's samples, each as long as it is
+    if longest:
         notes.append(f"every sequence has {path} = {length} tokens: shorter samples take less")
-    reading = _reading(seen, lists, [*said, *notes], tool, content)
+    reading = replace(_reading(seen, lists, [*said, *notes], tool, content), longest=longest)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes: dict[str, Any] = {}

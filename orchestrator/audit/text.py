@@ -68,6 +68,9 @@ def fits_text(audit: Audit, judged: Judged) -> str:
     lacks = f"lacks {format_bytes(judged.lacking_bytes)}: {need}{chance_text(judged)}"
     if audit.fits is False:
         return f"DOES NOT FIT, {lacks}"
+    if (longest := audit.reading.longest) and not audit.not_priced:
+        length = judged.plan.training.seq_length
+        return f"can't be told: with samples that all have the {length} tokens of {longest} it {lacks}; train.seq_length= says their own"
     if not audit.not_priced:
         return f"may not fit, {lacks}"
     first, *others = (one.split()[0] for one in audit.not_priced)

@@ -26,6 +26,8 @@ KINDS: Final = kinds("trainer", "trainer_older", "around_trainer")
 (TRL, alignment-handbook, LLaMA-Factory, transformers' examples), with what each does."""
 ENOUGH: Final = {STEPS, "num_train_epochs", "num_epochs", "micro_batch_size"}
 """Settings of which one, beside a rate, says that a file has such arguments."""
+FILLED: Final = ("packing", "neat_packing", "sample_packing", "pad_to_sequence_len", "pad_to_max_length")
+"""Switches with which every sequence is as long as the longest may be."""
 LENGTHS: Final = ("max_seq_length", "max_length", "cutoff_len", "block_size", "model_max_length")
 QUANTISED: Final = ("quantization_bit", "quant_bits")
 TRAINED: Final = ("lora_r", "lora_rank")
@@ -97,7 +99,10 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     sizes = {axis: size for axis, size in sizes.items() if size > 1}
     setup = replace(reading.setup, recompute="full" if checkpoints else "none", **sizes)
     about = [line for line in reading.assumed if not line.startswith("recompute=")]
-    reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about))
+    longest = next((name for name in LENGTHS if given.values.get(name) is not None), "")
+    if longest == "block_size" or any(str(given.values.get(name)).lower() == "true" for name in FILLED):
+        longest = ""
+    reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about), longest=longest)
     return sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
 
 

@@ -169,3 +169,16 @@ def test_samples_of_ms_swift_are_priced_at_their_longest_and_it_is_said(more: st
     found = formats.read(SWIFT.rstrip() + more + "\n", "swift.sh").reading
     assert found.keys["train.seq_length"] == 4096
     assert any("every sequence has max_length = 4096 tokens" in line for line in found.assumed) == said
+
+
+def test_samples_of_their_own_lengths_are_no_verdict_on_memory_where_the_longest_would_not_fit(tmp_path: Path) -> None:
+    """Ms-swift's script for two GPUs of 80 GB was told that it does not fit, by samples that all have max_length."""
+    large = SWIFT.replace("--micro_batch_size 1 ", "--micro_batch_size 64 ")
+    (tmp_path / "sft.sh").write_text(large)
+    given: dict[str, Any] = {"recipe": "qwen3_8b", "gpus": 2, "cluster": "dgx_h100"}
+    found = so.audit(tmp_path / "sft.sh", **given)
+    assert found.fits is None
+    assert "can't be told: with samples that all have the 4096 tokens of max_length it lacks " in str(found)
+    (tmp_path / "packed.sh").write_text(large.rstrip() + " --packing true\n")
+    assert "samples that all have" not in str(so.audit(tmp_path / "packed.sh", **given))
+    assert so.audit(tmp_path / "sft.sh", train={"seq_length": 4096}, **given).fits is False, "the user says how long they are"
