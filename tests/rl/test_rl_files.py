@@ -1,0 +1,83 @@
+"""Files that task=rl writes, taken by the own classes of the programs that they are for.
+
+PUBLISHED names a folder with checkouts of verl-project+verl and NVIDIA-NeMo+RL at the commits that words/rollouts.py names. Beside this
+project's packages: pip install hydra-core ray tensordict codetiming orjson for verl, and what nemo_rl/algorithms/ppo.py imports (ray torchdata pyzmq
+nvidia-ml-py uvicorn fastapi mlflow-skinny wandb swanlab matplotlib prometheus_client datasets soundfile aiohttp 'transformers<5.12').
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import orchestrator as so
+
+FOLDER = os.environ.get("PUBLISHED", "")
+JOBS = {
+    "on-policy": {},
+    "a reference": {"reference": True, "updates": 4},
+    "a critic": {"algorithm": "ppo", "critic": "gpt2_xl", "epochs": 2, "updates": 4},
+    "a critic of its size": {"algorithm": "ppo", "reference": True},
+}
+RL = {"prompts": 32, "samples": 8, "prompt_length": 200, "response_length": "400+200", "max_response_length": 760, "placement": "colocated"}
+VERL = """
+import sys
+import hydra
+from omegaconf import OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+with hydra.initialize_config_dir(sys.argv[1], version_base=None):
+    whole = hydra.compose("verl_rl", ["actor_rollout_ref.model.path=model", "critic.model.path=model"])
+OmegaConf.set_struct(whole, False)
+whole.critic.model = {"path": "model"}  # its class reads the model's files
+OmegaConf.resolve(whole)
+made = omega_conf_to_dataclass(whole.actor_rollout_ref.actor), omega_conf_to_dataclass(whole.actor_rollout_ref.rollout)
+print(*(type(one).__name__ for one in made), made[0].megatron.tensor_model_parallel_size, made[1].n)
+if whole.algorithm.adv_estimator == "gae":
+    critic = omega_conf_to_dataclass(whole.critic)
+    print(type(critic).__name__, critic.megatron.tensor_model_parallel_size, critic.ppo_max_token_len_per_gpu)
+"""
+NEMO_RL = """
+import sys
+import typing
+import typing_extensions
+typing.TypedDict = typing_extensions.TypedDict  # pydantic asks for it before Python 3.12
+from omegaconf import OmegaConf
+from nemo_rl.utils.config import load_config, register_omegaconf_resolvers
+register_omegaconf_resolvers()
+whole = OmegaConf.to_container(load_config(sys.argv[1] + "/nemo_rl_rl.yaml"), resolve=True)
+module = __import__(f"nemo_rl.algorithms.{'ppo' if 'ppo' in whole else 'grpo'}", fromlist=["MasterConfig"])
+made = module.MasterConfig(**whole)
+print(type(made).__name__, made.policy["megatron_cfg"]["tensor_model_parallel_size"], made.policy["train_global_batch_size"])
+if "ppo" in whole:
+    print(made.value["megatron_cfg"]["enabled"], made.ppo.num_prompts_per_step, made.ppo.ppo_epochs)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not FOLDER, reason="PUBLISHED names no folder of checkouts")
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(("name", "checkout", "program"), [("verl", "verl-project+verl", VERL), ("nemo_rl", "NVIDIA-NeMo+RL", NEMO_RL)])
+def test_a_programs_own_classes_take_the_file(job: str, name: str, checkout: str, program: str, tmp_path: Path) -> None:
+    found = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl=RL | JOBS[job], write=name, pin={"recompute": "full", "tp": 2})
+    (file,) = found.written(name).items()
+    text = file[1].replace("/opt/nemo-rl", str(Path(FOLDER, checkout)))
+    (tmp_path / file[0]).write_text(text)
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=os.environ | {"PYTHONPATH": str(Path(FOLDER, checkout))}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    if "No module named" in ran.stderr:
+        pytest.skip(ran.stderr.splitlines()[-1])
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    said = ran.stdout.split()
+    if name == "verl":
+        assert said[:4] == ["McoreActorConfig", "RolloutConfig", "2", "8"]
+        assert said[4:6] == (["McoreCriticConfig", "1" if JOBS[job].get("critic") else "2"] if "critic" in job else [])
+    else:
+        updates = JOBS[job].get("updates", 1)
+        assert said[:3] == ["MasterConfig", "2", str(256 // updates)]
+        assert said[3:] == (["True", "32", str(JOBS[job].get("epochs", 1))] if "critic" in job else [])
