@@ -1,8 +1,9 @@
 """Files that task=rl writes, taken by the own classes of the programs that they are for.
 
 PUBLISHED names a folder with checkouts of verl-project+verl and NVIDIA-NeMo+RL at the commits that words/rollouts.py names. Beside this
-project's packages: pip install hydra-core ray tensordict codetiming orjson for verl, and what nemo_rl/algorithms/ppo.py imports (ray torchdata pyzmq
-nvidia-ml-py uvicorn fastapi mlflow-skinny wandb swanlab matplotlib prometheus_client datasets soundfile aiohttp 'transformers<5.12').
+project's packages: pip install hydra-core ray tensordict codetiming orjson for verl, and what nemo_rl/algorithms/ppo.py imports (ray
+torchdata pyzmq nvidia-ml-py uvicorn fastapi mlflow-skinny wandb swanlab matplotlib prometheus_client datasets soundfile aiohttp
+'transformers<5.12').
 """
 
 from __future__ import annotations
