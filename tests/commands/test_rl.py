@@ -90,6 +90,14 @@ def test_what_can_not_be_is_one_error(words: tuple[str, ...], error: str, capsys
 
 
 def test_no_room_for_one_sequence_is_said_with_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    """15.3 GiB of weights and 4 of workspaces leave less of a quarter of an H100 than 4,296 tokens of 144 KiB take."""
+    assert main(["plan", *WORDS, *LENGTHS, "rl.memory=0.245", "rl.tp=1"]) == 2
+    said = capsys.readouterr()
+    assert (
+        "the weights take 15.3 GiB of a GPU, workspaces 4.0 GiB, one sequence of 4296 tokens 604.1 MiB: more than the 19.4 GiB" in said.err
+    )
+    assert said.err.count("\n") == 1
+    assert not said.out
     words = ("recipe=llama3_70b", "gpus=1", "cluster=dgx_h100", *WORDS[4:], *LENGTHS, "rl.max_response_length=4096")
     assert main(["plan", "task=rl", *dict.fromkeys(words)]) == 2
     assert "no placement fits llama3_70b on 1 x H100-SXM-80GB" in capsys.readouterr().err
