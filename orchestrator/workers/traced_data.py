@@ -11,7 +11,7 @@ import numpy as np
 from orchestrator.model.traced import Traced
 from orchestrator.plan import Plan
 from orchestrator.tracing.feeds import IGNORED, sample, stacked
-from orchestrator.workers.samples import Samples, TextSamples
+from orchestrator.workers.samples import Samples, TextSamples, permuted
 
 DRAWN: Final = 2048
 """Different samples that are drawn to train on; those after them are evaluated on."""
@@ -27,7 +27,8 @@ class DrawnSamples(Samples):
         self.feeds, self.first = traced.feeds, first
 
     def sample(self, ordinal: int) -> dict[str, np.ndarray]:
-        return sample(self.feeds, np.random.default_rng((self.plan.training.seed, self.first + ordinal % DRAWN)))
+        (epoch, index), seed = divmod(ordinal, DRAWN), self.plan.training.seed
+        return sample(self.feeds, np.random.default_rng((seed, self.first + permuted(index, DRAWN, seed + epoch))))
 
     def stack(self, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         return stacked(self.feeds, samples)
