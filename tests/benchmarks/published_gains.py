@@ -1,6 +1,6 @@
 """What single settings gained in published runs, beside what the prices say: graphs, dispatchers, overlaps, offload.
 
-    python tests/benchmarks/published_gains.py runs=MEASUREMENTS
+    python -m tests.benchmarks.published_gains runs=MEASUREMENTS
 
 A pair is two configurations of one table that name the same value in every column but those of one setting below and of what was
 measured, so that nothing but that setting, and what the notes say, is otherwise; runs of one configuration count once, by their geometric
@@ -19,10 +19,10 @@ from itertools import combinations
 from pathlib import Path
 
 from orchestrator.commands import arguments, command_of
-from orchestrator.validate import own
-from orchestrator.validate.__main__ import price_all
-from orchestrator.validate.metrics import Priced
-from orchestrator.validate.pricing import named
+from tests.validation.__main__ import price_all
+from tests.validation.metrics import Priced
+from tests.validation.pricing import named
+from tests.validation.tables import load
 
 SETTINGS = {
     "graphs": ("cuda_graph",), "dispatcher": ("dispatcher",), "overlap": ("a2a_overlap", "delay_wgrad"), "offload": ("offload",),
@@ -81,7 +81,7 @@ def run(words: Sequence[str]) -> None:
         if (of := setting(one, other)) is not None
     ]
     wanted = {(table, run_id) for table, _, both in pairs for columns in both for run_id in published[table, columns]}
-    runs, unusable = own.measured(folder)
+    runs, unusable = load(folder)
     priced, failed = price_all([one for one in runs if (one.table, one.run_id) in wanted and one.time_s is not None], named(None))
     by_id = {(row.run.table, row.run.run_id): row for row in priced}
     whys = {(row.table, row.run_id): row.why for row in [*unusable, *failed]}

@@ -46,6 +46,8 @@ def left_out(found: Found) -> Iterator[tuple[str, Any]]:
 def _values(choice: Choice) -> tuple[Any, ...]:
     if choice.type is bool:
         return (True, False)
+    if choice.name == "offload_modules":
+        return ()  # offered nowhere, as no published run checks its time; what it would gain says tests/benchmarks/best_pins.md
     if choice.name == "ddp_bucket_size":
         return (10**7, 10**8)
     return (8, 64) if choice.type is int else typing.get_args(choice.type)
