@@ -82,7 +82,10 @@ def checkpoint_of(resume: str | None) -> Checkpoint | None:
             raise InputError(RESUME, shown(resume), f"{marker} names {name}, which is not there; {_newest_whole(folder)}")
         run = where.parent.parent
         written = next((path for path in (where / PLAN, run / PLAN) if path.is_file()), None)
-        plan = None if written is None else from_json(read_text(written, limit=None), str(written))
+        try:
+            plan = None if written is None else from_json(read_text(written, limit=None), str(written))
+        except InputError as error:
+            raise InputError(RESUME, shown(resume), f"is damaged: {error}; {_newest_whole(where.parent, where)}") from None
         return Checkpoint(folder=where, run=run, step=step, engine=engine, plan=plan)
     written = start / PLAN
     saves = not written.is_file() or from_json(read_text(written, limit=None), str(written)).run.save_every

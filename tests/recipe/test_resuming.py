@@ -194,6 +194,8 @@ def test_a_damaged_checkpoint_is_refused_before_anything_starts_and_the_newest_w
     assert said.endswith(f"the newest whole one is resume={checkpoints}/step_000010")
     file.write_bytes(bytes(100))
     assert run.main(("train.resume=old", "launch=none", "out=again")) == 0
+    (checkpoints / "step_000020/plan.json").write_text("{")
+    assert refused(capsys, folder, AGAIN).endswith(f"; the newest whole one is resume={checkpoints}/step_000010")
     shutil.rmtree(checkpoints / "step_000020")
     assert refused(capsys, folder, AGAIN).endswith(
         "names step_000020, which is not there; the newest whole one is resume=old/checkpoints/step_000010"
