@@ -22,7 +22,7 @@ def test_commands_keys_and_values_are_completed() -> None:
     assert completed("orchestrator", "swe") == ["sweep"]
     assert completed("orchestrator", "plan", "train.glob") == ["train.global_batch_size="]
     assert completed("orchestrator", "plan", "recipe", "=", "llama3_8b") == ["llama3_8b", "llama3_8b_128k"]
-    assert completed("orchestrator", "plan", "train.precision", "=") == ["bf16", "fp16", "fp32", "fp8", "nvfp4"]
+    assert completed("orchestrator", "plan", "train.precision", "=") == ["bf16", "fp16", "fp32", "fp8", "nvfp4", "mxfp8"]
     assert completed("orchestrator", "plan", "swe") == []
 
 
