@@ -130,7 +130,11 @@ def written(plan: Plan, name: str) -> Written:
     held = {PINS[OURS[field]] for field in unsaid if OURS[field] in PINS}
     return Written(
         tool=name,
-        settings={path: [value[i] for i in sorted(value)] if isinstance(value, dict) else value for path, value in said.items()},
+        settings={
+            path: [value[i] for i in sorted(value)] if isinstance(value, dict) else value
+            for path, value in said.items()
+            if value is not None or tool.nulls
+        },
         unsaid=tuple(f"{field}={value}" for field, value in unsaid.items()),
         left=tuple(left),
         pins={pin: "-".join(value) if isinstance(value, tuple) else value for pin, value in held if value is not None},

@@ -48,6 +48,8 @@ class Tool(NamedTuple):
     """What a written file says whatever the plan, by path."""
     off: Mapping[str, Any] = {}
     """Words for settings that are off, where a null would not say it."""
+    nulls: bool = True
+    """Whether a null in the file is read as one: else what is null is left out, as the program's defaults are."""
     nodes: tuple[str, str] | None = None
     """Paths of the number of nodes and of the GPUs of each."""
 
@@ -183,7 +185,7 @@ BRIDGE: Final = Tool(
     table=[
         *named("vocab_size tokenizer_type", "tokenizer."),
         *named("seq_length", "dataset."),
-        *named(f"{SIZES} {STAGES} {LAYERS}", "model."),
+        *named(f"seq_length {SIZES} {STAGES} {LAYERS}", "model."),  # ConfigContainer.validate wants both lengths alike
         *named(OVERLAPS, "comm_overlap."),
         *named("overlap_grad_reduce overlap_param_gather", "comm_overlap."),
         *named("micro_batch_size global_batch_size train_iters", "train."),
@@ -309,7 +311,7 @@ NEMO2: Final = Tool(
         *named("use_te_rng_tracker=te_rng_tracker", "trainer.strategy."),
         Term("trainer.strategy.fsdp", "use_megatron_fsdp", to=lambda on: "megatron" if on else None, back=lambda said: said == "megatron"),
         *named(f"{DDP} use_distributed_optimizer", "trainer.strategy.ddp."),
-        *named(f"{LAYERS} {OVERLAPS}", "model.config."),
+        *named(f"{LAYERS.replace(' cuda_graph_modules', '')} {OVERLAPS}", "model.config."),  # its Megatron-core has no such field
         *named(f"{OPTIMIZER.replace('min_lr ', '')} bf16 fp16", "optim.config."),
         *states("optim.config"),
     ],
@@ -317,6 +319,7 @@ NEMO2: Final = Tool(
     others=("trainer", "log", "resume", "data", "executor", "tokenizer", "model.tokenizer", "model.optim", "optim", "peft"),
     known=kinds("nemo2"),
     adapt=_nemo2,
+    made={"lr_decay_style": "cosine"},  # recipes/optim/adam.py, in all recipes
     nodes=("trainer.num_nodes", "trainer.devices"),
     release="NeMo 2.6, 8cfedd7 (nemo/lightning/pytorch/strategies/megatron_strategy.py, plugins/mixed_precision.py)",
     start="override(pretrain_recipe()) before nemo_run starts it",
@@ -524,6 +527,7 @@ MS_SWIFT: Final = Tool(
         "overlap_param_gather": False,
     },
     off={"recompute_granularity": "none"},
+    nulls=False,  # swift/cli/main.py makes it the word None of a command line
     release="ms-swift 4.6.0.dev0, 3602360 (swift/megatron/arguments/megatron_args.py)",
     start="megatron sft RUN/ms_swift.yaml, with NNODES, NPROC_PER_NODE and the like set, and with your --model and --dataset",
 )  # fmt: skip
