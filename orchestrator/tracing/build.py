@@ -146,17 +146,20 @@ def from_code(code: str, dtype: torch.dtype) -> tuple[torch.nn.Module, tuple[Fee
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module) and isinstance(made[1], dict)):
         raise InputError("model.code", code, "must give (module, {argument of its forward: tensor of a batch of one})")
     model, sample = made
-    return model.to(dtype).train(), tuple(_of_tokens(_feed(code, name, tensor), tensor, sample) for name, tensor in sample.items())
+    return model.to(dtype).train(), tuple(_of_tokens(code, _feed(code, name, tensor), tensor, sample) for name, tensor in sample.items())
 
 
-def _of_tokens(feed: Feed, labels: torch.Tensor, sample: dict[str, torch.Tensor]) -> Feed:
+def _of_tokens(code: str, feed: Feed, labels: torch.Tensor, sample: dict[str, torch.Tensor]) -> Feed:
     """Labels of a language model, as the sample has them: the ids themselves, which the forward shifts; the next one at each place; or the
-    ids at some places and -100 at the others."""
+    ids at some places and -100 at the others. Raises InputError where the ids are all one, so that the first two are the same."""
     ids = sample.get("input_ids")
     if feed.name != "labels" or ids is None or ids.shape != labels.shape or labels.dim() != 2 or labels.device != ids.device:
         return feed
     said, tokens = labels[0].tolist(), ids[0].tolist()
     copied = msgspec.structs.replace(feed, copies="input_ids", low=0, high=1)
+    if said == tokens and len(set(tokens)) == 1 < len(tokens):
+        why = f"input_ids and labels are {tokens[0]} throughout, which does not say whether its forward shifts the labels"
+        raise InputError("model.code", code, f"{why}: give ids that differ; labels are the same where it does, else each next id")
     if said == tokens:
         return copied
     if said[:-1] == tokens[1:]:
@@ -182,7 +185,7 @@ def _feed(code: str, name: str, tensor: Any) -> Feed:
     if tensor.dtype.is_floating_point:
         return Feed(name=name, shape=tuple(tensor.shape[1:]))
     if tensor.device.type == "meta":
-        why = f"{name} has integers, which say what range to draw from, and no tensor has values here: make it with device='cpu'"
+        why = f"{name} has integers, which say what range to draw from; tensors are made without values here: make it with device='cpu'"
         raise InputError("model.code", code, why)
     return Feed(name=name, shape=tuple(tensor.shape[1:]), dtype="int64", high=int(tensor.max()) + 1)
 

@@ -332,6 +332,17 @@ def test_a_users_sample_says_what_the_labels_of_its_text_are() -> None:
     assert drawn["labels"].tolist() == [*drawn["input_ids"][1:], -100]
 
 
+def alike() -> object:
+    model, _ = shifting()
+    return model, {name: torch.zeros(1, 8, dtype=torch.long, device="cpu") for name in ("input_ids", "labels")}
+
+
+def test_a_sample_of_one_id_does_not_say_whether_the_forward_shifts() -> None:
+    """Trained on the ids themselves a model that does not shift learns to copy, and its loss falls to nothing."""
+    with pytest.raises(InputError, match=r"input_ids and labels are 0 throughout, .* whether its forward shifts the labels"):
+        described(build.Source(code=f"{__name__}:alike"), 1, None, 4)
+
+
 def narrow() -> object:
     """As `shifting`, with logits for 200 of the 300 ids."""
     model, given = shifting()

@@ -34,7 +34,8 @@ def translate(plan: Plan) -> Job:
     file, notes = deepspeed_file(plan, more)
     files = trainer_files.trainer_files(plan, more, checkpointing=model["gradient_checkpointing"])
     notes += trainer_files.notes(plan)
-    notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
+    trained = "a model of Hugging Face transformers" if plan.model.traced is None else plan.model.traced.model_class
+    notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains {trained}.")
     worked = [name for name in DEEPSPEED_OPTIONS if getattr(plan, name) != DEFAULTS[name]]
     if worked:
         notes.append(f"ds_config.json has no field for {', '.join(worked)}: {PROGRAM} calls DeepSpeed's functions for it.")
