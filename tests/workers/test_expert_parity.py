@@ -149,7 +149,7 @@ def test_the_exchange_beside_another_micro_batch_changes_no_number(case: str, po
 
 def test_beside_another_micro_batch_each_layer_is_given_back_when_it_is_passed(pool: Pool, corpus: str) -> None:
     """What a second micro-batch is priced at: before Megatron-core 0.16 memory grew with each layer until the chunk's end, to a third more
-    at these sizes (validate/engines/megatron.py, HeldUntilTheChunksEnd)."""
+    at these sizes (tests/validation/engines/megatron.py, HeldUntilTheChunksEnd)."""
     model = replace(QWEN3_MOE, num_layers=6)
     plan = trainable(plan_of(model, dp=2, ep=2, precision="bf16", overlap_moe_expert_parallel_comm=True))
     for live in pool.run("live_behind_layers", plan.world_size, to_json(plan), corpus):
