@@ -32,7 +32,7 @@ where there is none."""
 
 ASLEEP: Final = 2.4 * GIB
 """Bytes of a GPU that an engine keeps while it sleeps: its context, CUDA graphs and communicators (vLLM: .8 GiB at tp=1, 2.4 at tp=2;
-github:NVIDIA-NeMo/RL issue 223)."""
+github:NVIDIA-NeMo/RL issue 223; 7.0 of a model of 1T at tp=8 over two nodes, github:vllm-project/vllm issue 47654)."""
 
 
 MOST_DIVISIONS: Final = 16
