@@ -95,6 +95,9 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
     checkpoints = given.truth("gradient_checkpointing")
     keys = {**reading.keys, **_keys(given, said)}
+    reentrant = "gradient_checkpointing_kwargs.use_reentrant"
+    if keys.get("lora.bits") == 8 and checkpoints and not given.truth(reentrant, program is not None and program.reentrant):
+        given.assumed.append(f"{reentrant}=true: with false bitsandbytes keeps the inputs of all 8-bit linears, too")
     sizes = {axis: next((size for path in names if (size := given.number(path))), 1) for axis, names in GROUPS.items()}
     sizes = {axis: size for axis, size in sizes.items() if size > 1}
     setup = replace(reading.setup, recompute="full" if checkpoints else "none", **sizes)
@@ -147,9 +150,10 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
         keys["lora.alpha"] = given.number("lora_alpha", float)
     bits = next((given.number(name) for name in QUANTISED if given.values.get(name) is not None), 4 * given.truth("load_in_4bit", False))
     if bits or given.truth("load_in_8bit", False):
-        if bits != 4 or str(given.get("quantization_method", given.get("quant_method", "bnb"))) not in ("bnb", "bitsandbytes"):
-            raise InputError("quantization", bits or 8, "of the frozen weights can't be priced", ["4 bits of bitsandbytes"])
-        keys["lora.bits"] = 4
+        bits, method = bits or 8, str(given.get("quantization_method", given.get("quant_method", "bnb")))
+        if bits not in words.FROZEN or method not in ("bnb", "bitsandbytes"):
+            raise InputError("quantization", bits, "of the frozen weights can't be priced", ["4 or 8 bits of bitsandbytes"])
+        keys["lora.bits"] = bits
         given.take("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "quantization_type", "double_quantization", "bnb_4bit_quant_storage")
         given.take("bnb_4bit_compute_dtype")
     keys["lora.dropout"] = given.number("lora_dropout", float) or 0.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from orchestrator.cost import quantised
 from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
-from orchestrator.model.lora import NF4_BYTES
 from orchestrator.model.routing import times
 from orchestrator.model.spec import Attention, DeltaRule, Gemm, LayerSpec, Pointwise, Scan, padded
 from orchestrator.model.training import QUANTISED
@@ -243,8 +243,8 @@ def layer_seconds(
             b_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "row") * m * n / memory
             if op.frozen:
                 b_gemm += forward
-                unpacked = (NF4_BYTES + states.weight) * k * n / memory if op.nf4 else 0.0
-                f_memory, b_memory = f_memory + unpacked, b_memory + unpacked
+                beside = quantised.moved(op, m, k, n, precision, states.weight)
+                f_memory, b_memory = f_memory + beside.forward / memory, b_memory + beside.backward / memory
                 continue
             if traits.fp32_gradient_fusion:
                 b_gemm += forward + to_weight
@@ -273,8 +273,11 @@ def layer_seconds(
     if precision in QUANTISED and not one_by_one:  # a layer of experts has it in `expert_quantise_s`, which was fitted to such layers
         kernels += QUANTISING_LAUNCHES * sum(isinstance(op, Gemm) and not op.pad_to for op in layer.ops)
     launches = kernels * c.op_overhead_s + one_by_one * c.grouped_launch_s
+    in_8_bits = c.op_overhead_s * sum(isinstance(op, Gemm) and op.bits == 8 for op in layer.ops)
+    forward_more, backward_more = (count * in_8_bits for count in quantised.INT8_LAUNCHES)
     return LayerSeconds(
-        Seconds(f_gemm, f_attention, f_memory, launches), Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches)
+        Seconds(f_gemm, f_attention, f_memory, launches + forward_more),
+        Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches + backward_more),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from orchestrator.cost import quantised
 from orchestrator.cost.activations import LayerActivations
 from orchestrator.cost.graphs import Graph, graph_of
 from orchestrator.cost.muon import Muon
@@ -17,7 +18,7 @@ from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
-from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
+from orchestrator.model.spec import Dispatch, LayerSpec
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
@@ -120,7 +121,8 @@ class LayerPrices:
         copies = self._copies.get((layer.kind, strategy))
         if copies is None:
             own, routed = self._grown(layer, strategy, dense, experts)
-            copies = self.replicas.of(own, strategy, frozen, linears=layer.recomputable)
+            per_frozen = self.replicas.frozen_of(strategy, layer)
+            copies = self.replicas.of(own, strategy, frozen, linears=layer.recomputable, per_frozen=per_frozen)
             if experts:
                 copies = copies.beside(self.replicas.of(routed, folded(strategy), ranks=dp.group(strategy)[0], linears=True))
             if self._muon.has(layer):
@@ -147,18 +149,18 @@ class LayerPrices:
         gathered = scattered = 0.0  # weights as ZeRO-3 gathers them, and gradients before they are scattered
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
             _, itemsize = self.replicas.weights_of(strategy, linears=layer.recomputable)
-            _, frozen_itemsize = self.replicas.frozen_of(strategy, linears=layer.recomputable)
+            _, frozen_itemsize = self.replicas.frozen_of(strategy, layer)
             gathered = (parameters - frozen) * itemsize + frozen * frozen_itemsize
             scattered = float((parameters - frozen) * w.weight_itemsize)
-        packed = (op.k * op.n for op in layer.ops if isinstance(op, Gemm) and op.nf4)
-        gathered += max(packed, default=0) * w.weight_itemsize  # one at a time is made 16 bits
+        unpacked = quantised.working(layer, strategy, micro_batch_size, w.training.precision, w.weight_itemsize, recompute == "full")
         return LayerCost(
             forward_s=active * forward_s,
             backward_s=active * backward_s,
             saved_bytes=kept.saved - left + graph.kept_bytes,
-            transient_forward_bytes=kept.transient_forward + gathered + passing,
+            transient_forward_bytes=kept.transient_forward + gathered + unpacked[0] + passing,
             transient_backward_bytes=kept.transient_backward
             + gathered
+            + unpacked[1]
             + passing
             + scattered
             + (kept.saved + kept.transient_forward if strategy.overlap_moe_expert_parallel_comm else 0.0),  # of the forward pass beside it
@@ -183,7 +185,7 @@ class LayerPrices:
         dense, experts = self._grown(layer, strategy, dense, experts)
         held = states(dense - frozen, per_parameter, strategy).resident + self._copies_beside(layer, strategy) * (dense + experts)
         if frozen:
-            held += states(frozen, self.replicas.frozen_of(strategy, linears=layer.recomputable)[0], strategy).weights
+            held += states(frozen, self.replicas.frozen_of(strategy, layer)[0], strategy).weights
         if experts:
             held += states(experts, per_parameter, folded(strategy)).resident
         return held

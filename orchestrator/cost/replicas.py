@@ -11,8 +11,8 @@ from orchestrator.cost.network import Network
 from orchestrator.cost.states import EIGHT_BIT_MOMENTS, States, primary_weight_bytes, state_bytes, states
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.errors import InputError
-from orchestrator.model.lora import NF4_BYTES
-from orchestrator.model.spec import LayerSpec
+from orchestrator.model.lora import packed_bytes
+from orchestrator.model.spec import Gemm, LayerSpec
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes, Traits
@@ -58,6 +58,8 @@ class ReplicaPrices:
         self._state_bytes: dict[int, StateBytes] = {}
         self._counted: dict[tuple[str, int, bool], int] = {}
         self._frozen: dict[tuple[str, int, bool], int] = {}
+        self._packed: dict[str, float] = {}
+        """Bytes of a frozen weight in few bits, by kind of layer."""
 
     def states_of(self, strategy: Strategy) -> StateBytes:
         """Bytes per parameter before sharding. Raises InputError for a ZeRO stage that the engine has not."""
@@ -103,22 +105,38 @@ class ReplicaPrices:
             count = self._frozen[key] = sum(weight.local_numel(tensor_parallel) for weight in frozen)
         return count
 
-    def frozen_of(self, strategy: Strategy, *, linears: bool) -> tuple[StateBytes, float]:
-        """`weights_of` for weights that are not trained."""
-        per_parameter, itemsize = self.weights_of(strategy, linears=linears)
+    def frozen_of(self, strategy: Strategy, layer: LayerSpec) -> tuple[StateBytes, float]:
+        """`weights_of` for this layer's weights that are not trained, in the mean over them."""
+        per_parameter, itemsize = self.weights_of(strategy, linears=layer.recomputable)
         lora = self._workload.training.lora
-        if lora is None or lora.bits is None or not linears:
+        if lora is None or lora.bits is None:
             return per_parameter, itemsize
-        return replace(per_parameter, weight=NF4_BYTES), NF4_BYTES
+        packed = self._packed.get(layer.kind)
+        if packed is None:
+            ops = [op for op in layer.ops if isinstance(op, Gemm) and op.bits is not None]
+            nbytes = sum(packed_bytes(lora.bits, op.k) * op.k * op.n for op in ops)
+            packed = self._packed[layer.kind] = nbytes / sum(op.k * op.n for op in ops) if ops else 0.0
+        if not packed:
+            return per_parameter, itemsize
+        return replace(per_parameter, weight=packed), packed
 
-    def of(self, parameters: int, strategy: Strategy, frozen: int = 0, ranks: int | None = None, *, linears: bool = False) -> Replica:
+    def of(
+        self,
+        parameters: int,
+        strategy: Strategy,
+        frozen: int = 0,
+        ranks: int | None = None,
+        *,
+        linears: bool = False,
+        per_frozen: tuple[StateBytes, float] | None = None,
+    ) -> Replica:
         """The copy of so many weights on a rank. `parameters`: of the rank before ZeRO, replicated over the strategy's dp x cp; `frozen` of
         them are not trained: stage 3 divides and gathers them like the others, else they are there and nothing happens to them. `ranks`:
         those that share weights which are no experts' (None: the strategy's dp x cp), by whose number a bucket is as large as it is, one of
-        experts too. `linears`: as in `weights_of`."""
+        experts too. `linears`: as in `weights_of`. `per_frozen`: `frozen_of` them (None: like the others)."""
         w = self._workload
         per_parameter, itemsize = self.weights_of(strategy, linears=linears)
-        per_frozen, frozen_itemsize = self.frozen_of(strategy, linears=linears)
+        of_frozen, frozen_itemsize = per_frozen or (per_parameter, itemsize)
         trained = parameters - frozen
         gathered = trained * itemsize + (frozen * frozen_itemsize if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"] else 0.0)
         sync = gather = 0.0
@@ -133,7 +151,7 @@ class ReplicaPrices:
                 sync += seconds
         held = states(trained, per_parameter, strategy)
         if frozen:
-            held = held._replace(weights=held.weights + states(frozen, per_frozen, strategy).weights)
+            held = held._replace(weights=held.weights + states(frozen, of_frozen, strategy).weights)
         return Replica(held, sync, gather, self._optimizer_seconds(trained, per_parameter, strategy), tuple(in_passes))
 
     def _messages(self, parameters: int, strategy: Strategy, ranks: int) -> float | None:

@@ -27,6 +27,8 @@ ADAPTED: Final[tuple[Role, ...]] = ("qkv", "projection", "fc1", "fc2")
 """Products of a layer whose linears may have adapters."""
 NF4_BYTES: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a frozen weight in 4 bits: 64 share a scale of 8 bits, and 256 of those one of 32 (arXiv 2305.14314, section 3)."""
+INT8_SCALE_BYTES: Final = 4
+"""Bytes of the scale of a row of 8-bit weights, one of a linear's outputs (bitsandbytes 0.50, functional.py, int8_vectorwise_quant)."""
 ADDED: Final = 2 * READ + 2 * WRITE + READ
 """Bytes moved for each element of an adapted linear's output: times alpha / rank (read, write), plus the frozen one's (6)."""
 
@@ -44,10 +46,19 @@ class Lora(Value, frozen=True, kw_only=True):
     ] = None
     dropout: Annotated[float, Key("lora.dropout", "of the adapters' inputs", low=0, below=1)] = 0.0
     bits: Annotated[
-        Literal[4] | None,
-        Key("lora.bits", "of the frozen linears: 4 is QLoRA's NF4 (planned, and written for write=)", type=Literal[4], default="16"),
+        Literal[4, 8] | None,
+        Key(
+            "lora.bits",
+            "of the frozen linears: 4 is QLoRA's NF4, 8 LLM.int8 (planned, and written for write=; its seconds are compared with no run)",
+            type=Literal[4, 8],
+            default="16",
+        ),
     ] = None
-    """Bits of a weight of the frozen linears but the head's; None: those of the training."""
+    """Bits of a weight of the frozen linears but the head's; None: those of the training. The bytes of weights are what bitsandbytes makes
+    of them. Published is one check of them: ms-swift's runs of Qwen-7B (A100, 2,048 tokens) print 5.5 GiB less with GPTQ's int8 weights
+    than with bf16's and 8.5 less with its int4; with 8 and 4 bits 6.0 and 9.0 less are priced. Their one run of bitsandbytes' NF4 prints
+    3.9 less, of which peft's prepare_model_for_kbit_training, which makes embeddings and head fp32, explains 2.3; that is not priced.
+    Seconds, and what bitsandbytes' functions need beside the weights, are counted from its source, and compared with no run."""
 
     @property
     def scaling(self) -> float:
@@ -61,6 +72,15 @@ class Lora(Value, frozen=True, kw_only=True):
     def adapts(self, name: str) -> bool:
         """Whether the linears of this name have adapters."""
         return ALL in self.targets or name in self.targets
+
+
+def packed_bytes(bits: Literal[4, 8], inputs: float) -> float:
+    """Bytes of a weight, scales included, of a frozen linear with so many inputs.
+
+    >>> packed_bytes(8, 4096)
+    1.0009765625
+    """
+    return NF4_BYTES if bits == 4 else 1 + INT8_SCALE_BYTES / inputs
 
 
 def linear_names(a: Architecture) -> dict[Role, tuple[str, ...]]:
@@ -156,7 +176,11 @@ class _Adapting:
         kept: tuple[Saved, ...] = ()
         if op.role == "projection" and not (adapted and not self._lora.dropout):
             kept = tuple(replace(saved, flash_only=True) for saved in op.saves)  # fused attention keeps its output itself
-        yield replace(op, frozen=True, saves=kept, nf4=bool(linears) and self._lora.bits == 4)
+        bits = self._lora.bits if linears else None
+        if bits == 8:
+            # MatMul8bitLt keeps its input even where its weight is frozen (bitsandbytes 0.50, autograd/_functions.py:187).
+            kept, self._inputs[op.name] = self._inputs.get(op.name, ()), ()
+        yield replace(op, frozen=True, saves=kept, bits=bits)
         if adapted:
             yield from self._adapter(op, f"{op.name}.{linears[index]}")
 

@@ -159,8 +159,8 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     """How unevenly tokens come to the experts of a grouped product; None: evenly."""
     frozen: bool = False
     """Whether the weight is not trained: backward then has the gradient of the input alone."""
-    nf4: bool = False
-    """Whether a frozen weight is held in 4 bits, and made 16 before each product (bitsandbytes, autograd/_functions.py, MatMul4Bit)."""
+    bits: Literal[4, 8] | None = None
+    """Bits that bitsandbytes holds a frozen weight in (`Lora.bits`); None: those of the training."""
 
     def of_piece(self, pieces: int) -> Self:
         """The operation for the largest of `pieces` pieces of the sequence."""

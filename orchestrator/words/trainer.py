@@ -50,16 +50,25 @@ class Around(NamedTuple):
     """Values by the Trainer's names where the file does not say them."""
     says: Mapping[str, Mapping[str, Any]] = {}
     """What a written file says of a plan's task beside the plan."""
+    reentrant: bool = False
+    """Whether it recomputes by torch's reentrant function where nothing is said; transformers 5 does not."""
     packs: tuple[str, ...] = ()
     """The program's switches for several supervised samples in a sequence, of which none sees another."""
 
 
-NF4: Final[Mapping[str, Mapping[str, Any]]] = {
-    "llama_factory": {"quantization_bit": 4, "quantization_type": "nf4", "double_quantization": True},
-    "axolotl": {"load_in_4bit": True},
-    "ms_swift": {"quant_bits": 4, "quant_method": "bnb", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+FROZEN: Final[Mapping[int, Mapping[str, Mapping[str, Any]]]] = {
+    4: {
+        "llama_factory": {"quantization_bit": 4, "quantization_type": "nf4", "double_quantization": True},
+        "axolotl": {"finetuning_type": "qlora", "load_in_4bit": True},
+        "ms_swift": {"quant_bits": 4, "quant_method": "bnb", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+    },
+    8: {
+        "llama_factory": {"quantization_bit": 8},
+        "axolotl": {"load_in_8bit": True},
+        "ms_swift": {"quant_bits": 8, "quant_method": "bnb"},
+    },
 }
-"""How each program is told of frozen weights in NF4, with scales that are quantised too."""
+"""How each program is told of frozen weights in few bits, by `Lora.bits`: NF4, with scales that are quantised too, and LLM.int8."""
 AROUND: Final[Mapping[str, Around]] = {
     "llama_factory": Around(
         kind="arguments of Hugging Face's Trainer",
@@ -67,6 +76,7 @@ AROUND: Final[Mapping[str, Around]] = {
         start="FORCE_TORCHRUN=1 llamafactory-cli train RUN/llama_factory.yaml, with your model_name_or_path, dataset and template in it",
         names={"max_length": "cutoff_len"},
         says={"sft": {"stage": "sft", "do_train": True}, "pretrain": {"stage": "pt", "do_train": True}},
+        reentrant=True,  # hparams/model_args.py:149
         packs=("packing", "neat_packing"),  # the second keeps samples apart (data/collator.py)
     ),
     "axolotl": Around(
@@ -79,6 +89,7 @@ AROUND: Final[Mapping[str, Around]] = {
             "lora_rank": "lora_r", "finetuning_type": "adapter", "lora_target": "lora_target_modules",
         },
         defaults={"per_device_train_batch_size": 1, "lr_scheduler_type": "cosine"},
+        reentrant=True,  # utils/config/__init__.py:383
         packs=("sample_packing",),
     ),
     "ms_swift": Around(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -317,22 +317,42 @@ def test_adapters_are_priced_as_adapters(tmp_path: Path) -> None:
     assert (found.plan.training.lora.rank, found.plan.training.lora.targets) == (16, ("q_proj", "v_proj"))
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("program", ["llama_factory", "axolotl", "ms_swift"])
-def test_quantised_weights_under_adapters_are_written_read_and_priced(program: str, tmp_path: Path) -> None:
-    """The frozen linears take 4.127 bits a weight in place of 16: 7.0B of them."""
+def test_quantised_weights_under_adapters_are_written_read_and_priced(program: str, bits: Literal[4, 8], tmp_path: Path) -> None:
+    """The frozen linears take 4.127 bits a weight, or 8 and a scale of 32 for each output, in place of 16: 7.0B of them."""
     keys: dict[str, Any] = {"recipe": "llama3_8b", "lora.rank": 16, "task": "sft", "gpus": 1, "cluster": "dgx_h100", "pin.zero_stage": 1}
     keys |= {"train.seq_length": 4096, "train.global_batch_size": 8, "pin.micro_batch_size": 1, "pin.recompute": "full", "write": program}
-    plans = [so.plan(**keys, **more) for more in ({}, {"lora.bits": 4})]
+    plans = [so.plan(**keys, **more) for more in ({}, {"lora.bits": bits})]
     whole, packed = (plan.plan.prediction.by_stage[0].memory_by_cause["weights"] for plan in plans)
     linears = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
-    assert whole - packed == pytest.approx(linears * (2 - NF4_BYTES), rel=1e-3)
+    outputs = 32 * (2 * 4096 + 2 * 1024 + 2 * 14336 + 4096)
+    held = linears * NF4_BYTES if bits == 4 else linears + 4 * outputs
+    assert whole - packed == pytest.approx(linears * 2 - held, rel=1e-4)
     assert plans[1].step_time_s > plans[0].step_time_s
     plans[1].write(tmp_path / "run")
+    written = yaml.safe_load((tmp_path / "run" / f"{program}.yaml").read_text())
+    assert written["gradient_checkpointing_kwargs"] == {"use_reentrant": bits == 8}
     found = so.audit(tmp_path / "run" / f"{program}.yaml", **LLAMA | {"gpus": 1})
     assert found.plan is not None
     assert found.plan.training.lora is not None
-    assert found.plan.training.lora.bits == 4
-    assert not [name for name in (*found.reading.unknown, *found.reading.unpriced) if "quant" in name or "4bit" in name]
+    assert found.plan.training.lora.bits == bits
+    assert not [name for name in (*found.reading.unknown, *found.reading.unpriced) if "quant" in name or "bit" in name]
+    assert not [line for line in found.reading.assumed if "reentrant" in line]
+
+
+@pytest.mark.parametrize(("more", "said"), [("", True), ("gradient_checkpointing_kwargs: {use_reentrant: true}\n", False)])
+def test_inputs_that_bitsandbytes_keeps_beside_checkpoints_are_said(more: str, said: bool, tmp_path: Path) -> None:
+    """transformers recomputes by torch's non-reentrant function, whose hooks don't see what MatMul8bitLt holds."""
+    head = TRAINER.partition("deepspeed:")[0]
+    found = audited(tmp_path, head + "use_peft: true\nlora_r: 16\nload_in_8bit: true\n" + more, **LLAMA)
+    assert any("use_reentrant=true: with false bitsandbytes keeps" in line for line in found.reading.assumed) == said
+
+
+def test_weights_of_other_quantisations_are_refused(tmp_path: Path) -> None:
+    head = TRAINER.partition("deepspeed:")[0]
+    with pytest.raises(InputError, match=r"can't be priced.*4 or 8 bits of bitsandbytes"):
+        audited(tmp_path, head + "finetuning_type: lora\nlora_rank: 8\nquantization_bit: 8\nquantization_method: hqq\n", **LLAMA)
 
 
 def test_what_accelerate_s_plugin_takes_by_itself_is_said(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 from llama import LLAMA3_8B
+from msgspec.structs import replace
 
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.flops import model_flops_per_sample
 from orchestrator.model.hugging_face import hugging_face
-from orchestrator.model.lora import NF4_BYTES, Lora, check_targets, linear_names, trainable_parameters, with_lora
+from orchestrator.model.lora import NF4_BYTES, Lora, check_targets, linear_names, packed_bytes, trainable_parameters, with_lora
 from orchestrator.model.ops import Gemm, Pointwise
 from orchestrator.model.spec import ModelSpec
 
@@ -57,9 +58,25 @@ def test_frozen_linears_of_4_bits_have_the_bytes_that_bitsandbytes_makes_of_them
     4,096 of theirs. The head stays as it is."""
     assert 4096 * 4096 * NF4_BYTES == 8_388_608 + 262_144 + 4_096
     model = described(Lora(rank=16, targets=("q_proj",), bits=4))
-    packed = {op.name for run in model.runs for op in run.layer.ops if isinstance(op, Gemm) and op.nf4}
+    packed = {op.name for run in model.runs for op in run.layer.ops if isinstance(op, Gemm) and op.bits == 4}
     plain = {op.name for run in described(None).runs for op in run.layer.ops if isinstance(op, Gemm) and run.layer.recomputable}
     assert packed == plain
+
+
+def test_frozen_linears_of_8_bits_have_the_bytes_that_bitsandbytes_makes_of_them() -> None:
+    """A weight of 1024 outputs and 4096 inputs, quantised by bitsandbytes 0.50.2 (Int8Params): 4,194,304 bytes and 4,096 of scales, one of
+    each output."""
+    assert 1024 * 4096 * packed_bytes(8, 4096) == 4_194_304 + 4_096
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_linears_of_8_bits_keep_their_inputs_with_and_without_adapters(dropout: float) -> None:
+    """MatMul8bitLt holds its input for backward. With adapters on q alone that is in all linears what only adapters kept in 16 bits: the
+    inputs of q k v, o, gate up and down, each once; dropped copies for adapters come on top."""
+    lora = Lora(rank=16, targets=("q_proj",), dropout=dropout)
+    eight, sixteen = (described(replace(lora, bits=bits)).kind("decoder") for bits in (8, None))
+    more = 4096 * (4096 + 14336) + (4096 * 4096 if dropout else 0)  # gate up and down; q k v, which q's adapter keeps without dropout
+    assert eight.saved_bytes() - sixteen.saved_bytes() == 2 * more
 
 
 def test_dropout_keeps_a_copy_of_its_own_for_each_adapter() -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from orchestrator.engines.hf_config import takes_flash_attention
 from orchestrator.engines.rules.rule import rule
 from orchestrator.engines.rules.samples import decoder_only
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
@@ -49,13 +50,22 @@ def adapters_of_states(_: Candidate, workload: Workload) -> str | None:
     return f"lora.rank={lora.rank}: adapters beside the linears of Mamba-2 layers were never tried here"
 
 
-@rule("nf4_linears", "transformers/integrations/bitsandbytes.py:215; peft's docs, accelerate/deepspeed.md", "tp")
+@rule("quantised_linears", "transformers/integrations/bitsandbytes.py:196; peft's docs, accelerate/deepspeed.md", "tp")
 def whole_quantised_linears(candidate: Candidate, workload: Workload) -> str | None:
-    """Refuses 4-bit weights where linears are divided: their packed bytes have no columns and rows."""
+    """Refuses weights of few bits where linears are divided: packed pairs have no columns, and scales of rows stay whole."""
     lora, tp = workload.training.lora, candidate.mesh.tp
     if lora is None or lora.bits is None or tp == 1:
         return None
-    return f"tp={tp} with lora.bits={lora.bits}: AutoTP would cut packed weights, which have no columns; ZeRO divides them"
+    return f"tp={tp} with lora.bits={lora.bits}: AutoTP would cut packed weights, and knows nothing of their scales"
+
+
+@rule("int8_zero3", "bitsandbytes/nn/modules.py:1159; LLaMA-Factory's model_utils/quantization.py:198", "zero_stage")
+def whole_int8_weights(candidate: Candidate, workload: Workload) -> str | None:
+    """Refuses ZeRO-3 of 8-bit weights: a Linear8bitLt keeps its weight in its own state too, where nothing divides or frees it."""
+    lora, stage = workload.training.lora, candidate.strategy.zero_stage
+    if lora is None or lora.bits != 8 or stage < SHARDED_FROM_STAGE["weight"]:
+        return None
+    return f"zero_stage={stage} with lora.bits=8: bitsandbytes keeps 8-bit weights beside what ZeRO-3 divides; 4 bits are divided"
 
 
 @rule("recorded", "ours: linears and heads of a recorded model have no names here", "model")
@@ -78,6 +88,7 @@ FINE_TUNING_RULES: Final = (
     packed_states,
     adapters_of_states,
     whole_quantised_linears,
+    whole_int8_weights,
     packed_ulysses,
     packed_one_by_one,
 )

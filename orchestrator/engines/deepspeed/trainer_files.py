@@ -97,7 +97,8 @@ def trainer_arguments(plan: Plan, *, checkpointing: bool) -> dict[str, Any]:
     if run.save_every:
         arguments |= {"save_steps": run.save_every} | ({"save_total_limit": run.keep_last} if run.keep_last else {})
     if checkpointing:
-        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+        # MatMul8bitLt holds its input outside of what torch's other function drops (bitsandbytes 0.50, autograd/_functions.py:187).
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": training.lora is not None and training.lora.bits == 8}
     if plan.cluster.is_cpu:
         arguments["use_cpu"] = True
     return arguments
@@ -147,7 +148,9 @@ def notes(plan: Plan) -> list[str]:
     if any(part.aux_loss_coeff for part in plan.model.experts):
         notes.append(f"{TRAINER}: the loss that balances experts is the model's to add: output_router_logits=true in its configuration.")
     if plan.training.lora is not None:
-        packed = ", over weights that it loads by BitsAndBytesConfig in 4 bits, nf4 and doubly quantised" if plan.training.lora.bits else ""
+        bits = plan.training.lora.bits
+        loads = ", over weights that it loads by BitsAndBytesConfig"
+        packed = "" if bits is None else f"{loads} in 4 bits, nf4 and doubly quantised" if bits == 4 else f"{loads}(load_in_8bit=True)"
         notes.append(f"{TRAINER}: the adapters are the script's to put in (peft's get_peft_model){packed}.")
     return notes
 
@@ -182,9 +185,9 @@ def around(plan: Plan, name: str) -> File:
         said["lora_target"] = whole if lora.targets == (ALL,) else list(lora.targets)
         said |= {"lora_target_linear": True} if name == "axolotl" and lora.targets == (ALL,) else {}
     if name == "axolotl":
-        said["finetuning_type"] = None if lora is None else "qlora" if lora.bits else "lora"
+        said["finetuning_type"] = None if lora is None else "lora"
     if lora is not None and lora.bits:
-        said |= words.NF4[name]
+        said |= words.FROZEN[lora.bits][name]
     said |= dict(program.says.get(training.task, {}))
     said |= dict.fromkeys(program.packs, bool(training.packing)) if training.task == "sft" else {}
     content = {program.names.get(key, key): value for key, value in said.items() if key not in LEFT_OUT}
