@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import pairwise
 from math import ceil, expm1, log1p
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,16 +25,24 @@ from orchestrator.cost.price import CostModel, LayerCost
 from orchestrator.cost.schedule import in_flight
 from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.choices import getter
 from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.legality import stages_offered
 from orchestrator.strategy.megatron_layout import even_chunks, stages_of
-from orchestrator.strategy.spec import Candidate, Recompute, ZeroStage
+from orchestrator.strategy.spec import CHOICES, Candidate, Options, Recompute, ZeroStage
 
 ROUNDING = 1e-9
 """Relative slack of a bound that adds the terms of a price in another order."""
 NONE: tuple[Recompute, ...] = ("none",)
 MANY = 64
 """Samples of a micro-batch, from which on more of them hardly take less a sample."""
+BESIDE_LAYERS: Final = getter(
+    choice.name
+    for choice in CHOICES
+    if not choice.in_layer_price and choice.name in Options.__struct_fields__ and choice.name not in ("zero_stage", "offload_optimizer")
+)
+"""A strategy's values of the options that the bytes of states may depend on beside ZeRO's stage and offload: all that are declared to be in
+no layer's price."""
 
 
 def filled(work: float, pp: int, num_microbatches: int, vpp: int, hop: float) -> float:
@@ -195,8 +203,7 @@ class Floors:
         """Bytes of the mean stage's states at this ZeRO stage, in place of the candidate's, with or without offload."""
         mesh, plain = candidate.mesh, candidate.strategy
         sizes = mesh.tp, mesh.cp, mesh.dp, mesh.pp, mesh.ep, mesh.etp
-        options = plain.zero_shard_size, plain.reduce_scatter_with_fp32_accumulation, plain.fp8_param_gather
-        key = (*sizes, zero_stage, offload, *options)  # not how ranks are ordered
+        key = (*sizes, zero_stage, offload, BESIDE_LAYERS(plain))  # not how ranks are ordered
         found = self._states.get(key)
         if found is None:
             here = replace(candidate, strategy=replace(plain, zero_stage=zero_stage, offload_optimizer=offload))

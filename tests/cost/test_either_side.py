@@ -291,6 +291,16 @@ def test_a_means_states_are_all_layers_over_the_stages(offload: bool) -> None:
         assert floors.states_bytes(cand, stage, offload) == pytest.approx(mean)
 
 
+def test_bounds_of_states_differ_where_an_option_alone_does() -> None:
+    """Megatron's own FSDP keeps one copy of FP8 weights, where its distributed optimizer keeps two: whichever is asked for first."""
+    costs = cost_model(cluster=replace(a100(), gpu=GPUS["H100-SXM-80GB"]), traits=TRAITS, precision="fp8", fp8_recipe="delayed")
+    both = [candidate(dp=2, zero_stage=2, fp8_param_gather=True, megatron_fsdp=own) for own in (False, True)]
+    for order in (both, both[::-1]):
+        floors = Floors(costs, CAPABLE, 1e15, pinned_layout=False)
+        found = {cand.strategy.megatron_fsdp: floors.states_bytes(cand, 2, offload=False) for cand in order}
+        assert found[True] < found[False]
+
+
 def test_a_played_step_ends_when_the_last_reduction_is_through() -> None:
     """Whichever stage's: with one stage and no transfers, and with two."""
     costs = cost_model()
