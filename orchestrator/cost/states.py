@@ -83,6 +83,12 @@ def primary_weight_bytes(training: Training, gpu: Gpu, strategy: Strategy) -> tu
     return fp8_weight_bytes(training, gpu), 2.0 if blocks else 1.0
 
 
+KEPT_TRANSPOSED: Final = 1.0
+"""Bytes that Megatron's own FSDP keeps of an FP8 weight under `keep_fp8_transpose_cache`, on every rank: the transposed copy is of the
+gathered weight, and outlives it (core/distributed/fsdp/src: megatron_fsdp.py, release_module_parameters; README.md, "number of parameter x
+1 Byte")."""
+
+
 class States(NamedTuple):
     """Resident bytes by cause, and what is there only in backward or only in the optimizer's step."""
 
@@ -108,6 +114,8 @@ def states(parameters: int, per_parameter: StateBytes, strategy: Strategy) -> St
     weights = parameters * b.weight / dp.share("weight", strategy)
     if strategy.zero_shard_size and not dp.divides_states(strategy):
         weights += parameters * b.weight / strategy.zero_shard_size
+    if strategy.keep_fp8_transpose_cache and b.weight == 1:  # a weight of 8 bits: of a linear's, as `primary_weight_bytes` has them
+        weights += parameters * KEPT_TRANSPOSED
     gradients = parameters * b.gradient / dp.share("gradient", strategy)
     shard = parameters / dp.share("optimizer", strategy)
     optimizer, step = shard * (b.master + b.moments), shard * b.step

@@ -132,6 +132,9 @@ class Options(Value, frozen=True, kw_only=True):
         doc="the linears' weights in FP8 alone, kept and gathered without bf16 ones (megatron, train.precision=fp8, ZeRO)",
         in_layer_price=False,
         offered=Offered(values=(True,), asks="keeps no bf16 copy of the weights, only FP8 and the optimizer's own"))] = False  # fmt: skip
+    keep_fp8_transpose_cache: Annotated[bool, Choice(
+        doc="the transposed copies of FP8 weights kept whole from one pass to the next (megatron_fsdp, fp8_param_gather, zero_stage=3)",
+        in_layer_price=False)] = False  # fmt: skip
     tp_comm_overlap: Annotated[bool, Choice(
         doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)",
         offered=Offered(values=(True,), asks="needs Transformer Engine's user buffers, which not every node sets up"))] = False  # fmt: skip

@@ -56,6 +56,7 @@ OPTIONS: Final[Table] = (
     flag("optimizer_cpu_offload", "offload_optimizer"),
     flag("cross_entropy_loss_fusion", "cross_entropy_loss_fusion"),
     Term("bucket_size", "ddp_bucket_size", unless=None, back=lambda said: said if said is None else int(said)),
+    flag("keep_fp8_transpose_cache", "keep_fp8_transpose_cache"),
 )
 BATCH: Final[Table] = (Term("micro_batch_size", "micro_batch_size", default=1, back=int),)
 

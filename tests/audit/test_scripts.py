@@ -468,6 +468,15 @@ def test_a_change_to_mlp_is_written_in_megatrons_modules(experts: bool, paired: 
     assert megatron.flags_changed(before, replace(before, recompute="mlp"))["--recompute-modules"] == words
 
 
+def test_transposed_weights_that_fsdp_keeps_are_read_and_priced(tmp_path: Path) -> None:
+    words = f"{LLAMA3_8B} --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --use-distributed-optimizer"
+    words = f"{words} --fp8-format hybrid --fp8-recipe delayed --fp8-param-gather"
+    plain, kept = (audited(tmp_path, f"{words} {more}", gpus=8) for more in ("", "--keep-fp8-transpose-cache"))
+    assert kept.reading.unpriced == plain.reading.unpriced
+    assert kept.plan.keep_fp8_transpose_cache
+    assert not plain.plan.keep_fp8_transpose_cache
+
+
 def test_what_every_price_takes_for_granted_is_not_called_unpriced(tmp_path: Path) -> None:
     words = f"{LLAMA3_8B} --num-experts 8 --moe-router-topk 2 --bf16 --moe-grouped-gemm --moe-permute-fusion"
     found = audited(tmp_path, words, gpus=8)

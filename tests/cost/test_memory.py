@@ -161,6 +161,23 @@ def test_fp8_weights_alone_take_no_bytes_in_16_bits_and_half_of_the_gather() -> 
     assert sharded[0].transient_forward_bytes - sharded[1].transient_forward_bytes == kept.parameters * (1 - 1 / 32), "gathered narrower"
 
 
+def test_fsdp_keeps_a_byte_of_each_fp8_weight_whole_where_it_keeps_them_transposed() -> None:
+    """core/distributed/fsdp/src/README.md, keep_fp8_transpose_cache: the number of parameters x 1 byte, of linears alone."""
+    own = {"dp": 8, "zero_stage": 3, "megatron_fsdp": True, "fp8_param_gather": True}
+    costs = cost_model(
+        cluster=replace(a100(), gpu=GPUS["H100-SXM-80GB"]),
+        traits=ENGINES["megatron"].traits(Software()),
+        precision="fp8",
+        fp8_recipe="delayed",
+    )
+    for kind, each in (("decoder", 1), ("embedding", 0)):
+        plain, kept = (costs.layer(candidate(**own, keep_fp8_transpose_cache=on), kind, "none") for on in (False, True))
+        assert kept.weight_bytes - plain.weight_bytes == each * plain.parameters
+        assert (kept.seconds, kept.optimizer_bytes, kept.gather_s) == (plain.seconds, plain.optimizer_bytes, plain.gather_s)
+    static = [costs.layer_static_bytes(candidate(**own, keep_fp8_transpose_cache=on), "decoder") for on in (False, True)]
+    assert static[1] - static[0] == costs.layer(candidate(**own), "decoder", "none").parameters
+
+
 def test_fp8_products_keep_a_byte_of_their_inputs_and_attention_its_output_besides() -> None:
     """Of a layer's linears in h per token: qkv 1, fc1 1, fc2 4 at one byte in place of two; the projection's 1 is a byte more."""
     hopper, blackwell = (replace(a100(), gpu=GPUS[name]) for name in ("H100-SXM-80GB", "B200"))

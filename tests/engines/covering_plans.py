@@ -45,6 +45,15 @@ MEGATRON: dict[str, Plan] = {
         sequence_parallel=True,
         fp8_param_gather=True,
     ),
+    "llama3_8b_fsdp_fp8": make_plan(
+        model=LLAMA3_8B,
+        training=replace(LONG, precision="fp8", fp8_recipe="delayed"),
+        world=16,
+        zero_stage=3,
+        megatron_fsdp=True,
+        fp8_param_gather=True,
+        keep_fp8_transpose_cache=True,
+    ),
     "llama3_8b_offload": make_plan(
         model=LLAMA3_8B,
         training=replace(LONG, precision_aware_optimizer=True),

@@ -38,6 +38,7 @@ def workload(
     return Workload(model=spec, training=training, cluster=cluster(gpu, world, software))
 
 
+KEPT = {"keep_fp8_transpose_cache": True, "megatron_fsdp": True, "fp8_param_gather": True, "zero_stage": 3}
 CROWDED_HOST = replace(workload(), cluster=replace(workload().cluster, host_memory=1000))
 
 
@@ -105,6 +106,10 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("precision_aware", M, workload(precision_aware_optimizer=True, precision="fp32"), {"zero_stage": 1}, "no narrower copy"),
     ("ddp_bucket", M, workload(), {"ddp_bucket_size": 10**8, "overlap_grad_reduce": False}, "ddp_bucket_size=100000000 does nothing"),
     ("ddp_bucket", M, workload(), {"ddp_bucket_size": 10**8, "megatron_fsdp": True, "zero_stage": 2}, "its units are of whole modules"),
+    ("fp8_transposes", M, workload(precision="fp8", fp8_recipe="delayed"), KEPT | {"fp8_param_gather": False}, "it is of megatron_fsdp"),
+    ("fp8_transposes", M, workload(precision="fp8", fp8_recipe="delayed"), KEPT | {"zero_stage": 2}, "with zero_stage=2 does nothing"),
+    ("fp8_transposes", M, workload(gpu="B200", precision="fp8", fp8_recipe="mxfp8"), KEPT, "both copies of MXFP8 weights are kept anyway"),
+    ("fp8_transposes", M, workload(gpu="B200", precision="fp8", fp8_recipe="tensorwise"), KEPT, "on B200 does nothing"),
     ("offloaded_modules", M, workload(), {"offload_modules": "attn_proj"}, "Megatron takes it beside core_attn alone"),
     ("muon", M, workload(optimizer="muon"), {"zero_stage": 1}, "optimizer=muon with zero_stage=1: Megatron-core 0.16.1 has it undivided"),
     ("optimizer_dtypes", D, workload(precision_aware_optimizer=True), {"zero_stage": 1}, "has no precision_aware_optimizer"),

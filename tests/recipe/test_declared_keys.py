@@ -89,6 +89,7 @@ def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:
         "cuda_graph_modules",
         "cross_entropy_loss_fusion",
         "ddp_bucket_size",
+        "keep_fp8_transpose_cache",
     }
     offered = {choice.name for choice, _ in OFFERED}
     assert offered == {choice.name for choice in PINNED_ONLY} - on | {"moe_token_dispatcher_type", "zero_shard_size"}

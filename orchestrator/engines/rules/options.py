@@ -9,6 +9,7 @@ from orchestrator.engines.rules.rule import rule
 from orchestrator.engines.rules.zero import host_states
 from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.axes.cp import inner_size
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.graphs import graphed_modules
 from orchestrator.strategy.offloading import OF_EXPERTS, offloaded, without_use
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
@@ -230,6 +231,27 @@ def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
 
 
 @rule(
+    "fp8_transposes",
+    "core/distributed/fsdp/mcore_fsdp_adapter.py:161; fsdp/src/megatron_fsdp/mixed_precision.py:192, fully_shard.py:241",
+    "keep_fp8_transpose_cache megatron_fsdp fp8_param_gather zero_stage",
+)
+def fp8_transposes(candidate: Candidate, workload: Workload) -> str | None:
+    """Where Megatron's FSDP gives no transposed FP8 weight back, or makes none, so that there is nothing to keep."""
+    strategy, training, gpu = candidate.strategy, workload.training, workload.cluster.gpu
+    said = "keep_fp8_transpose_cache"
+    if not strategy.keep_fp8_transpose_cache:
+        return None
+    if not (strategy.megatron_fsdp and strategy.fp8_param_gather and strategy.zero_stage == SHARDED_FROM_STAGE["weight"]):
+        given = f"zero_stage={strategy.zero_stage}"
+        return f"{said} with {given} does nothing: it is of megatron_fsdp and fp8_param_gather with zero_stage=3"
+    if training.fp8_recipe == "mxfp8":
+        return f"{said} with fp8_recipe=mxfp8 does nothing: both copies of MXFP8 weights are kept anyway"
+    if gpu.has_mxfp8 and training.fp8_recipe != "blockwise":
+        return f"{said} on {gpu.name} does nothing: its products of fp8_recipe={training.fp8_recipe} take weights as they are"
+    return None
+
+
+@rule(
     "offloaded_modules",
     "core/transformer/transformer_config.py:1268-1292 (0.19: 1848-1917, 2596-2640); training/arguments.py:1222",
     "model tp pp cp micro_batch_size sequence_parallel recompute offload_optimizer offload_modules cuda_graph_impl cuda_graph_modules",
@@ -296,6 +318,6 @@ def _offload_beside_graphs(candidate: Candidate, workload: Workload, said: str, 
 
 OPTION_RULES: Final = (
     tp_comm_overlap, cp_kind, dispatcher, rank_capacity, shared_expert_overlap, expert_overlap, delayed_weight_gradients, fp32_accumulation,
-    fp8_weights, ddp_bucket, offloaded_modules, megatron_fsdp,
+    fp8_weights, fp8_transposes, ddp_bucket, offloaded_modules, megatron_fsdp,
 )  # fmt: skip
 """Rules on what the user chooses of Megatron's own ways."""

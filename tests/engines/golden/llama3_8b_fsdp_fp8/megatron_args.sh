@@ -1,0 +1,65 @@
+# Arguments of pretrain_gpt.py of Megatron-LM, tag core_v0.16.1, for 16 ranks. Source this file in bash, then for example:
+#   torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py "${MEGATRON_ARGS[@]}"
+MEGATRON_ARGS=(
+  --num-layers '32'
+  --seq-length '8192'
+  --max-position-embeddings '8192'
+  --hidden-size '4096'
+  --ffn-hidden-size '14336'
+  --num-attention-heads '32'
+  --kv-channels '128'
+  --group-query-attention
+  --num-query-groups '8'
+  --normalization 'RMSNorm'
+  --norm-epsilon '1e-05'
+  --position-embedding-type 'rope'
+  --rotary-base '500000'
+  --swiglu
+  --disable-bias-linear
+  --untie-embeddings-and-output-weights
+  --attention-dropout '0.0'
+  --hidden-dropout '0.0'
+  --make-vocab-size-divisible-by '128'
+  --attention-softmax-in-fp32
+  --tensor-model-parallel-size '1'
+  --pipeline-model-parallel-size '1'
+  --context-parallel-size '1'
+  --fp8-param-gather
+  --use-megatron-fsdp
+  --data-parallel-sharding-strategy 'optim_grads_params'
+  --ckpt-format 'fsdp_dtensor'
+  --use-distributed-optimizer
+  --overlap-grad-reduce
+  --overlap-param-gather
+  --keep-fp8-transpose-cache
+  --micro-batch-size '1'
+  --global-batch-size '512'
+  --train-iters '1000'
+  --bf16
+  --fp8-format 'hybrid'
+  --fp8-recipe 'delayed'
+  --fp8-amax-history-len '1024'
+  --fp8-amax-compute-algo 'max'
+  --optimizer 'adam'
+  --adam-beta1 '0.9'
+  --adam-beta2 '0.95'
+  --adam-eps '1e-08'
+  --lr '0.00015'
+  --min-lr '1.5e-05'
+  --lr-decay-style 'cosine'
+  --lr-decay-iters '1000'
+  --lr-warmup-iters '100'
+  --weight-decay '0.1'
+  --clip-grad '1.0'
+  --seed '1234'
+  --transformer-impl 'transformer_engine'
+  --no-gradient-accumulation-fusion
+  --mock-data
+  --tokenizer-type 'NullTokenizer'
+  --vocab-size '128255'
+  --split '100,0,0'
+  --eval-interval '1000'
+  --eval-iters '0'
+  --log-interval '1'
+  --tensorboard-dir 'tensorboard'
+)
