@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import InputError
 from orchestrator.model.families import FAMILIES, describe, from_hf_config
+from orchestrator.model.families.gpt import GELU_NAMES, UNGATED
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture
 
@@ -60,6 +61,14 @@ def architectures(draw: st.DrawFn) -> Architecture:
         hidden_dropout=draw(st.sampled_from((0.0, 0.1))),
         attention_dropout=draw(st.sampled_from((0.0, 0.1))),
     )
+
+
+def test_gpt2_has_every_activation_without_a_gate() -> None:
+    """By transformers' own name (ACT2FN), which is ours; each GELU is one."""
+    sizes = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 260}
+    read = {name: from_hf_config(sizes | {"activation_function": name}, "x").activation for name in (*UNGATED, *GELU_NAMES)}
+    assert read == {name: name for name in UNGATED} | dict.fromkeys(GELU_NAMES, "gelu")
+    assert {"relu", "relu2"} <= {*UNGATED}
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final, get_args
+
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.hf import Family, HfConfig
+from orchestrator.model.shared import GATED, Activation
 
 GELU_NAMES = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 """Hugging Face's names for GELU and its tanh approximation: one cost."""
+UNGATED: Final = tuple(name for name in get_args(Activation) if name not in (*GATED, *GELU_NAMES))
+"""The other activations without a gate, which Hugging Face calls as we do (transformers/activations.py, ACT2FN)."""
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
@@ -16,7 +21,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     hidden_size = config.integer("n_embd")
     hidden_dropout = config.number("resid_pdrop", 0.1)
     config.refuse_unless("embd_pdrop", hidden_dropout, "the embedding's dropout must be resid_pdrop")
-    activation = config.choice("activation_function", (*GELU_NAMES, "relu"), "gelu_new")
+    activation = config.choice("activation_function", (*GELU_NAMES, *UNGATED), "gelu_new")
     return Architecture(
         family="gpt",
         name=name,
@@ -26,7 +31,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         ffn_hidden_size=config.optional_integer("n_inner") or 4 * hidden_size,
         vocab_size=config.integer("vocab_size"),
         max_position_embeddings=config.integer("n_positions"),
-        activation="relu" if activation == "relu" else "gelu",
+        activation="gelu" if activation in GELU_NAMES else activation,
         norm_epsilon=config.number("layer_norm_epsilon", 1e-5),
         tie_embeddings=config.flag("tie_word_embeddings", True),
         hidden_dropout=hidden_dropout,
