@@ -8,9 +8,9 @@ from orchestrator.key import Key
 from orchestrator.values import Value
 
 Stack = Literal["decoder", "encoder", "encoder_decoder"]
-Activation = Literal["gelu", "swiglu", "geglu", "reglu", "relu", "relu2", "clamped_swiglu"]
+Activation = Literal["gelu", "quick_gelu", "swiglu", "geglu", "reglu", "relu", "relu2", "clamped_swiglu"]
 """Activations of a feed-forward; relu2 is the square of ReLU (Primer, arXiv 2109.08668, section 4.2), reglu a ReLU with a gate (Shazeer,
-arXiv 2002.05202)."""
+arXiv 2002.05202), quick_gelu GELU's approximation x * sigmoid(1.702 x) (Hendrycks and Gimpel, arXiv 1606.08415), as CLIP has it."""
 MOST_LAYERS: Final = 1_000
 """The most layers that a model may have: as many as DeepNet's (2203.00555), the deepest that was published; a search over 10,000 takes
 minutes and gigabytes."""

@@ -17,7 +17,7 @@ ACTIVATION: Final[Table] = (
 """Switches for a model's activation. Without any of them it is gelu."""
 FUNCTION: Final = {
     "gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "reglu": "relu", "relu": "relu",
-    "relu2": "squared_relu", "clamped_swiglu": "quick_gelu",
+    "relu2": "squared_relu", "clamped_swiglu": "quick_gelu", "quick_gelu": "quick_gelu",
 }  # fmt: skip
 """What TransformerConfig has as activation_func for a model's activation, beside gated_linear_unit: names of torch, or Megatron's own."""
 WITHOUT_SWITCH: Final = ("gelu", "relu")
@@ -26,6 +26,7 @@ OTHER_ACTIVATION: Final[Table] = (
     switch("geglu", "model.activation", "geglu"),
     switch("reglu", "model.activation", "reglu"),
     switch("relu", "model.activation", "relu"),
+    switch("quick_gelu", "model.activation", "quick_gelu"),
     switch("openai_gelu", "model.activation", "gelu"),
 )
 """Switches for a model's activation in Megatron-LM before 0.16, NeMo and Bridge."""

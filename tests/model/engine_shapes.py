@@ -17,6 +17,7 @@ warnings.filterwarnings("ignore")
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state as ps  # noqa: E402
+from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
 from megatron.core.models.bert.bert_layer_specs import LNImpl, bert_layer_local_spec  # noqa: E402
 from megatron.core.models.bert.bert_model import BertModel  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
@@ -37,6 +38,7 @@ torch.Tensor.cuda = lambda self, *args, **kwargs: self
 ACTIVATIONS = {
     "gelu": functional.gelu,
     "relu": functional.relu,
+    "quick_gelu": quick_gelu,
     "swiglu": functional.silu,
     "geglu": functional.gelu,
     "reglu": functional.relu,

@@ -63,6 +63,7 @@ CASES: list[tuple[Architecture, dict[str, Any]]] = [
     (llama(add_qkv_bias=True, tie_embeddings=True), {"tp": 2, "pp": 2}),
     (llama(add_bias_linear=True, activation="geglu", num_query_groups=4), {"tp": 4, "pp": 2}),
     (gpt(activation="reglu"), {"tp": 2, "pp": 1}),
+    (gpt(activation="quick_gelu"), {"tp": 2, "pp": 1}),
     (llama(num_query_groups=2, mixer=GroupedQueryAttention(output_gate=True)), {"tp": 2, "pp": 1}),
     (bert(), {"tp": 1, "pp": 1}),
     (bert(), {"tp": 4, "pp": 2}),

@@ -68,7 +68,7 @@ def test_gpt2_has_every_activation_without_a_gate() -> None:
     sizes = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 260}
     read = {name: from_hf_config(sizes | {"activation_function": name}, "x").activation for name in (*UNGATED, *GELU_NAMES)}
     assert read == {name: name for name in UNGATED} | dict.fromkeys(GELU_NAMES, "gelu")
-    assert {"relu", "relu2"} <= {*UNGATED}
+    assert {"relu", "relu2", "quick_gelu"} <= {*UNGATED}
 
 
 @settings(max_examples=60, deadline=None)

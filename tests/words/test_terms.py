@@ -20,6 +20,7 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.shared import Activation
 from orchestrator.words import megatron as words
 from orchestrator.words import terms
+from orchestrator.words.tools import activation_of
 
 
 def drawn_parts(number: int) -> list[tuple[terms.Table, Any]]:
@@ -69,9 +70,11 @@ def test_every_activation_is_read_back_or_stands_without_a_switch() -> None:
         said = terms.say((*words.ACTIVATION, *words.OTHER_ACTIVATION), of_activation(activation))
         assert words.activation(said) == activation
         assert sum(terms.say(words.ACTIVATION, of_activation(activation)).values()) == (
-            activation not in (*words.WITHOUT_SWITCH, "geglu", "reglu")
+            activation not in (*words.WITHOUT_SWITCH, "geglu", "reglu", "quick_gelu")
         )
     assert words.activation({}) is None
+    named = "megatron.core.fusions.fused_bias_geglu.quick_gelu"
+    assert (activation_of(named, False), activation_of(named, True)) == ("quick_gelu", "clamped_swiglu"), "the gate tells them apart"
 
 
 KNOWN = {FIELD_OF.get(name, name) for name in flags()} | {name for section in fields().values() for name in section}
