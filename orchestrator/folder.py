@@ -102,9 +102,11 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
         rate = settings.storage_bandwidth or render.WRITE_PER_NODE * found.plan.cluster.num_nodes
         options = render.with_warning(options, found.plan.predicted.step_time_s, saved_bytes(found.plan) / rate)
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
-    files += render.files(job, slurm=options, container=settings.container)
     named = tuple(name for name in settings.write if name in schedulers.WRITERS)
-    files += schedulers.files(named, job, str(out.absolute()), options, settings.container, settings.cluster.gpu.name)
+    written = schedulers.files(named, job, str(out.absolute()), options, settings.container, settings.cluster.gpu.name)
+    taken = {file.path for file in written}
+    files += [file for file in render.files(job, slurm=options, container=settings.container) if file.path not in taken]
+    files += written
     for name in settings.write:
         files += tool_files(settings, found, name) if name in tools.NAMES else []
     return files

@@ -205,8 +205,8 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
         return self.nodes[0] if isinstance(self.nodes, tuple) else None
 
 
-Scheduler = Literal["kubernetes", "pytorchjob", "trainjob", "volcano", "skypilot", "dstack", "lsf", "pbs"]
-"""Schedulers beside Slurm for which a run's folder gets a file (launch/schedulers.py)."""
+Scheduler = Literal["kubernetes", "pytorchjob", "trainjob", "volcano", "skypilot", "dstack", "hyperpod", "lsf", "pbs"]
+"""Schedulers beside Slurm for which a run's folder gets a file (launch/schedulers.py); hyperpod's takes the place of Slurm's."""
 
 
 class ContainerOptions(Value, frozen=True, kw_only=True):

@@ -311,8 +311,9 @@ def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
     return tuple(found)
 
 
-def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None = None) -> str:
-    """Runs launch.sh on every node. Nothing of the submitter's environment goes along (`--export=NONE`). Raises InputError."""
+def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None = None, *, auto_resume: bool = False) -> str:
+    """Runs launch.sh on every node. Nothing of the submitter's environment goes along (`--export=NONE`). `auto_resume`: srun starts it
+    again after a node was replaced (AWS HyperPod). Raises InputError."""
     nodes = job.num_nodes if slurm.most_nodes is None else slurm.most_nodes
     elastic = slurm.least_nodes is not None
     if nodes < 1 or job.world_size % nodes:
@@ -342,7 +343,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         if slurm.mem is None and slurm.mem_per_gpu is None:
             options.append("--mem=0")  # all of it: a whole node has its default memory alone (DefMemPerCPU, DefMemPerNode) without a word
     options += ["--output=slurm-%j.log", "--open-mode=append", "--export=NONE", f"--signal=B:USR1@{slurm.warning_s or WARNING_S}"]
-    options.append("--requeue" if slurm.requeue else "--no-requeue")
+    options.append("--requeue" if slurm.requeue or auto_resume else "--no-requeue")
     lines = [sbatch_quote(option) for option in options]
     if slurm.extra:
         if not slurm.extra[0].startswith("-"):
@@ -351,9 +352,13 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
     flags, before = ([], []) if container is None else _in_container(job, container)
     interpreters = {"PYTHON": slurm.python, "ORCHESTRATOR_PYTHON": slurm.planner or slurm.python}
     environment = exports({name: checked("slurm.python", path) for name, path in interpreters.items() if path})
+    if auto_resume:
+        environment += "export CONTINUE=1\n"
+        flags = ["--auto-resume=1", *flags, "bash", "-c", shlex.quote(filled("hyperpod.sh")), '"${hosts[0]}"']
     return filled(
         "job.sbatch",
         elastic=elastic,
+        auto_resume=auto_resume,
         find=FIND,
         same_again="|".join(str(status) for status in sorted({0, *SAME_AGAIN})),
         setup=None if slurm.setup is None else slurm.setup.rstrip("\n"),

@@ -1,4 +1,4 @@
-"""A Job for schedulers other than Slurm: one file each, which starts launch.sh once a node. Pure text.
+"""A Job for schedulers other than a plain Slurm: one file each, which starts launch.sh once a node. Pure text.
 
 All of them see the run's folder at one path on every node, as Slurm does, and say CONTINUE=1: submitted again, or put back by the
 scheduler, a job goes on from the newest checkpoint of its folder; the first start has none. At the end `orchestrator.finish` writes
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, File, Job, SlurmOptions, checked
-from orchestrator.launch.render import APPTAINER_GPUS, TRY_AGAIN, WARNING_S, exports, filled, limit_s, mount_words, outside
+from orchestrator.launch.render import APPTAINER_GPUS, TRY_AGAIN, WARNING_S, exports, filled, job_sbatch, limit_s, mount_words, outside
 
 MASTER_PORT: Final = 29500
 SHARED_MEMORY: Final = "/dev/shm"
@@ -269,6 +269,7 @@ def dstack(job: Job, folder: str, options: SlurmOptions, container: ContainerOpt
         "nodes": job.num_nodes,
         "image": _image(container, "dstack"),
         "volumes": [f"{host}:{inside}" for host, inside, _ in _mounts(job, folder, container)],
+        "shell": "bash",  # in an image it would be /bin/sh
         "commands": [start],
         "resources": {"gpu": gpus} if job.backend == "nccl" else {},
         "max_duration": "off" if limit is None else limit,
@@ -296,6 +297,16 @@ def _on_a_node(job: Job, folder: str, rank: str, address: str, *, in_a_pod: bool
     the first process of a pod, which hands on what ends it."""
     places = {"nodes": job.num_nodes, "ranks": job.ranks_per_node, "rank": rank, "address": address, "port": MASTER_PORT}
     return filled("node.sh", folder=shlex.quote(folder), in_a_pod=in_a_pod, try_again=TRY_AGAIN, **places)
+
+
+def hyperpod(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
+    """job.sbatch for the Slurm of AWS SageMaker HyperPod, where srun has --auto-resume=1: after a node is replaced the same step starts
+    again, with all its set-up, in an exclusive allocation; a job that was given GPUs by --gres or --gpus is requeued instead
+    (docs.aws.amazon.com/sagemaker, "Automatic node recovery and auto-resume"). Raises InputError for shared nodes."""
+    if options.exclusive is False:
+        why = "does not go with write=hyperpod, whose auto-resume needs whole nodes: slurm.exclusive=true, or all GPUs of each node"
+        raise InputError("slurm.exclusive", "false", why)
+    return job_sbatch(job, replace(options, exclusive=True), container, auto_resume=True)
 
 
 def lsf(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
@@ -339,7 +350,7 @@ def _script(
     path: bool = False,
 ) -> str:
     """The script behind its options: launch.sh on each of the `hosts` of a file, by `start`, in the image where there is one. `path`:
-    what is started there has no PATH of its own."""
+    what is started there has none of this script's variables."""
     interpreters = {"PYTHON": options.python, "ORCHESTRATOR_PYTHON": options.planner or options.python}
     environment = exports({name: checked("slurm.python", value) for name, value in interpreters.items() if value})
     launch = f"bash {shlex.quote(checked('out', f'{folder}/launch.sh'))}"
@@ -354,10 +365,10 @@ def _script(
         is_file = image.endswith(".sif") or "://" in image or image.startswith(("/", "."))
         words.append(shlex.quote(image if is_file else f"docker://{image}"))
         launch = " ".join([*words, launch])
+    if options.python:
+        launch = f'PYTHON="$PYTHON" {launch}'
     if path:
         launch = f'PATH="$PATH" {launch}'
-    elif options.python:
-        launch = f'PYTHON="$PYTHON" {launch}'
     return filled(
         "hosts.sh",
         name=checked("recipe", job.name),
@@ -394,7 +405,7 @@ def submit(name: str) -> str:
     return f"{SUBMIT.get(name, 'kubectl apply -f')} {WRITERS[name][0]}"
 
 
-SUBMIT: Final = {"skypilot": "sky launch", "dstack": "dstack apply -f", "lsf": "bsub <", "pbs": "qsub"}
+SUBMIT: Final = {"skypilot": "sky launch", "dstack": "dstack apply -f", "hyperpod": "sbatch", "lsf": "bsub <", "pbs": "qsub"}
 """What takes a scheduler's file; kubectl takes the others."""
 Writer = Callable[[Job, str, SlurmOptions, ContainerOptions | None, str], str]
 WRITERS: Final[Mapping[str, tuple[str, Writer]]] = {
@@ -404,6 +415,7 @@ WRITERS: Final[Mapping[str, tuple[str, Writer]]] = {
     "volcano": ("volcano.yaml", volcano),
     "skypilot": ("skypilot.yaml", skypilot),
     "dstack": ("job.dstack.yml", dstack),
+    "hyperpod": ("job.sbatch", hyperpod),
     "lsf": ("job.lsf", lsf),
     "pbs": ("job.pbs", pbs),
 }

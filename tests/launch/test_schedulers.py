@@ -53,7 +53,8 @@ def test_write_takes_each_scheduler_that_is_written_for() -> None:
     assert yaml.safe_load(recipe.resolved_yaml(settings))["write"] == "pbs,lsf"
     with pytest.raises(
         InputError,
-        match=r"write=slurm: is no scheduler .* choose one of kubernetes, pytorchjob, trainjob, volcano, skypilot, dstack, lsf, pbs",
+        match=r"write=slurm: is no scheduler .* choose one of "
+        r"kubernetes, pytorchjob, trainjob, volcano, skypilot, dstack, hyperpod, lsf, pbs",
     ):
         recipe.load([*load[:3], "write=slurm"], machine(), list(ENGINES))
 
@@ -218,6 +219,7 @@ def test_dstack_gets_a_task(nodes: int) -> None:
     assert len(task["name"]) == 41
     assert task["volumes"] == [f"{FOLDER}:{FOLDER}", "/data:/data"]
     (start,) = task["commands"]
+    assert task["shell"] == "bash"
     assert 'MASTER_ADDR="$DSTACK_MASTER_NODE_IP"' in start
 
 
