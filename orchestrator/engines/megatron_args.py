@@ -178,8 +178,12 @@ def one_connection(plan: Plan) -> bool:
     """Whether Megatron asserts CUDA_DEVICE_MAX_CONNECTIONS=1, one queue: communication is started before the GEMM that hides it (rules
     cuda_conn_1 and, without it, cuda_conn_fsdp; for the experts' exchange beside another micro-batch arguments.py:940 warns alone)."""
     older = float(plan.cluster.gpu.compute_capability) < FIRST_WITHOUT_MAX_CONNECTIONS
-    several = plan.megatron_fsdp or plan.overlap_moe_expert_parallel_comm  # which need several queues, and are excepted
-    return (plan.tp > 1 or plan.cp > 1) and older and not several and not plan.cluster.is_cpu
+    return (plan.tp > 1 or plan.cp > 1) and older and not several_connections(plan) and not plan.cluster.is_cpu
+
+
+def several_connections(plan: Plan) -> bool:
+    """Whether CUDA_DEVICE_MAX_CONNECTIONS=1 is refused or serialises what the plan runs side by side; unset is enough."""
+    return plan.megatron_fsdp or plan.overlap_moe_expert_parallel_comm
 
 
 def predicted_line(plan: Plan) -> list[str]:

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import yaml
+from msgspec.structs import replace
 
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.deepspeed.fsdp_files import settings_of
 from orchestrator.engines.deepspeed.trainer_files import around
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
-from orchestrator.engines.megatron_args import shape, why_not
+from orchestrator.engines.megatron_args import one_connection, several_connections, shape, why_not
 from orchestrator.engines.passthrough import flags_of
 from orchestrator.engines.transformer_config import ARCHITECTURE, ENDS, PLAN, common_recompute, settings
 from orchestrator.errors import InputError
@@ -27,7 +28,7 @@ from orchestrator.values import Value
 from orchestrator.words import megatron as words
 from orchestrator.words.fsdp import SHARDED
 from orchestrator.words.terms import NOTHING, names, nested
-from orchestrator.words.tools import RECOMPUTE, TOOLS
+from orchestrator.words.tools import OVERLAPS, RECOMPUTE, TOOLS
 from orchestrator.words.trainer import AROUND
 
 OFF: Final[Mapping[str, Any]] = {
@@ -41,6 +42,7 @@ OFF: Final[Mapping[str, Any]] = {
     "expert_model_parallel_size": 1, "num_distributed_optimizer_instances": 1, "cuda_graph_impl": "none",
 }  # fmt: skip
 """What a plan leaves out, which the program's own recipe may have: said too, so that the file means the plan over any recipe."""
+GRAPHS: Final = ("cuda_graph_impl", "cuda_graph_modules", "cuda_graph_scope")
 OF_MODEL: Final = {"make_vocab_size_divisible_by", *names(ARCHITECTURE, words.DROPOUT)} - {"seq_length"}
 """The program has the model, from its own recipe or from Hugging Face's configuration."""
 OF_RESULT: Final = (names(words.SCHEDULE, words.BETAS, words.EPSILON, words.PRECISION_AWARE) | {
@@ -57,6 +59,8 @@ SWITCHES: Final = ("activation_checkpointing", "fp8_enabled")
 PINS: Final = {choice.name: (choice.pin, choice.default) for choice in CHOICES} | {"stages.recompute": ("recompute", "full")}
 
 
+SLIME_CORE: Final = "0.16.1"
+"""The release whose flags slime's image has (Megatron-LM at 1dcf0da)."""
 WHY_SLIME: Final = {"zero_stage": "use_distributed_optimizer=False", "moe_token_dispatcher_type": "moe_token_dispatcher_type=allgather"}
 """What slime does otherwise than its flags say, by the pin that keeps a plan from it."""
 
@@ -98,6 +102,7 @@ def written(plan: Plan, name: str) -> Written:
     if common_recompute(plan) is None:
         raise InputError("write", name, "has one recompute setting for all stages, and the plan's differ: pin.recompute=")
     if name == "slime":
+        plan = _at_slime(plan)
         if (reason := why_not(plan)) is not None:
             raise InputError("write", name, f"takes Megatron-LM's flags: {reason}")
         # What it sets itself (slime/backends/megatron_utils/arguments.py, _set_default_megatron_args and validate_args).
@@ -105,11 +110,19 @@ def written(plan: Plan, name: str) -> Written:
         if plan.model.experts and plan.moe_token_dispatcher_type == "allgather":
             pins["moe_token_dispatcher_type"] = "alltoall"
         can_t = tuple(WHY_SLIME[pin] for pin in pins)
-        return Written(tool=name, settings=settings(plan), unsaid=can_t, left=(), pins=pins)
+        # Its Megatron-LM asserts a setting of inference (arguments.py:1158).
+        padded = {"moe_pad_experts_for_cuda_graph_inference": True} if plan.ep > 1 and plan.cuda_graph_impl != "none" else {}
+        return Written(tool=name, settings=settings(plan) | padded, unsaid=can_t, left=(), pins=pins)
     said: dict[str, Any] = {}
     unsaid: dict[str, Any] = {}
     left: list[str] = []
-    for field, value in _settings(plan).items():
+    wanted = _settings(plan)
+    # Bridge's utils/cuda_graph.py refuses Megatron's own graphs of layers; NeMo 2's Megatron-core has no modules and no whole iteration.
+    impl, modules = wanted["cuda_graph_impl"], wanted.get("cuda_graph_scope") or wanted["cuda_graph_modules"]
+    if (name == "bridge" and impl == "local") or (name == "nemo" and (modules or impl == "full_iteration")):
+        unsaid = {graphs: wanted.pop(graphs) for graphs in GRAPHS if wanted.get(graphs)}
+        wanted |= {graphs: OFF[graphs] for graphs in GRAPHS if graphs in OFF}
+    for field, value in wanted.items():
         there = False
         for term in tool.terms(field):
             if (theirs := tool.off.get(field) if value is None else term.to(value)) is not NOTHING:
@@ -139,6 +152,12 @@ def written(plan: Plan, name: str) -> Written:
         left=tuple(left),
         pins={pin: "-".join(value) if isinstance(value, tuple) else value for pin, value in held if value is not None},
     )
+
+
+def _at_slime(plan: Plan) -> Plan:
+    """The plan for slime's own Megatron-LM, whose flags are of an older release: those that it does not know it passes over."""
+    software = replace(plan.cluster.software, megatron_core=SLIME_CORE)
+    return replace(plan, cluster=replace(plan.cluster, software=software))
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
@@ -176,10 +195,19 @@ def around_files(plan: Plan, name: str) -> list[File]:
     return [around(plan, name)]
 
 
+def _environment(plan: Plan) -> list[str]:
+    """What the plan needs in a rank's environment, where programs have other values or none, as NAME=value."""
+    queues = "1" if one_connection(plan) else "32" if several_connections(plan) else None  # ms-swift's and slime's own default is 1
+    offload = ["NVTE_CPU_OFFLOAD_V1=1"] if plan.offload_modules is not None else []
+    return [*([f"CUDA_DEVICE_MAX_CONNECTIONS={queues}"] if queues else []), *offload]
+
+
 def _heading(plan: Plan, found: Written) -> Iterator[str]:
     tool = TOOLS[found.tool] if plan.engine == MEGATRON else SHARDED[found.tool]
     yield f"{plan.model.name} on {plan.world_size} GPUs, a plan for engine={plan.engine}, for {tool.release}."
     yield f"Start: {tool.start}."
+    if plan.engine == MEGATRON and (needed := _environment(plan)):
+        yield f"Environment of every rank: {' '.join(needed)}."
     yield "The model is the recipe's or the checkpoint's own. What is off is said too, in place of what a recipe has there."
     if found.unsaid:
         yield f"Can't be said there: {', '.join(found.unsaid)}."
@@ -227,14 +255,19 @@ def _flags(plan: Plan, found: Written) -> str:
     """The command of slime, whose actors train."""
     nodes, ranks = shape(plan)
     flags = [f"--actor-num-nodes {nodes}", f"--actor-num-gpus-per-node {ranks}"]
-    flags += [" ".join(map(shlex.quote, flag)) for flag in flags_of(found.settings, plan.cluster.software.megatron_core)]
+    flags += [" ".join(map(shlex.quote, flag)) for flag in flags_of(found.settings, SLIME_CORE)]
     return " \\\n  ".join(["python3 train.py", *flags, f"--vocab-size {plan.model.vocab_size}", '"$@"']) + "\n"
 
 
 def _command(head: str, found: Written) -> str:
-    """Bridge's settings as words of a command line. Recipes have a precision's name in place of its fields there."""
+    """Bridge's settings as words of a command line. Recipes have a precision's name in place of its fields there, and some no comm_overlap,
+    which no word can make: its settings are the model's and ddp's there, with what it would set by itself."""
     fields = {path: value for path, value in found.settings.items() if path.startswith("mixed_precision.")}
-    said = {path: value for path, value in found.settings.items() if path not in fields}
+    said = {path: value for path, value in found.settings.items() if not path.startswith(("mixed_precision.", "comm_overlap."))}
+    several = said["model.virtual_pipeline_model_parallel_size"] is not None
+    said |= {"comm_overlap": None, "model.overlap_p2p_comm": several, "model.batch_p2p_comm": not several}
+    said["ddp.align_param_gather"] = several
+    said |= {f"model.{name}": found.settings[f"comm_overlap.{name}"] for name in OVERLAPS.split()}
     name = "bf16_mixed" if fields["mixed_precision.bf16"] else "fp16_mixed"
     said["mixed_precision"] = name
     other = [f"{path}={value}" for path, value in fields.items() if value not in (None, False) and path not in NAMED[name]]

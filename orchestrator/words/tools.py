@@ -311,7 +311,10 @@ NEMO2: Final = Tool(
         *named("use_te_rng_tracker=te_rng_tracker", "trainer.strategy."),
         Term("trainer.strategy.fsdp", "use_megatron_fsdp", to=lambda on: "megatron" if on else None, back=lambda said: said == "megatron"),
         *named(f"{DDP} use_distributed_optimizer", "trainer.strategy.ddp."),
-        *named(f"{LAYERS.replace(' cuda_graph_modules', '')} {OVERLAPS}", "model.config."),  # its Megatron-core has no such field
+        # Its Megatron-core checks by these before the strategy sets the former and the plugin the latter.
+        *named("tensor_model_parallel_size context_parallel_size expert_model_parallel_size expert_tensor_parallel_size", "model.config."),
+        *named("sequence_parallel bf16 fp16", "model.config."),
+        *named(f"{LAYERS.replace(' cuda_graph_modules', '')} {OVERLAPS}", "model.config."),  # it has no such field
         *named(f"{OPTIMIZER.replace('min_lr ', '')} bf16 fp16", "optim.config."),
         *states("optim.config"),
     ],

@@ -1,6 +1,15 @@
 """Written files of twelve drawn plans an engine are taken by the programs that they are for: by their own parsers and configuration
-classes, in an environment of the test's own. PUBLISHED names a folder with the checkouts of
-test_published_files.py, PROGRAMS one that keeps the environment (900 MB). Not here yet: ms-swift, verl, slime, Bridge and NeMo 2."""
+classes, in an environment of the test's own. PUBLISHED names a folder with the checkouts of test_published_files.py (at the releases and
+commits that each written file names), and beside these
+
+    bridge                      the wheel of megatron-bridge 0.6.2, unpacked (its metadata asks for Python 3.12)
+    NVIDIA+Megatron-LM-slime    Megatron-LM at 1dcf0da, which slime's image has
+    NVIDIA+Megatron-LM-0.19     Megatron-LM at core_v0.19.0
+
+PROGRAMS names a folder that keeps the environment (900 MB). What is not run: the programs' models, kernels and servers (vLLM, SGLang,
+Transformer Engine), which no parser calls, and GPUs; NeMo 2 stands on Megatron-core 0.16.1 in place of the release that its image has, and
+its Lightning parts that build a model are absent; Bridge's and NeMo 2's recipe is a stand-in of the same classes, as their own ask Hugging
+Face for the model."""
 
 from __future__ import annotations
 
@@ -21,6 +30,9 @@ from orchestrator.engines import tools
 from orchestrator.errors import InputError
 from orchestrator.job import File
 from orchestrator.plan import Plan
+from orchestrator.words.fsdp import SHARDED
+from orchestrator.words.tools import TOOLS
+from orchestrator.words.trainer import AROUND
 
 pytestmark = pytest.mark.full
 FOLDER = os.environ.get("PUBLISHED", "")
@@ -38,10 +50,15 @@ ALONE = [
 PATHS = {
     "axolotl": ["axolotl-ai-cloud+axolotl/src"],
     "llama_factory": ["hiyouga+LLaMA-Factory/src"],
+    "ms_swift": ["modelscope+ms-swift", "NVIDIA+Megatron-LM-0.19"],
+    "verl": ["verl-project+verl"],
     "nemo_rl": ["NVIDIA-NeMo+RL"],
+    "slime": ["THUDM+slime", "NVIDIA+Megatron-LM-slime"],
+    "bridge": ["bridge", "NVIDIA+Megatron-LM-0.19"],
+    "nemo": ["NVIDIA+NeMo"],
 }
 """What has a program's parser, in PUBLISHED."""
-CASES = [("axolotl", "deepspeed"), ("llama_factory", "deepspeed"), ("nemo_rl", "megatron")]
+CASES = [*((name, "megatron") for name in TOOLS), *((name, "deepspeed") for name in dict.fromkeys((*AROUND, *SHARDED)))]
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +101,20 @@ def test_the_program_takes_the_files_of_drawn_plans_as_they_are_meant(name: str,
         pytest.skip(f"{missing[0]} is not there")
     plans: list[Plan] = []
     paths: list[str] = []
-    for plan in drawn_megatron(6 * NUMBER, "0.19.2", seed=34) if engine == "megatron" else drawn_deepspeed(40 * NUMBER, seed=34):
+    for plan in drawn_megatron(40 * NUMBER, "0.19.2", seed=34) if engine == "megatron" else drawn_deepspeed(40 * NUMBER, seed=34):
+        if len(plans) == NUMBER:
+            break
         with suppress(InputError):
-            if plan.engine != engine or len(plans) == NUMBER:
+            if plan.engine != engine:
                 continue
             folder = tmp_path / str(len(plans))
             files = files_of(plan, name)
             folder.mkdir()
             for file in files:  # NeMo-RL's names its own repository, as its image has it
                 (folder / file.path).write_text(file.content.replace("/opt/nemo-rl", f"{FOLDER}/NVIDIA-NeMo+RL"))
+            major, minor = plan.cluster.gpu.compute_capability.split(".")
+            gpu = {"name": f"NVIDIA {plan.cluster.gpu.name}", "major": int(major), "minor": int(minor)}
+            (folder / "gpu.json").write_text(json.dumps(gpu))
             plans.append(plan)
             paths.append(str(folder / files[0].path))
     assert len(plans) == NUMBER

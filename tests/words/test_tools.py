@@ -119,6 +119,28 @@ def test_files_are_as_their_programs_ask() -> None:
     assert {"    recipe.model.seq_length = 8192", "    recipe.dataset.seq_length = 8192"} <= {*text.splitlines()}
 
 
+def test_files_say_what_their_programs_check() -> None:
+    """Queues of the GPU, which ms-swift and slime make one; slime's older flags, of which it passes over those that it does not know; CUDA
+    graphs that Bridge and NeMo 2 refuse; an overlap that no word can make where Bridge's recipe has none."""
+    both = {"engine": "megatron", "cluster.software.megatron_core": "0.19.2"}
+    several = answer(**both, **{"pin.megatron_fsdp": True})
+    assert "\n# Environment of every rank: CUDA_DEVICE_MAX_CONNECTIONS=32.\n" in several.written("ms_swift")["ms_swift.yaml"]
+    one = answer(**both, **{"pin.tp": 2, "pin.megatron_fsdp": False})
+    assert "\n# Environment of every rank: CUDA_DEVICE_MAX_CONNECTIONS=1.\n" in one.written("nemo")["nemo.py"]
+    command = one.written("bridge")["bridge.sh"]
+    assert " comm_overlap=null " in command
+    assert "comm_overlap.tp" not in command
+    assert " model.tp_comm_overlap=" in command
+    graphs = answer(**both, **{"pin.cuda_graph_impl": "local", "pin.cuda_graph_modules": "attn", "pin.megatron_fsdp": False})
+    words = graphs.written("slime")["slime.sh"]
+    assert "--cuda-graph-scope attn" in words
+    assert "--cuda-graph-modules" not in words
+    for name in ("bridge", "nemo"):
+        text = graphs.written(name)[f"{name}.py"]
+        assert "\n# Can't be said there: cuda_graph_impl=local, cuda_graph_modules=['attn']" in text
+        assert "    recipe.model.config.cuda_graph_impl = 'none'\n".replace("config." if name == "bridge" else "", "") in text
+
+
 def test_what_can_t_be_said_has_its_price_in_the_header() -> None:
     text = answer(engine="megatron", **{"pin.rank_order": "tp-cp-ep-pp-dp", "pin.pp": 2}).written("verl")["verl.yaml"]
     (line,) = [line for line in text.splitlines() if line.startswith("# Can't be said there")]
