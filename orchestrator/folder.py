@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
@@ -27,6 +27,7 @@ from orchestrator.model.families import describe
 from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, resuming, sources
+from orchestrator.rl.job import ProgramName
 from orchestrator.units import format_seconds
 
 HELD: Final = ".held"
@@ -147,6 +148,9 @@ def tool_files(settings: Settings, found: Found, name: str) -> list[File]:
     plan = (Planner(settings).for_program(found) if found.plan.engine == MEGATRON else None) or found.plan
     written = tools.written(plan, name)
     more = []
+    if name in get_args(ProgramName) and plan.training.task == "pretrain":
+        rl = f"python -m orchestrator plan task=rl recipe=... gpus=... write={name} out=FOLDER"
+        more.append(f"Learning rate, schedule, steps and batch are of the recipe's pretraining; an update after rollouts: {rl}.")
     if plan != found.plan and plan.predicted is not None and found.plan.predicted is not None:
         ours, there = found.plan.predicted.step_time_s, plan.predicted.step_time_s
         more.append(f"plan.json's plan, {format_seconds(ours)} a step, can't be said in flags: this is the fastest that can, "

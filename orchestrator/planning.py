@@ -33,7 +33,7 @@ from orchestrator.recipe.documents import check_documents
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import UNKNOWN, Bounds, Outcome, Progress, plainest, search
 from orchestrator.search.question import Kinds, PlannedEngine, SearchSettings
-from orchestrator.search.unasked import Unasked, unasked
+from orchestrator.search.unasked import Unasked, seconds_of, unasked
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -285,7 +285,7 @@ class Planner:
             bounds=result.bounds,
             none_cautious=none_cautious,
             by_price=result.plan if plain and take == 1 else None,
-            fuller=self._shown_fuller(space, result.fuller, plan),
+            fuller=self._shown_fuller(space, result.fuller, min((plan, *plans), key=seconds_of)),
             space=space.held_to(-1) if none_cautious else space,
         )
 
@@ -304,7 +304,9 @@ class Planner:
                 explained=space.explain(settings.explain),
                 narrower=space.explain(Pins(tp=inside)) if inside is not None else (),
                 alone=data_parallelism_alone(space.workload, space.planned) if divided(plan) else (),
-                unasked=unasked((plan, *found.alternatives), found.bounds, space.workload, space.planned, space.settings),
+                unasked=unasked(
+                    sorted((plan, *found.alternatives), key=seconds_of), found.bounds, space.workload, space.planned, space.settings
+                ),
                 uneven=space.prices[index].unevenness(plan),
                 elsewhere=self.elsewhere(plan),
             )

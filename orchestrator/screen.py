@@ -187,12 +187,13 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
         console.print(data_parallel_table(plan, alone, found.limit))
     for other_tp in found.narrower:
         say(text.wide_tp_text(plan, other_tp.plan, other_tp.why, Planner(settings).chance_beside(found.limit, other_tp.plan)))
-    gains = [one for one in found.unasked if not brief or seconds_of(one.plan) < seconds_of(plan) * (1 - WORTH_S)]
+    fastest = plan if plan.predicted is None else min((plan, *found.alternatives), key=seconds_of)  # another with take=
+    gains = [one for one in found.unasked if not brief or seconds_of(one.plan) < seconds_of(fastest) * (1 - WORTH_S)]
     for one in gains[: SHOWN_UNASKED if brief else None]:
-        say(text.unasked_text(plan, one.key, one.asks, one.plan, modes_said=not brief))
+        say(text.unasked_text(fastest, one.key, one.asks, one.plan, taken=fastest is plan, modes_said=not brief))
     if brief and (more := len(gains) - SHOWN_UNASKED) > 0:
         say(f"Not asked for: {more} more of which each gains less (verbose=true)")
-    say(text.proof(plan, found.at_least_s, found.searched, brief=brief) + ".")
+    say(text.proof(fastest, found.at_least_s, found.searched, brief=brief, taken=fastest is plan) + ".")
     if uneven := text.left_over_text(plan):
         say(uneven)
     if brief:

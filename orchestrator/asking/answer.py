@@ -169,10 +169,11 @@ class Answer(Printed, frozen=True, kw_only=True):
 
     def write(self, out: str | Path) -> Path:
         """All files of a run in a new or empty folder, which nothing starts; the folder. Raises InputError."""
-        from orchestrator.folder import new_folder
+        from orchestrator.folder import new_folder, with_outside
 
         folder = new_folder(self.settings, str(out))
-        write_folder(folder, all_files(self.settings, self.found, self.job(), folder, None))
+        job = with_outside(self.job(), self.plan, folder)
+        write_folder(folder, all_files(self.settings, self.found, job, folder, None))
         return folder
 
     def summary(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from orchestrator.report.comparison import comparison_tables, sweep_table
 from orchestrator.report.memory import risk_key
 from orchestrator.report.text import choice
 from orchestrator.screen import SearchProgress, next_text, screen, show_found
+from orchestrator.search.unasked import seconds_of
 from orchestrator.units import format_amount, format_seconds
 
 JSON: Final = "--json"
@@ -133,7 +134,8 @@ def _plan_rl(settings: Settings, *, as_json: bool, out: Sequence[str]) -> None:
 def fuller_lines(answer: Answer) -> list[str]:
     """The plan that fills memory up to the reserve, where that is faster by a percent, with the key that takes it."""
     fuller = answer.found.fuller
-    faster = 0.0 if fuller is None else 100 * (1 - fuller.prediction.step_time_s / answer.step_time_s)
+    fastest_s = min((answer.step_time_s, *(seconds_of(other) for other in answer.found.alternatives)))
+    faster = 0.0 if fuller is None else 100 * (1 - fuller.prediction.step_time_s / fastest_s)
     if fuller is None or faster < 1:
         return []
     chance = Planner(answer.settings).chance_of_not_fitting(fuller)

@@ -30,12 +30,23 @@ def trained_on(run: RunSettings, traced: Traced | None = None) -> str:
 
     >>> trained_on(RunSettings()), trained_on(RunSettings(data="/a.jsonl", tokenizer="/llama"))
     ("Python's own sources, byte by byte, as data= is not given", '/a.jsonl by the tokenizer /llama')
+    >>> trained_on(RunSettings(data="/a.jsonl")), trained_on(RunSettings(data="/ids.bin"))
+    ('/a.jsonl, byte by byte, as tokenizer= is not given', '/ids.bin')
     """
     if is_made_up(run):
         drawn = traced is not None and traced.text_stack is None
         return f"{'drawn batches' if drawn else MADE_UP}, as data= is not given"
     whole = " + ".join(f"{source.weight:g} {source.path}" for source in run.blend) or str(run.data)
-    return f"{whole} by the tokenizer {run.tokenizer}" if run.tokenizer else whole
+    if run.tokenizer:
+        return f"{whole} by the tokenizer {run.tokenizer}"
+    return f"{whole}, byte by byte, as tokenizer= is not given" if read_as_bytes(run) else whole
+
+
+def read_as_bytes(run: RunSettings) -> bool:
+    """Whether texts are given and nothing that makes ids of them. Ids of a Megatron prefix are found by their files or suffixes."""
+    paths = [path for path in (run.data, *(source.path for source in run.blend)) if path]
+    ids = any(path.endswith((".bin", ".idx")) or Path(f"{path}.idx").is_file() for path in paths)
+    return bool(paths) and run.tokenizer is None and not ids
 
 
 def check_whole(run: RunSettings, *, supervised: bool) -> None:
@@ -67,10 +78,8 @@ def check_first_texts(run: RunSettings) -> None:
 
 def check_bytes(run: RunSettings, token_ids: int) -> None:
     """Raises InputError where text is read byte by byte by a model of fewer `token_ids` than there are bytes and the end of a document."""
-    paths = (run.data, *(source.path for source in run.blend))
-    by_bytes = run.tokenizer is None and not any(path and path.endswith((".bin", ".idx")) for path in paths)
-    if by_bytes and token_ids <= BYTES:
-        why = f"is too small: {trained_on(run)} is read byte by byte, which takes {BYTES + 1} ids; tokenizer=FOLDER has others"
+    if (is_made_up(run) or read_as_bytes(run)) and token_ids <= BYTES:
+        why = f"is too small: {trained_on(run)} takes {BYTES + 1} ids; tokenizer=FOLDER has others"
         raise InputError("model.vocab_size", token_ids, why)
 
 

@@ -27,7 +27,7 @@ def risk_text(chance: float, limit: MemoryLimit, none_cautious: Collection[str] 
         said += f" (the reserve goes by {whose})"
     if none_cautious is not None:
         where = "under these pins" if none_cautious else "on these GPUs"
-        said += f"; no plan {where} has at most {100 * USUAL_RISK:g}%, so that the reserve alone is kept free"
+        said += f"; no plan searched {where} has at most {100 * USUAL_RISK:g}%, so that the reserve alone is kept free"
     return said
 
 

@@ -495,11 +495,11 @@ def samples_text(plan: Plan, padded: Plan) -> str:
     return f"{said}about {share:.1f} share a sequence, {faster:.1f} times the samples a second of padded ones under this plan"
 
 
-def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities], *, brief: bool = False) -> str:
+def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities], *, brief: bool = False, taken: bool = True) -> str:
     """What is known of the best plan of the space that was searched, which the sentence names: plans of these engines under the pins and
     the memory limit, and what of theirs only a pin takes.
 
-    `at_least_s`: seconds that none of them undercuts; None: not known.
+    `at_least_s`: seconds that none of them undercuts; None: not known. `taken`: whether this plan is the one that was taken.
     """
     if plan.predicted is None or at_least_s is None:
         return "Not proven: the search was ended early"
@@ -520,7 +520,7 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     if brief:
         space, beside = f"plans of {engines} that were searched and fit", ""
     if gap <= NOISE:
-        return f"Proven the fastest of the {space}{beside}"
+        return f"{'Proven the fastest' if taken else 'Another of the table is proven the fastest'} of the {space}{beside}"
     return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster{beside}"
 
 
@@ -562,17 +562,18 @@ def even_text(ep: int, *, brief: bool = False) -> str:
     )
 
 
-def unasked_text(plan: Plan, key: str, asks: str, other: Plan, *, modes_said: bool = True) -> str:
-    """What this plan, or another, takes with a choice that nobody asked for, and what that `asks` for. `modes_said`: as of `choice`."""
+def unasked_text(plan: Plan, key: str, asks: str, other: Plan, *, taken: bool = True, modes_said: bool = True) -> str:
+    """What the fastest plan, or another, takes with a choice that nobody asked for, and what that `asks` for. `taken`: whether the fastest
+    is the one that was taken; `modes_said`: as of `choice`."""
     seconds, peak = other.prediction.step_time_s, format_bytes(other.prediction.peak_memory_bytes)
     gain = f"{100 * (seconds / plan.prediction.step_time_s - 1):+.1f}%"
     changed = [each for each in OUTER_CHOICES if getattr(other, each.name) != getattr(plan, each.name)]
     alike = len(changed) <= 1 and (other.engine, other.stages) == (plan.engine, plan.stages)
-    which = "this plan" if alike else f"{other.engine} {choice(other, modes_said=modes_said)}"
+    which = ("this plan" if taken else "the table's fastest with it") if alike else f"{other.engine} {choice(other, modes_said=modes_said)}"
     if gain[1:] == "0.0%":
         gains = f"{peak} for {format_bytes(plan.prediction.peak_memory_bytes)}, no slower"
     else:
-        gains = f"{gain}, {format_seconds(seconds)} and {peak}"
+        gains = f"{gain}{'' if taken else ' beside the fastest of the table'}, {format_seconds(seconds)} and {peak}"
     return f"Not asked for: {key}: {gains} ({which}); {asks}"
 
 

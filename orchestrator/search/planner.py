@@ -129,9 +129,9 @@ def search(
 ) -> SearchResult:
     """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
 
-    Plans keep the first limits of the engines' policies; where none does, the last ones; where none does that either, options that save
-    memory are searched too (`strategy.spec.LAST_RESORTS`). `with_fuller`: also `SearchResult.fuller`, whose
-    search goes first: its bounds hold for less memory too.
+    Plans keep the first limits of the engines' policies; where none does, the last ones. Where none does that either, options that save
+    memory are searched too (`strategy.spec.LAST_RESORTS`), and where one that has them keeps the first limits and is faster. `with_fuller`:
+    also `SearchResult.fuller`, whose search goes first: its bounds hold for less memory too.
 
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
@@ -140,12 +140,14 @@ def search(
     several = any(len(engine.policy.kept) > 1 for engine in engines)
     usual, full, _ = known
 
+    resorts = [engine.able_to(engine.capabilities.with_last_resorts()) for engine in engines]
+    has_resorts = any(one.capabilities != other.capabilities for one, other in zip(resorts, engines, strict=True))
+
     def with_last_resorts(refused: _Search) -> SearchResult:
         """What fits with the options that save memory, once nothing does without. Raises NoPlanError."""
-        more = [engine.able_to(engine.capabilities.with_last_resorts()) for engine in engines]
-        if all(one.capabilities == other.capabilities for one, other in zip(more, engines, strict=True)):
+        if not has_resorts:
             return refused.result(float("inf"))
-        return search(workload, more, settings, progress=progress, stop=stop, with_fuller=with_fuller)
+        return search(workload, resorts, settings, progress=progress, stop=stop, with_fuller=with_fuller)
 
     fuller = None
     if with_fuller and several:
@@ -161,6 +163,8 @@ def search(
         running = _Search(space, full, stop, level=-1)
         running.look(progress)
         least = running.finish()
+        if has_resorts and running.best.ranked and faster(workload, resorts, settings, running.plan().prediction.step_time_s) is not None:
+            return with_last_resorts(running)
     if not running.best.ranked:
         return with_last_resorts(running)
     beside = None if fuller is None else fuller.plan()

@@ -82,6 +82,35 @@ def test_each_row_of_the_table_is_taken_by_its_number(take: int, tmp_path: Path)
     assert so.plan(recipe=str(folder / "config.yaml")).plan.candidate == plans[take - 1].candidate, "config.yaml gives the same plan"
 
 
+def test_what_was_not_asked_for_is_beside_the_fastest_whichever_row_is_taken() -> None:
+    keys = {"recipe": "llama3_70b", "gpus": 256, "cluster": "dgx_h100"}
+    first, second = (so.plan(**keys, take=take) for take in (1, 2))
+    gains = [[(one.key, one.plan.prediction.step_time_s) for one in answer.found.unasked] for answer in (first, second)]
+    assert gains[0] == gains[1] != [], "none is credited with what take=1 has without it"
+    seconds, of = gains[0][0][1], (first.plan.prediction.step_time_s, second.plan.prediction.step_time_s)
+    assert of[0] < of[1]
+    assert f": {100 * (seconds / of[0] - 1):+.1f}% beside the fastest of the table, " in str(second)
+    assert "Another of the table is proven the fastest of the plans" in str(second)
+    assert "Proven the fastest of the plans" in str(first)
+
+
+def test_a_plan_written_without_a_run_mounts_what_its_ranks_read(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("words\n" * 1000)
+    keys = {"recipe": "llama3_8b", "gpus": 8, "cluster": "dgx_h100", "data": str(corpus), "container": {"image": "a/b"}}
+    said = so.plan(**keys, write="kubernetes")
+    folder = said.write(tmp_path / "run")
+    assert f"{corpus}:{corpus}:ro" in (folder / "job.sbatch").read_text()
+    assert str(corpus) in (folder / "kubernetes.yaml").read_text()
+    assert f"data: {corpus}, byte by byte, as tokenizer= is not given" in str(said)
+
+
+@pytest.mark.parametrize("name", ["verl", "nemo_rl", "slime"])
+def test_a_pretraining_in_the_words_of_rollouts_says_whose_rates_they_are(name: str) -> None:
+    pretrained = so.plan(recipe="llama3_8b", gpus=8, cluster="dgx_h100", engine="megatron").written(name)
+    assert all("are of the recipe's pretraining; an update after rollouts: python" in text for text in pretrained.values())
+
+
 def test_gpus_that_a_batch_leaves_over_are_said_with_the_nearest_that_it_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     said = {
         ("gpus=72", "train.global_batch_size=512"): (

@@ -82,8 +82,8 @@ def test_a_chance_is_said_with_what_it_rests_on() -> None:
     assert risk.risk_text(0.0321, fitted, own_peaks=True) == f"{plain} (the reserve goes by those of your own runs)"
     assert risk.risk_text(0.0321, replace(fitted, risk=0.05)) == plain, "the reserve is by that chance"
     no = "has at most 5%, so that the reserve alone is kept free"
-    assert risk.risk_text(0.0321, LIMIT, ()) == f"{plain}; no plan on these GPUs {no}"
-    assert risk.risk_text(0.0321, LIMIT, ("tp",)) == f"{plain}; no plan under these pins {no}"
+    assert risk.risk_text(0.0321, LIMIT, ()) == f"{plain}; no plan searched on these GPUs {no}"
+    assert risk.risk_text(0.0321, LIMIT, ("tp",)) == f"{plain}; no plan searched under these pins {no}"
     assert [risk.risk_key(chance) for chance in (0.001, 0.0512, 0.0999, 0.1, 0.1001, 0.2725)] == [
         "0.1%",
         "5.2%",
