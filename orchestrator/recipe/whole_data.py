@@ -43,7 +43,7 @@ def trained_on(run: RunSettings, traced: Traced | None = None) -> str:
 
 
 def read_as_bytes(run: RunSettings) -> bool:
-    """Whether texts are given and nothing that makes ids of them. Ids of a Megatron prefix are found by their files or suffixes."""
+    """Whether each byte of the texts is an id, as nothing else makes ids of them. A Megatron prefix has ids: its files or suffix say so."""
     paths = [path for path in (run.data, *(source.path for source in run.blend)) if path]
     ids = any(path.endswith((".bin", ".idx")) or Path(f"{path}.idx").is_file() for path in paths)
     return bool(paths) and run.tokenizer is None and not ids
