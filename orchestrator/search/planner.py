@@ -96,6 +96,8 @@ SHAPE, GROUP, FLOOR, SOLVE, AGAIN = -2, -1, 0, 1, 2
 """What an entry of the queue waits for: its mesh's choices; its choices' own floors; its inner bound; its first solution; its best one."""
 AT_FIRST = 1
 """Partitions simulated for a choice until it comes to the queue's head again."""
+RESORT_GAIN = 0.005
+"""Share of a step that a safer plan with options that save memory must gain over one that keeps the reserve alone: more than rounding."""
 WIDE = 1_000_000
 """A number above that of a mesh's choices: places in declared order count the meshes first."""
 
@@ -163,8 +165,10 @@ def search(
         running = _Search(space, full, stop, level=-1)
         running.look(progress)
         least = running.finish()
-        if has_resorts and running.best.ranked and faster(workload, resorts, settings, running.plan().prediction.step_time_s) is not None:
-            return with_last_resorts(running)
+        if has_resorts and running.best.ranked:
+            below_s = running.plan().prediction.step_time_s * (1 - RESORT_GAIN)
+            if faster(workload, resorts, settings, below_s) is not None:
+                return with_last_resorts(running)
     if not running.best.ranked:
         return with_last_resorts(running)
     beside = None if fuller is None else fuller.plan()
