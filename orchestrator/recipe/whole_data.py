@@ -79,7 +79,7 @@ def check_first_texts(run: RunSettings) -> None:
 def check_bytes(run: RunSettings, token_ids: int) -> None:
     """Raises InputError where text is read byte by byte by a model of fewer `token_ids` than there are bytes and the end of a document."""
     if (is_made_up(run) or read_as_bytes(run)) and token_ids <= BYTES:
-        why = f"is too small: {trained_on(run)} takes {BYTES + 1} ids; tokenizer=FOLDER has others"
+        why = f"is too small: {run.data or 'text'} is read byte by byte, which takes {BYTES + 1} ids; tokenizer=FOLDER has others"
         raise InputError("model.vocab_size", token_ids, why)
 
 
