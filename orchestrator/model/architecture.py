@@ -15,6 +15,7 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.parts.part import Nothing
+from orchestrator.model.parts.vision import Vision
 from orchestrator.model.shared import MOST_LAYERS, Shared
 from orchestrator.model.traced import Traced
 from orchestrator.values import Value
@@ -68,6 +69,10 @@ class Architecture(Shared, frozen=True, kw_only=True, dict=True):
     mtp_num_layers: Annotated[int, Key("model.mtp_num_layers", "layers of multi-token prediction", low=0, high=MOST_LAYERS)] = 0
     """Layers of multi-token prediction at the head (DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
 
+    vision: Annotated[
+        Vision | None, Key("model.vision", "what looks at images before the decoder, as JSON: what model.hf_config= reads")
+    ] = None
+    """What looks at images before the decoder; None: the model sees none."""
     traced: Annotated[
         Traced | None, Key("model.traced", "layers recorded from the model's own code: what model.description= reads, as JSON")
     ] = None
@@ -144,5 +149,6 @@ class Architecture(Shared, frozen=True, kw_only=True, dict=True):
             ("embedding_scale", self.embedding_scale),
             ("logits_softcap", self.logits_softcap is not None),
             ("mtp", bool(self.mtp_num_layers)),
+            ("vision", self.vision is not None),
         )
         return tuple(dict.fromkeys([*found, *(word for word, used in whole if used)]))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from msgspec.structs import replace
 
 from orchestrator.model.architecture import Architecture, Layer
 from orchestrator.model.ops import Op, Role, Weight
-from orchestrator.model.parts import ends
-from orchestrator.model.parts.attention import cross_attention
+from orchestrator.model.parts import ends, vision
+from orchestrator.model.parts.attention import GroupedQueryAttention, cross_attention
 from orchestrator.model.parts.part import Nothing, Part, join, norm, residual_add
+from orchestrator.model.parts.vision import Images, Vision
 from orchestrator.model.spec import Edge, LayerRun, LayerSpec, ModelSpec
 
 
-def layers(a: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:
-    """Embedding, the pattern's layers, head. In an encoder-decoder the encoder's output rides along to every decoder layer; lengths are in
-    tokens."""
+def layers(a: Architecture, seq_length: int, decoder_seq_length: int | None = None, images: Images | None = None) -> ModelSpec:
+    """Embedding, the pattern's layers, head. In an encoder-decoder the encoder's output rides along to every decoder layer. What looks at
+    images stands between embedding and decoder, where a sample has `images`, or as if it had one of one token. Lengths are in tokens."""
     if a.stack == "encoder_decoder":
         assert decoder_seq_length is not None  # families.describe refuses it
         return _encoder_decoder(a, seq_length, decoder_seq_length)
@@ -25,7 +27,46 @@ def layers(a: Architecture, seq_length: int, decoder_seq_length: int | None = No
     else:
         runs = list(_decoder_runs(a, seq_length))
     first, last = _first(a, seq_length, seq_length), _last(a, _head(a, seq_length), seq_length)
-    return ModelSpec(architecture=a, seq_length=seq_length, runs=(first, *runs, last))
+    if a.vision is None:
+        return ModelSpec(architecture=a, seq_length=seq_length, runs=(first, *runs, last))
+    images = images or Images(count=1, tokens=a.vision.image_tokens or 1)
+    seeing = _vision_runs(a, a.vision, first.layer, images)
+    embedded = Edge(name="embedded_tokens", source="embedding", target="projector", elements=seq_length * a.hidden_size)
+    return ModelSpec(architecture=a, seq_length=seq_length, images=images, runs=(*seeing, *runs, last), edges=(embedded,))
+
+
+def tower(v: Vision) -> Architecture:
+    """The layers that look at images, as an architecture of their own."""
+    return Architecture(
+        family=v.model_type,
+        name="vision",
+        num_layers=v.num_layers,
+        hidden_size=v.hidden_size,
+        num_attention_heads=v.num_attention_heads,
+        ffn_hidden_size=v.ffn_hidden_size,
+        vocab_size=1,
+        max_position_embeddings=1,
+        activation=vision.ACTIVATIONS[v.hidden_act],
+        normalization=v.normalization,
+        norm_epsilon=v.norm_epsilon,
+        position_embedding="rope" if v.rotary else "none",
+        mixer=GroupedQueryAttention(qk_norm="hidden" if v.qk_norm else None),
+    )
+
+
+def _vision_runs(a: Architecture, v: Vision, embedding: LayerSpec, images: Images) -> Iterator[LayerRun]:
+    """Embedding with patches, the tower's layers, and the projector, whose output is the decoder's input."""
+    seeing, elements = tower(v), images.count * images.length(v) * v.hidden_size
+    first = join(Part(embedding.weights, embedding.ops), vision.patches(v, seeing, images))
+    yield LayerRun(layer=_spec("embedding", first, 0, elements, recomputable=False), count=1)
+    part = layer_parts(seeing, seeing.common_layer, images.count * images.length(v), causal=False)
+    windowed = [v.window_size is not None and index not in v.fullatt_block_indexes for index in range(v.num_layers)]
+    for windows, group in groupby(windowed):
+        kind = "vision_window" if windows else "vision"
+        layer = _spec(kind, vision.per_image(v, seeing, images, part, windows=windows), elements, elements)
+        yield LayerRun(layer=layer, count=len(list(group)))
+    last = vision.projector(v, seeing, a, images)
+    yield LayerRun(layer=_spec("projector", last, elements, embedding.output_elements, recomputable=False), count=1)
 
 
 def _encoder_decoder(a: Architecture, seq_length: int, decoder_seq_length: int) -> ModelSpec:

@@ -8,6 +8,7 @@ from math import prod
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.layer import Edge, LayerRun, LayerSpec
 from orchestrator.model.ops import Attention, DeltaRule, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Scan, Weight, padded
+from orchestrator.model.parts.vision import Images
 from orchestrator.values import Value
 
 __all__ = [
@@ -22,6 +23,8 @@ class ModelSpec(Value, frozen=True, kw_only=True):
     architecture: Architecture
     seq_length: int
     decoder_seq_length: int | None = None
+    images: Images | None = None
+    """The images of a sample; None: the model sees none."""
     runs: tuple[LayerRun, ...]
     edges: tuple[Edge, ...] = ()
 

@@ -15,6 +15,7 @@ from orchestrator.model.architecture import Architecture
 from orchestrator.model.describe import layers
 from orchestrator.model.families.check import check_architecture, check_lengths
 from orchestrator.model.families.hf import KEY, Family, HfConfig
+from orchestrator.model.parts.vision import Images
 from orchestrator.model.spec import Gemm, ModelSpec, Op, Pointwise
 from orchestrator.model.traced import FAMILY, Traced
 
@@ -30,8 +31,8 @@ FAMILIES: Final = Extensible("orchestrator.families", Family, _found())
 """Families of models by name. A new one is a `Family` in a file of this folder, and nothing else; or another package's entry point."""
 
 
-def describe(architecture: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:
-    """The layers of this architecture for sequences of these lengths, in tokens.
+def describe(architecture: Architecture, seq_length: int, decoder_seq_length: int | None = None, images: Images | None = None) -> ModelSpec:
+    """The layers of this architecture for sequences of these lengths, in tokens, with these images in each.
 
     Raises InputError for an unknown family, an architecture that is not one, or a length that it can't take.
     """
@@ -40,7 +41,7 @@ def describe(architecture: Architecture, seq_length: int, decoder_seq_length: in
     family = _family(architecture.family)
     check_architecture(architecture, family)
     check_lengths(architecture, seq_length, decoder_seq_length)
-    return layers(architecture, seq_length, decoder_seq_length)
+    return layers(architecture, seq_length, decoder_seq_length, images)
 
 
 def _recorded(a: Architecture, traced: Traced, seq_length: int, decoder_seq_length: int | None) -> ModelSpec:
