@@ -42,8 +42,8 @@ class Release(Value, frozen=True, kw_only=True):
     overlap_needs_several_experts: bool = True
     """Whether that overlap gives the tokens' memory back too early where a rank has one expert: the exchange's own output is then what the
     expert's product keeps for backward (models/gpt/fine_grained_callables.py:76; our worker's test shows it)."""
-    local_graphs_with_ep: bool = False
-    """Whether its own graphs of layers train experts on several ranks."""
+    pads_inference_in_graphs: bool = True
+    """Whether its programs assert that inference pads experts on several ranks where graphs are its own, in a training too."""
     overlaps_experts_in_any_graph: bool = False
     """Whether the experts' exchange beside another micro-batch goes with graphs other than Transformer Engine's."""
     has_rank_capacity: bool = False
@@ -80,7 +80,7 @@ RELEASES: Final = (
         overlap_of_prediction_needs_pipeline=False,  # transformer/transformer_config.py:2709, which no longer asks for one
         overlap_needs_several_experts=False,  # models/common/utils.py:45, should_free_input
         overlaps_experts_with_fsdp=True,  # distributed/fsdp/mcore_fsdp_adapter.py:100
-        local_graphs_with_ep=True,  # training/arguments.py, which asks for nothing there
+        pads_inference_in_graphs=False,  # core/inference/text_generation_controllers/text_generation_controller.py:279 asserts it
         overlaps_experts_in_any_graph=True,  # transformer/transformer_config.py:2738
         has_rank_capacity=True,  # transformer/transformer_config.py:977
         divides_muon=True,  # training/arguments.py:1680

@@ -110,9 +110,7 @@ def written(plan: Plan, name: str) -> Written:
         if plan.model.experts and plan.moe_token_dispatcher_type == "allgather":
             pins["moe_token_dispatcher_type"] = "alltoall"
         can_t = tuple(WHY_SLIME[pin] for pin in pins)
-        # Its Megatron-LM asserts a setting of inference (arguments.py:1158).
-        padded = {"moe_pad_experts_for_cuda_graph_inference": True} if plan.ep > 1 and plan.cuda_graph_impl != "none" else {}
-        return Written(tool=name, settings=settings(plan) | padded, unsaid=can_t, left=(), pins=pins)
+        return Written(tool=name, settings=settings(plan), unsaid=can_t, left=(), pins=pins)
     said: dict[str, Any] = {}
     unsaid: dict[str, Any] = {}
     left: list[str] = []

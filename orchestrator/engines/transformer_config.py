@@ -13,7 +13,7 @@ from math import lcm
 from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
-from orchestrator.engines.megatron_versions import flex_backend, names, release_of
+from orchestrator.engines.megatron_versions import Release, flex_backend, names, release_of
 from orchestrator.errors import InputError
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, padded
@@ -166,8 +166,12 @@ def fuses_activation(model: Architecture) -> bool:
     return model.activation in FUSABLE_ACTIVATIONS and (model.gated or model.add_bias_linear)
 
 
+def _release(plan: Plan) -> Release:
+    return release_of(plan.cluster.software.megatron_core)
+
+
 def _has_whole_graphs(plan: Plan) -> bool:
-    return release_of(plan.cluster.software.megatron_core).full_iteration_is_an_impl
+    return _release(plan).full_iteration_is_an_impl
 
 
 def graph_impl(plan: Plan) -> str:
@@ -343,6 +347,9 @@ CHOICES: Final[Table] = (
     Term("cuda_graph_impl", "cuda_graph_impl", unless="none", of=graph_impl),
     Term("cuda_graph_scope", "cuda_graph_modules", unless=None, of=graph_scope, when=lambda plan: not _has_whole_graphs(plan)),
     Term("cuda_graph_modules", "cuda_graph_modules", unless=None, of=graph_scope, when=_has_whole_graphs),
+    # What inference does to experts in graphs, which a release asserts of trainings too (training/arguments.py:1158).
+    Term("moe_pad_experts_for_cuda_graph_inference", "", unless=False,
+         of=lambda plan: plan.ep > 1 and graph_impl(plan) == "local" and _release(plan).pads_inference_in_graphs),
     # Graphs can't replay Megatron's own random numbers (cuda_graphs.py:1406).
     Term("te_rng_tracker", "", of=lambda plan: plan.cuda_graph_impl != "none"),
     # A check copies to the host, which ends the capture of a step (training/arguments.py:725).

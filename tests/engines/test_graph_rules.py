@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,3 +187,57 @@ def test_weight_gradients_are_delayed_past_a_graph_where_a_kernel_adds_them_up_i
     ):
         found = graphs.beside_overlap.check(candidate(dp=8, cuda_graph_modules=modules, **choices), workload(model, software=software))
         assert (found or "").endswith(why) if not why else why in (found or ""), (modules, found)
+
+
+PADS_INFERENCE = "--moe-pad-experts-for-cuda-graph-inference"
+
+
+@pytest.mark.parametrize("version", [release.version for release in RELEASES])
+def test_experts_over_ranks_in_megatrons_own_graphs_have_the_flag_that_only_0_16_asserts(version: str) -> None:
+    plan = make_plan(model=PADDED, software=Software(megatron_core=version))
+    for impl, ep, said in (("local", 2, True), ("full_iteration", 2, True), ("local", 1, False), ("transformer_engine", 2, False)):
+        flags = [flag for flag, *_ in megatron_flags(replace(plan, ep=ep, cuda_graph_impl=impl))]
+        assert (PADS_INFERENCE in flags) == (said and version == "0.16.1"), (impl, ep)
+
+
+CHECKOUT = os.environ.get("MEGATRON_LM")
+OWN_CHECK = """
+import contextlib, io, itertools, os, sys
+from pathlib import Path
+sys.path.insert(0, "tests/megatron_lm")
+from thousand import Megatron
+megatron = Megatron(os.environ["MEGATRON_LM"])
+from hand_plans import make_plan
+from msgspec.structs import replace
+from test_graph_rules import MIXTURE, PADDED, PADS_INFERENCE
+from orchestrator.engines.megatron_args import megatron_flags
+from orchestrator.hardware.spec import Software
+for model, impl, ep in itertools.product((MIXTURE, PADDED), ("none", "local", "transformer_engine", "full_iteration"), (1, 2)):
+    if impl == "full_iteration" and model is MIXTURE:
+        continue
+    plan = replace(make_plan(model=model, software=Software(megatron_core=megatron.version)), ep=ep, cuda_graph_impl=impl)
+    flags = [list(flag) for flag in megatron_flags(plan)]
+    given = [flags, [flag for flag in flags if flag[0] != PADS_INFERENCE]]
+    for words in given[: 1 + (given[0] != given[1])]:
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                args = megatron.read([word for flag in words for word in flag], plan, {})
+                megatron.transformer_config(args)
+            except AssertionError as error:
+                assert words is given[1] and PADS_INFERENCE in str(error), (impl, ep, error)
+            else:
+                assert words is given[0], (impl, ep, "took it without the flag")
+print("checked", megatron.version)
+"""
+
+
+@pytest.mark.engines
+@pytest.mark.megatron_lm
+@pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_LM names no checkout of Megatron-LM")
+def test_megatrons_own_check_takes_the_graphs_of_experts_over_ranks_and_none_without_the_flag() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_CHECK], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+        env=os.environ | {"MEGATRON_LM": str(Path(CHECKOUT or "").resolve())},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert "checked" in done.stdout

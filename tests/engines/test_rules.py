@@ -206,7 +206,6 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("tp_comm_overlap", M, workload(software=BARE), {"tp_comm_overlap": True}, "user buffers, on GPUs"),
     ("tp_comm_overlap", M, workload(world=16), {"tp": 16, "dp": 1, "sequence_parallel": True, "tp_comm_overlap": True}, "8 GPUs of node"),
     ("cuda_graphs", M, workload(gpu="cpu"), {"cuda_graph_impl": "local"}, "on GPUs"),
-    ("cuda_graphs", M, workload(MIXTURE), {"cuda_graph_impl": "local", "ep": 2}, "Megatron-core 0.16.1 has it for inference alone"),
     ("cuda_graphs", M, workload(MIXTURE), {"cuda_graph_impl": "full_iteration"}, "it needs their rank_capacity_factor, or pad_to_capacity"),
     ("rank_capacity", M, workload(BUFFERED), {"moe_token_dispatcher_type": "flex", "ep": 2}, "Megatron-core 0.16.1 has none"),
     ("cuda_graph_modules", M, workload(), {"cuda_graph_impl": "local", "cuda_graph_modules": "attn+moe"}, "a dense model has no experts"),

@@ -13,7 +13,8 @@ models that no worker of ours trains there. 2026-11-23, seed 7, with the experts
 under core_v0.16.1 (8 with it, 4 with delayed weight gradients) and 400 under core_v0.19.0 (22 and 6): none refused, no value another. With
 gated delta nets in the draw, seed 8: 400 under core_v0.16.1 (20 with them, 12 with gates of attention) and 400 under core_v0.19.0 (23 and
 10): none refused, no value another; these are checked against the fields that engine.json would have. 2026-11-24, seed 9, after the words
-became tables: 400 files under either tag, none refused, no value another.
+became tables: 400 files under either tag, none refused, no value another. 2026-11-27, seed 11, with all kinds of CUDA graphs and experts
+that pad to a capacity in the draw: 150 under core_v0.16.1 (17 with graphs) and 150 under core_v0.19.0 (16): none refused, no value another.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ ONLY_IN: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 """Users' own values that the parser or the classes of one release alone have, by that release."""
 
-COUNTED = ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute", "--experimental-attention-variant", "--attention-output-gate")
+COUNTED = ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute", "--experimental-attention-variant", "--attention-output-gate",
+           "--cuda-graph-impl", "--moe-pad-experts-for-cuda-graph-inference", "--moe-pad-expert-input-to-capacity")  # fmt: skip
 """Flags whose files are counted, as most draws can't have them."""
 
 
@@ -106,6 +108,8 @@ def random_plan(draw: random.Random, version: str) -> Any:
                 score=one(["softmax", "sigmoid"]), aux_loss_coeff=one([0.0, 0.01]), groups=one([None, 4]), group_topk=2,
             )  # fmt: skip
             experts = replace(experts, group_topk=2 if experts.groups else None, expert_bias=experts.score == "sigmoid")
+            if one([True, False, False]):
+                experts = replace(experts, capacity_factor=1.5, pad_to_capacity=one([True, True, False]))
             mixer = one([GroupedQueryAttention(), GroupedQueryAttention(qk_norm="head"), latent])
             pattern = one([(Run(layers=layers, feed_forward=experts),), (Run(layers=1), Run(layers=layers - 1, feed_forward=experts))])
             model = replace(model, mixer=mixer, pattern=pattern, mtp_num_layers=one([0, 1]), rope_scaling_factor=None)
@@ -197,7 +201,7 @@ def random_plan(draw: random.Random, version: str) -> Any:
     full = Software(megatron_core=version)
     software = one([full, full, full, replace(full, transformer_engine=False, flash_attention=False, apex=False)])
     if software.transformer_engine and precision != "fp32" and one([True, False, False, False]):
-        more["cuda_graph_impl"] = "local"
+        more["cuda_graph_impl"] = one(["local", "local", "transformer_engine", "full_iteration"])
     plan = make_plan(
         model=model, gpu=gpu, world=world, software=software, training=training, tp=tp, pp=pp, vpp=vpp, cp=cp, zero_stage=zero,
         micro_batch_size=micro, sizes=None if family is T5 else sizes, recompute=recompute,

@@ -15,12 +15,11 @@ SOURCE: Final = "core/transformer/transformer_config.py:1716-1829"
 GRAPHS: Final = "cuda_graph_impl cuda_graph_modules"
 
 
-@rule("cuda_graphs", f"{SOURCE}; training/arguments.py:1158", f"{GRAPHS} ep")
+@rule("cuda_graphs", SOURCE, GRAPHS)
 def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
     """Whether graphs are for this machine, release and model."""
     strategy, cluster, a = candidate.strategy, workload.cluster, workload.model.architecture
     impl, said = strategy.cuda_graph_impl, f"cuda_graph_impl={strategy.cuda_graph_impl}"
-    release = release_of(cluster.software.megatron_core)
     if strategy.cuda_graph_modules is not None and not by_layer(strategy):
         return f"cuda_graph_modules={strategy.cuda_graph_modules} with {said}: modules are for graphs of layers"
     if impl == "none":
@@ -29,8 +28,6 @@ def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
         return f"{said} needs Transformer Engine's random numbers, on GPUs"
     if not a.experts:
         return None
-    if impl == "local" and candidate.mesh.ep > 1 and not release.local_graphs_with_ep:
-        return f"{said} with ep={candidate.mesh.ep}: Megatron-core {release.version} has it for inference alone; transformer_engine has it"
     fixed = (part.pad_to_capacity or part.rank_capacity_factor is not None for part in a.experts)
     if impl == "full_iteration" and not all(fixed):
         # ours: nothing asks for it, and the copy of the experts' counts to the host ends the capture (moe/token_dispatcher.py:672)
