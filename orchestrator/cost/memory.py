@@ -41,7 +41,21 @@ def fixed_bytes(workload: EngineWorkload, candidate: Candidate, boundary_bytes: 
     if candidate.strategy.tp_comm_overlap:
         widest = max(layer.input_elements for layer in workload.kinds.values())
         buffers += USER_BUFFERS * widest * workload.itemsize * candidate.micro_batch_size / mesh.cp
+    buffers += offloaded_gradient_bytes(workload, candidate)
     return {"context": c.context_bytes + communicators * c.communicator_bytes, "buffers": buffers}
+
+
+def offloaded_gradient_bytes(workload: EngineWorkload, candidate: Candidate) -> int:
+    """Bytes of the tensor on the GPU through which DeepSpeed's stages 1 and 2 bring an offloaded gradient back to add to it: one as long as
+    the rank's largest parameter, in the weights' type, from the first step on (runtime/zero/stage_1_and_2.py:659). Under a pipeline the
+    model's largest stands for every stage's, which the first and the last one have."""
+    strategy = candidate.strategy
+    if not (strategy.offload_optimizer and workload.traits.bucket_elements and 0 < strategy.zero_stage < SHARDED_FROM_STAGE["weight"]):
+        return 0
+    largest = max(
+        weight.local_numel(candidate.mesh.tp) for layer in workload.kinds.values() for weight in layer.weights if not weight.frozen
+    )
+    return largest * workload.weight_itemsize
 
 
 def bucket_bytes(workload: EngineWorkload, candidate: Candidate, states: StateBytes, parameters: float) -> float:

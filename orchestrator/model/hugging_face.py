@@ -95,13 +95,22 @@ def _layer(layer: LayerSpec, a: Architecture) -> LayerSpec:
 
 
 def _weight(weight: Weight, layer: LayerSpec, a: Architecture) -> Iterator[Weight]:
+    gated = [op for op in layer.ops if isinstance(op, Gemm)] if a.gated and not _fuses_linears(a) else []
     if a.stack == "encoder_decoder" and weight.pad_to and len(weight.shape) == 1:
         return  # T5ForConditionalGeneration's head has none
     if weight.pad_to:
         split = 0 if layer.kind == "head" and divides_head(a) else None
         yield replace(weight, split=split, pad_to=0)
+    elif weight.kind == "dense" and any(op.role == "fc1" and (op.n, op.k)[: len(weight.shape)] == weight.shape for op in gated):
+        half = replace(weight, shape=(weight.shape[0] // 2, *weight.shape[1:]))
+        yield from (replace(half, name=f"{weight.name}.{name}") for name in ("gate", "up"))
     else:
         yield weight
+
+
+def _fuses_linears(a: Architecture) -> bool:
+    """Whether transformers' class has queries, keys and values, and gates and what they let through, in one linear each."""
+    return is_gpt2(a) or a.family == "phi3"
 
 
 def _ops(layer: LayerSpec, a: Architecture) -> Iterator[Op]:
@@ -150,7 +159,7 @@ def _linears(op: Gemm, a: Architecture) -> Iterator[Gemm]:
     """The linears that megatron-core fuses to one, all on the input that the first keeps."""
     kv = a.query_groups * a.head_dim
     widths = [op.n]
-    if is_gpt2(a) or a.family == "phi3":  # theirs are one
+    if _fuses_linears(a):
         pass
     elif op.role == "qkv":
         widths = [op.n - 2 * kv, kv, kv]
