@@ -14,7 +14,6 @@ from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
-import accelerate
 import deepspeed
 import torch
 import torch.distributed as dist
@@ -28,8 +27,10 @@ from orchestrator.workers.samples import TextSamples
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 PAGE = Path(orchestrator.__file__).parent / "engines" / "BY_HAND.md"
-PROGRAMS = {"trainer": (0,), "plain": (1, 2), "accelerate": (1, 3)}
+PROGRAMS = {"trainer": (0,), "plain": (1, 2), "accelerate": (1, 4)}
 """Blocks of its first section."""
+WITHOUT_GPUS = 3
+"""The block that accelerate's begins with on ranks without GPUs."""
 
 
 def blocks() -> list[str]:
@@ -41,6 +42,11 @@ def blocks() -> list[str]:
         elif found[-1]:
             found.append([])
     return [textwrap.dedent("\n".join(lines)) for lines in found if lines]
+
+
+def run(number: int, space: dict[str, Any]) -> None:
+    """Runs a block, whose names come into `space`."""
+    exec(compile(blocks()[number], f"BY_HAND.md, block {number + 1}", "exec"), space)
 
 
 class Samples(torch.utils.data.Dataset[Any]):
@@ -70,14 +76,15 @@ def batches(plan: Plan, samples: Samples) -> Any:
 
 def main() -> None:
     weights, program = sys.argv[1:]
-    deepspeed.init_distributed("gloo", verbose=False)
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        accelerate.PartialState(backend="gloo")  # without a GPU accelerate starts none by itself, and counts one process
+    if program == "accelerate":
+        run(WITHOUT_GPUS, {})
+    else:
+        deepspeed.init_distributed("gloo", verbose=False)
     plan = from_json(Path("plan.json").read_bytes())
     samples = Samples(plan)
     space: dict[str, Any] = {"weights": weights, "samples": samples, "loader": batches(plan, samples)}
     for number in PROGRAMS[program]:
-        exec(compile(blocks()[number], f"BY_HAND.md, block {number + 1}", "exec"), space)
+        run(number, space)
     if program == "trainer":
         losses = [row["loss"] for row in space["trainer"].state.log_history if "loss" in row]
     else:
