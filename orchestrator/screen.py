@@ -144,6 +144,9 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if not plan.cluster.is_cpu and (software := text.software_text(plan, ENGINES[plan.engine].requirements.versions(plan.cluster))):
         say(software)
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan), brief=brief)}")
+    if settings.assumed:
+        values = " ".join(f"train.{name}={getattr(plan.training, name):g}" for name in settings.assumed)
+        say(f"assumed: {values}, as neither the recipe nor you gave them")
     say(f"data: {data_text(settings)}")
     nbytes = saved_bytes(plan)
     reshardable = ENGINES[plan.engine].reshardable(plan)

@@ -74,6 +74,8 @@ from orchestrator.rl.job import RlJob
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import MemoryLimit, Pins
 
+ASSUMED: Final = ("lr", "min_lr", "warmup", "steps")
+"""Fields of the training that a screen names where nobody gave them."""
 OWN_PROGRAM: Final = "is for a program of your own: name it with entry=PATH"
 
 
@@ -99,6 +101,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     largest: Largest | None = None
     reinforcement: RlJob | None = None
     """What task=rl asks, whose training half `training` is."""
+    assumed: tuple[str, ...] = ()
+    """The keys of ASSUMED that nobody gave."""
     run: RunSettings
     continues: Checkpoint | None = None
     """What train.resume= names."""
@@ -162,6 +166,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, with_gene
         limit=limit_of(merged, trained.cluster),
         targets=_targets(merged),
         largest=value_of(merged, "largest", None),
+        assumed=_assumed(merged) if plan is None else (),
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         open_batch=_open_batch(merged, trained.engine),
@@ -258,6 +263,11 @@ def check_no_question(settings: Settings) -> None:
     for name, value in [*((f"target.{name}", value) for name, value in settings.targets.given().items()), ("largest", settings.largest)]:
         if value is not None:
             raise InputError(name, value, "is a question that python -m orchestrator plan answers; then give the number that it finds here")
+
+
+def _assumed(merged: Flat) -> tuple[str, ...]:
+    given = {*merged, *(["train.steps"] if "train.tokens" in merged else [])}
+    return tuple(name for name in ASSUMED if f"train.{name}" not in given)
 
 
 def _targets(merged: Flat) -> Targets:

@@ -105,6 +105,19 @@ def test_a_plan_written_without_a_run_mounts_what_its_ranks_read(tmp_path: Path)
     assert f"data: {corpus}, byte by byte, as tokenizer= is not given" in str(said)
 
 
+def test_values_of_the_training_that_nobody_gave_are_said_with_their_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 256, "n_positions": 512, "vocab_size": 1000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["plan", f"model.hf_config={tmp_path / 'config.json'}", "gpus=8", "cluster=dgx_h100", "train.global_batch_size=16"]
+    words += ["train.seq_length=512", "train.min_lr=1e-5"]
+    assert main([*words, f"out={tmp_path / 'run'}"]) == 0
+    said = "assumed: train.lr=0.0003 train.warmup=0 train.steps=20, as neither the recipe nor you gave them\n"
+    assert said in capsys.readouterr().out
+    assert main([*words, "train.lr=1e-4", "train.warmup=2", "train.tokens=1M"]) == 0
+    assert main(["plan", f"plan={tmp_path / 'run' / 'plan.json'}"]) == 0
+    assert "assumed:" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["verl", "nemo_rl", "slime"])
 def test_a_pretraining_in_the_words_of_rollouts_says_whose_rates_they_are(name: str) -> None:
     pretrained = so.plan(recipe="llama3_8b", gpus=8, cluster="dgx_h100", engine="megatron").written(name)
