@@ -35,8 +35,8 @@ HELD: Final = ".held"
 
 
 def new_folder(settings: Settings, out_key: str | None = None) -> Path:
-    """The folder to write to: absolute, new or empty, below a folder that can be written. `out_key`: over the settings' own. Raises
-    InputError; makes nothing."""
+    """The folder to write to: absolute, new or empty, below a folder that can be written, and one that a container can mount. `out_key`:
+    over the settings' own. Raises InputError; makes nothing."""
     asked = settings.out if out_key is None else out_key
     if asked is None:
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", settings.recipe).strip(".") or "run"
@@ -46,7 +46,10 @@ def new_folder(settings: Settings, out_key: str | None = None) -> Path:
                 break
             out = base.with_name(f"{base.name}-{number}")
         asked = str(out)
-    return sources.new_folder("out", asked, HELD)
+    folder = sources.new_folder("out", asked, HELD)
+    if settings.container:
+        render.check_mountable("out", str(folder))
+    return folder
 
 
 @contextmanager

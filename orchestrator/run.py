@@ -38,8 +38,8 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner, planned
 from orchestrator.recipe import Settings, resuming, supervised
-from orchestrator.recipe.whole_data import check_bytes, check_first_texts, check_whole, is_made_up, trained_on
-from orchestrator.screen import SearchProgress, screen, show_plan
+from orchestrator.recipe.whole_data import check_bytes, check_first_texts, check_whole, is_made_up
+from orchestrator.screen import SearchProgress, made_up_data, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
@@ -142,7 +142,7 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
         raise InputError("data", None, f"is missing, and {settings.entry} would train on {MOCK}", choices)
     python = None if lacks or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
-    show_plan(settings, found, job, out)
+    show_plan(settings, found, job, out, starts=start.how != "none")
     if proposed := tuning.proposal(settings, found, start.how):
         print(proposed, flush=True)
     if answer is not None:
@@ -232,13 +232,6 @@ def check_entry(settings: Settings) -> None:
         raise InputError("slurm.nodes", f"{settings.slurm.least_nodes}-{settings.slurm.most_nodes}", why)
     if settings.run.async_save:
         raise InputError("train.async_save", "true", f"is for our workers; entry={settings.entry} has flags of its own (entry.args=)")
-
-
-def made_up_data(settings: Settings) -> str:
-    """What GPUs would train on that nobody chose; empty: nothing."""
-    if settings.entry is not None or settings.cluster.is_cpu or settings.made_up_data or not is_made_up(settings.run):
-        return ""
-    return trained_on(settings.run, settings.architecture.traced)
 
 
 def check_data_given(settings: Settings) -> None:
@@ -465,8 +458,6 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
     plan = found.plan
     if start.how == "none":
         how = "" if start.why.startswith("plan only") else f" To start it: {start_command(settings, job, out)}"
-        if (made_up := made_up_data(settings)) and settings.training.task != "sft":
-            print(f"note: started as it is, this folder trains on {made_up}")
         print(f"Not started: {start.why}.{how}")
         return 0
     from orchestrator.launch import local, slurm

@@ -113,6 +113,13 @@ def data_text(settings: Settings) -> str:
     return f"{said}; a start on GPUs asks for data=PATH or data.made_up=true" if asks else said
 
 
+def made_up_data(settings: Settings) -> str:
+    """What GPUs would train on that nobody chose; empty: nothing."""
+    if settings.entry is not None or settings.cluster.is_cpu or settings.made_up_data or not is_made_up(settings.run):
+        return ""
+    return trained_on(settings.run, settings.architecture.traced)
+
+
 def show_found(console: Console, settings: Settings, found: Found) -> None:
     """The plan, its price, what its training takes, how sure it is to fit, and what nearly won; with verbose=true each stage and cause
     too."""
@@ -212,8 +219,8 @@ def next_text(settings: Settings, start: str = "") -> str:
     return f"Next: {'; '.join(filter(None, ways))}"
 
 
-def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
-    """The plan, and what was written of it."""
+def show_plan(settings: Settings, found: Found, job: Job, out: Path, *, starts: bool) -> None:
+    """The plan, and what was written of it; `starts`: whether it is started now."""
     console = screen()
     show_found(console, settings, found)
     console.file.flush()
@@ -223,8 +230,14 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     who = job.program or ("our worker" if loop is None else loop.name)
     print(f"trained by {who}: {why}")
     print(next_text(settings))
+    print(notes_text(settings, job, starts=starts), end="", flush=True)
+
+
+def notes_text(settings: Settings, job: Job, *, starts: bool = False) -> str:
+    """A line for each thing that whoever starts a job by its files should know; `starts`: it is started now."""
     slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     by_slurm = settings.launch == "slurm" or job.num_nodes > 1
-    for note in (*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())):
-        print(f"note: {note}")
-    sys.stdout.flush()
+    notes = [*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())]
+    if not starts and settings.training.task != "sft" and (made_up := made_up_data(settings)):
+        notes.append(f"started as it is, this folder trains on {made_up}")
+    return "".join(f"note: {note}\n" for note in notes)

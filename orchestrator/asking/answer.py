@@ -169,12 +169,16 @@ class Answer(Printed, frozen=True, kw_only=True):
 
     def write(self, out: str | Path) -> Path:
         """All files of a run in a new or empty folder, which nothing starts; the folder. Raises InputError."""
+        return self.write_job(out)[0]
+
+    def write_job(self, out: str | Path) -> tuple[Path, Job]:
+        """As `write`, with the job that the files start. Raises InputError."""
         from orchestrator.folder import new_folder, with_outside
 
         folder = new_folder(self.settings, str(out))
         job = with_outside(self.job(), self.plan, folder)
         write_folder(folder, all_files(self.settings, self.found, job, folder, None))
-        return folder
+        return folder, job
 
     def summary(self) -> dict[str, Any]:
         """The figures as JSON has them, without the plan."""

@@ -23,7 +23,7 @@ from orchestrator.recipe import Settings
 from orchestrator.report.comparison import comparison_tables, sweep_table
 from orchestrator.report.memory import risk_key
 from orchestrator.report.text import choice
-from orchestrator.screen import SearchProgress, next_text, screen, show_found
+from orchestrator.screen import SearchProgress, next_text, notes_text, screen, show_found
 from orchestrator.search.unasked import seconds_of
 from orchestrator.units import format_amount, format_seconds
 
@@ -113,7 +113,8 @@ def _plan(words: Sequence[str]) -> None:
             print(line)
         print(next_text(answer.settings, "out=FOLDER writes it"))
     if out:
-        print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
+        folder, job = answer.write_job(out[0])
+        print(f"Written to {folder}\n{notes_text(answer.settings, job)}", end="", file=sys.stderr if as_json else sys.stdout)
 
 
 def _plan_rl(settings: Settings, *, as_json: bool, out: Sequence[str]) -> None:

@@ -212,9 +212,14 @@ def outside(job: Job, container: ContainerOptions | None) -> list[Mount]:
     places = [inside.partition(":")[0] or host for host, _, inside in given]
     found = [mount for mount in job.outside if not any(mount.path == place or mount.path.startswith(f"{place}/") for place in places)]
     for mount in found:
-        if ":" in mount.path or "," in mount.path:
-            raise InputError("container.mounts", mount.path, 'has ":" or ",", which divide mounts; give a link by another name')
+        check_mountable("container.mounts", mount.path)
     return found
+
+
+def check_mountable(key: str, path: str) -> None:
+    """Raises InputError for a path that a container's mounts can't name."""
+    if ":" in path or "," in path:
+        raise InputError(key, path, 'has ":" or ",", at which the mounts of a container are divided: take another name')
 
 
 def mount_words(mounts: Sequence[Mount]) -> list[str]:

@@ -118,6 +118,26 @@ def test_values_of_the_training_that_nobody_gave_are_said_with_their_keys(tmp_pa
     assert "assumed:" not in capsys.readouterr().out
 
 
+def test_a_plan_that_is_written_has_the_notes_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recipe=llama3_70b", "gpus=64", "cluster=dgx_h100"]
+
+    def notes(*command: str) -> list[str]:
+        assert main([*command, *words, f"out={tmp_path / command[0]}"]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+
+    assert notes("plan") == notes("run", "launch=none") != []
+
+
+@pytest.mark.parametrize("mark", [":", ","])
+def test_a_folder_that_a_container_cannot_mount_is_refused(mark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / f"a{mark}b"
+    words = ["plan", "recipe=gpt_tiny", "gpus=8", "cluster=dgx_h100", f"out={out}"]
+    assert main([*words, "container.image=a/b"]) == 2
+    assert f'error: out={out}: has ":" or ",", at which the mounts of a container are divided' in capsys.readouterr().err
+    assert not out.exists()
+    assert main(words) == 0
+
+
 @pytest.mark.parametrize("name", ["verl", "nemo_rl", "slime"])
 def test_a_pretraining_in_the_words_of_rollouts_says_whose_rates_they_are(name: str) -> None:
     pretrained = so.plan(recipe="llama3_8b", gpus=8, cluster="dgx_h100", engine="megatron").written(name)
