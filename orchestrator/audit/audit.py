@@ -14,6 +14,7 @@ from orchestrator import recipe
 from orchestrator.audit import changes, formats
 from orchestrator.audit.build import Judge, Judged, setup_of
 from orchestrator.audit.changes import Better
+from orchestrator.audit.deepspeed import is_of_buffers
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.cost.memory_policy import LIKELY
 from orchestrator.detect import Machine
@@ -151,8 +152,16 @@ class Audit:
 
     @property
     def not_priced(self) -> tuple[str, ...]:
-        """Settings of the file that may take or save memory of which the prediction knows nothing."""
-        return (*self.reading.unpriced, *self.reading.unknown)
+        """Settings of the file that may take or save memory of which the prediction knows nothing; those that free buffers alone only where
+        that could make up for what is lacking."""
+        found = (*self.reading.unpriced, *self.reading.unknown)
+        if self.judged is None:
+            return found
+        stage = self.judged.plan.prediction.by_stage[self.tightest_stage or 0]
+        freed = ("buffers", "fragmentation", *(["transient"] if stage.peak_phase == "step" else []))
+        if self.judged.lacking_bytes <= sum(stage.memory_by_cause[cause] for cause in freed):
+            return found
+        return tuple(one for one in found if not is_of_buffers(one))
 
     @property
     def step_time_s(self) -> float | None:

@@ -13,7 +13,7 @@ from orchestrator.engines.deepspeed.capabilities import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, paths
 from orchestrator.errors import InputError
 from orchestrator.words import deepspeed as words
-from orchestrator.words.terms import Kind, kind
+from orchestrator.words.terms import Kind, kind, kinds
 
 SIGNS: Final = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """A JSON object with one of these is DeepSpeed's."""
@@ -34,6 +34,12 @@ def kind_of(path: str) -> Kind | None:
     short = path.replace("zero_optimization.", "zero_optimization.stage3_", 1)  # runtime/zero/config.py takes both names
     known = path in paths() or short in paths() or any(path == section or path.startswith(f"{section}.") for section in OPEN_SECTIONS)
     return kind("ds_config", path) if known else None
+
+
+def is_of_buffers(said: str) -> bool:
+    """Whether a setting, as a reading lists it, frees at most what communication and the update have beside the states."""
+    path = said.partition("=")[0].rpartition(" ")[2]
+    return any(f".{path}".endswith(f".{name}") for name, kind in kinds("ds_config").items() if kind == "buffers")
 
 
 CHOSEN: Final = {term.ours for term in (*words.ZERO, *words.OWN_PARALLELISM)}

@@ -116,7 +116,9 @@ OFF: Final = (False, "no", "none", "NO", "NONE", "false")
 """Values of a setting that is not used."""
 
 
-LISTS: Final[Mapping[Kind | None, str]] = {None: "unknown", "cost": "unpriced", "time": "slower", "result": "result", "harmless": "beside"}
+LISTS: Final[Mapping[Kind | None, str]] = {
+    None: "unknown", "cost": "unpriced", "buffers": "unpriced", "time": "slower", "result": "result", "harmless": "beside"
+}  # fmt: skip
 """The list of a Reading in which a setting is, by what it does; None: nobody knows."""
 Lists = dict[str, tuple[str, ...]]
 """Settings by the list of a Reading in which they are."""
@@ -127,5 +129,5 @@ def listed(left: Iterable[tuple[str, Kind | None, Any]]) -> Lists:
     that costs is not priced, unless it is off."""
     lists: Lists = dict.fromkeys(LISTS.values(), ())
     for said, kind, value in left:
-        lists[LISTS["harmless" if kind in ("cost", "time") and value in OFF else kind]] += (said,)
+        lists[LISTS["harmless" if kind in ("cost", "buffers", "time") and value in OFF else kind]] += (said,)
     return lists

@@ -17,6 +17,7 @@ from orchestrator.units import format_amount, format_bytes, format_seconds
 
 SHOWN_LENGTH = 90
 """Characters of a setting beside; --json has all of it."""
+SEARCHED: Final = "over every choice that needs no pin"
 
 
 class PrintedAudit(Audit):
@@ -121,12 +122,12 @@ def change_lines(audit: Audit) -> Iterator[str]:
         yield from _change("together", audit, audit.together)
     fastest = audit.fastest
     if fastest is None:
-        yield "A search over all plans of all engines finds none that fits."
+        yield f"A search of all engines {SEARCHED} finds none that fits."
     else:
         seconds = format_seconds(fastest.prediction.step_time_s)
-        yield f"A search over all plans of all engines: {seconds} a step: {fastest.engine} {text.choice(fastest)}"
+        yield f"A search of all engines {SEARCHED}: {seconds} a step: {fastest.engine} {text.choice(fastest)}"
     if audit.searched is not None:
-        yield from _change(f"A search over all plans of {audit.setup.engine}", audit, audit.searched)
+        yield from _change(f"A search of {audit.setup.engine} {SEARCHED}", audit, audit.searched)
 
 
 def _change(title: str, audit: Audit, change: Change) -> Iterator[str]:

@@ -15,9 +15,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from orchestrator.errors import InputError
 
-Kind = Literal["harmless", "result", "time", "cost"]
+Kind = Literal["harmless", "result", "time", "buffers", "cost"]
 """What a setting does that no plan says: nothing that counts (logs, paths); it changes what is trained; it changes time, and memory not; it
-changes time or memory."""
+may add memory, and frees at most what communication and the update have beside the states; it changes time or memory."""
 
 
 class Nothing:

@@ -60,8 +60,32 @@ def test_the_fastest_plan_of_the_files_own_engine_is_a_diff_of_it_too() -> None:
     assert (again.cp, again.zero_stage) == (best.setup.cp, best.setup.zero_stage)
     changed = [line[1:] for line in best.diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     assert len(changed) == 7, "what does not change stands as it stood"
-    assert "\nA search over all plans of deepspeed: zero_stage 3 -> 1, cp 1 -> 4: 17.6 s a step, +0.1%, " in str(found)
+    assert "\nA search of deepspeed over every choice that needs no pin: zero_stage 3 -> 1, cp 1 -> 4: 17.6 s a step, +0.1%, " in str(found)
     assert found.summary()["changes"][-1]["diff"] == best.diff
+
+
+def test_settings_of_buffers_leave_a_lack_in_doubt_only_where_buffers_make_up_for_it(tmp_path: Path) -> None:
+    buffers = {"overlap_comm": True, "reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000}
+    content = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
+
+    def audited_with(seq_length: int, **zero: object) -> so.Audit:
+        (tmp_path / "ds.json").write_text(json.dumps({**content, "zero_optimization": {"stage": 1, **buffers, **zero}}))
+        keys = {"recipe": "llama3_8b", "gpus": 8, "cluster": "dgx_h100", "train": {"seq_length": seq_length}}
+        return so.audit(tmp_path / "ds.json", **keys)
+
+    far = audited_with(8192)
+    assert far.judged is not None
+    assert far.judged.lacking_bytes > 200 * 2**30
+    assert (len(far.reading.unpriced), far.not_priced, far.fits) == (3, (), False)
+    assert "memory     DOES NOT FIT, lacks " in str(far)
+    other = audited_with(8192, offload_param={"device": "cpu"})
+    assert other.fits is None
+    assert "knows nothing of zero_optimization.offload_param.device=\"cpu\" it lacks " in str(other)
+    near = audited_with(680)
+    assert near.judged is not None
+    assert 0 < near.judged.lacking_bytes < 2**30
+    assert near.not_priced == near.reading.unpriced
+    assert "memory     can't be told: by a price that knows nothing of zero_optimization.overlap_comm=true and 2 more" in str(near)
 
 
 def test_what_a_ds_config_has_no_place_for_stands_below_the_diff_of_the_rest() -> None:
