@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -45,12 +46,17 @@ def command(
     topic: Callable[[Sequence[str]], str] | None = None,
 ) -> int:
     """Runs a command; its exit status: what `body` returns (None is 0), an error's own, 130 on Ctrl-C, 1 for a defect of ours.
-    `--help` anywhere among the words prints `help_text` instead, or what `topic` says of the words behind it; `interrupted` is said on
-    Ctrl-C."""
+    `--help` anywhere among the words prints `help_text` instead, or what `topic` says of the words behind it, and the help of those that
+    are commands; `interrupted` is said on Ctrl-C."""
     try:
         if HELP & {*words}:
             behind = [*words][next(index for index, word in enumerate(words) if word in HELP) + 1 :]
-            print(topic(behind) if topic is not None and behind else help_text(), flush=True)
+            if topic is None or not behind:
+                print(help_text(), flush=True)
+            for word in behind if topic is not None else ():
+                with suppress(*([InputError] if word in COMMANDS else [])):
+                    print(topic([word]), flush=True)
+                by_name([word, "--help"])
             return 0
         return body(words) or 0
     except OrchestratorError as error:

@@ -139,7 +139,7 @@ def read(text: str) -> Script:
     except ImportError:
         why = "reading shell scripts needs tree-sitter: pip install -e '.[audit]'"
         raise InputError("audit", None, why) from None
-    source = text.encode()
+    source = LAST_CONTINUED.sub(lambda found: b" " * len(found[0]), text.encode())
     if len(source) > MOST_BYTES:
         raise InputError("audit", None, f"the script has {len(source):,} bytes; at most {MOST_BYTES:,} are read")
     tree = Parser(Language(tree_sitter_bash.language())).parse(source)
@@ -155,6 +155,8 @@ def read(text: str) -> Script:
     return Script(tuple(reader.commands), reader.variables, reader.files, sbatch, tuple(dict.fromkeys(reader.notes)), broken)
 
 
+LAST_CONTINUED: Final = re.compile(rb"(?<!\\)\\(?:\n\s*)?\Z")
+"""A backslash that continues the last line with nothing, which bash passes over."""
 QUOTED: Final = re.compile(r"""(?<![^\s;&|(])\#[^\n]*|\\.|'[^']*(?:'|\Z)|"(?:\\.|[^"\\])*(?:"|\Z)""", re.DOTALL)
 """A comment, an escaped character, or a quoted text; one that is not closed ends with the script."""
 ASSIGNS: Final = re.compile(r"(?:^|\s)\w+=[\"']\Z")

@@ -61,12 +61,13 @@ Keys whose value has commas of its own (train.betas, data.split) take one value.
 Every key of a run: python -m orchestrator run --help; some: --help pin, --help train, --help cluster
 """
 COMPARE_HELP: Final = """\
-usage: python -m orchestrator compare key=value ... key=one,other [--json]
+usage: python -m orchestrator compare RUN RUN [--json]
+       python -m orchestrator compare key=value ... key=one,other [--json]
 
-Two plans side by side: what was chosen, and where time and memory go, cause by cause. One key has two values: a setting, or plan= with two
-plan.json or folders of runs.
+Two plans side by side: what was chosen, and where time and memory go, cause by cause. RUN is a run's folder or a plan.json; or one key has
+two values.
 
-  python -m orchestrator compare plan=runs/first,runs/second
+  python -m orchestrator compare runs/first runs/second
   python -m orchestrator compare recipe=llama3_70b gpus=64 cluster=dgx_h100,dgx_b200
   python -m orchestrator compare recipe=llama3_70b gpus=64 pin.tp=4,8
 """
@@ -206,6 +207,11 @@ def compare(words: Sequence[str]) -> int:
 
 def _compare(words: Sequence[str]) -> None:
     words, as_json = without_json(words)
+    runs = [word for word in words if "=" not in word and not word.startswith("-")]
+    if runs and len(runs) != 2:
+        raise InputError(shown(runs[0]), None, "is not key=value, and compare takes two folders of runs")
+    if runs:
+        words = [*(word for word in words if word not in runs), f"plan={','.join(runs)}"]
     words = [_plan_files(word) for word in words]
 
     def one_pair(lists: Mapping[str, Sequence[str]]) -> None:

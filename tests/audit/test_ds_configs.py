@@ -80,7 +80,7 @@ def test_settings_of_buffers_leave_a_lack_in_doubt_only_where_buffers_make_up_fo
     assert "memory     DOES NOT FIT, lacks " in str(far)
     other = audited_with(8192, offload_param={"device": "cpu"})
     assert other.fits is None
-    assert "knows nothing of zero_optimization.offload_param.device=\"cpu\" it lacks " in str(other)
+    assert 'knows nothing of zero_optimization.offload_param.device="cpu" it lacks ' in str(other)
     near = audited_with(680)
     assert near.judged is not None
     assert 0 < near.judged.lacking_bytes < 2**30

@@ -78,6 +78,12 @@ def test_what_cannot_be_decided_is_said_with_its_line() -> None:
     assert found.variables["A"][0].text == "1"
 
 
+@pytest.mark.parametrize("end", ["\\", "\\\n", "\\\n\n"])
+def test_a_last_line_that_goes_on_with_nothing_is_bash(end: str) -> None:
+    found = shell.read(f"echo a \\\n b {end}")
+    assert ([word.text for word in found.commands[0].words], found.notes, found.broken) == (["echo", "a", "b"], (), "")
+
+
 def test_a_here_document_goes_to_its_file() -> None:
     assert shell.read('S=1\ncat <<EOT > ds.json\n{"stage": $S}\nEOT\n').files == {"ds.json": '{"stage": 1}\n'}
 

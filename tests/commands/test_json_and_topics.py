@@ -101,6 +101,9 @@ def test_every_key_is_in_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
         (["recipes"], "llama3_8b"),
         (["clusters"], "dgx_h100"),
         (["engines"], "auto"),
+        (["compare"], "compare runs/first runs/second"),
+        (["pin.tp", "sweep"], "python -m orchestrator sweep"),
+        (["data"], "orchestrator.data input=PATH"),
     ],
 )
 def test_other_topics(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

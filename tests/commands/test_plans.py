@@ -285,6 +285,7 @@ def test_two_plans_are_compared_cause_by_cause_to_the_last_second(folder: Path, 
         answer.write(name)
     told = json.loads(said(capsys, "compare", "plan=a,b/plan.json", "--json"))
     assert (told["one"]["step_time_s"], told["other"]["step_time_s"]) == (one.step_time_s, other.step_time_s)
+    assert json.loads(said(capsys, "compare", "a", "b/plan.json", "--json")) == told
     text = said(capsys, "compare", *TINY, "gpus=4", "pin.tp=1,2")
     assert "pin.tp=2" in text
     assert "tp traffic" in text
@@ -339,6 +340,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "compare: one": (("compare", *TINY, "gpus=2"), "error: gpus: no key has several values; compare needs one"),
     "compare: three": (("compare", *TINY, "gpus=2,4,8"), "error: gpus=2,4,8: compare takes two values of one key"),
     "compare: two keys": (("compare", *TINY, "gpus=2,4", "pin.tp=1,2"), "compare takes two values of one key"),
+    "compare: one folder": (("compare", "a"), "error: a: is not key=value, and compare takes two folders of runs"),
     "compare: no such plan": (("compare", "plan=a.json,b.json"), "error: plan=a.json: can't be read: No such file"),
     "compare: one has no plan": (("compare", *TINY, "gpus=4", "pin.tp=2,3"), "error: pin.tp=3: has no plan: "),
 }
