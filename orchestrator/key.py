@@ -137,7 +137,8 @@ def parse(key: Key, text: Any) -> Any:
                 raise
             why = f"{error.why}: {key.unit} are counted, without letters behind the digits"
             with suppress(InputError):
-                why += f"; {text} tokens are {count(key.name, text)} / train.seq_length of them" if key.unit == "sequences" else ""
+                amount = count(key.name, text.upper())
+                why += f"; {text} tokens are {amount} / train.seq_length of them" if key.unit == "sequences" else f", as in {amount}"
             raise InputError(key.name, shown(text), why) from None
     check_range(key, text, value if isinstance(value, tuple) else (value,))
     return value

@@ -22,7 +22,7 @@ from orchestrator.recipe.whole_data import is_made_up, trained_on
 from orchestrator.search.unasked import WORTH_S, seconds_of
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.spec import LAST_RESORTS
-from orchestrator.units import format_seconds
+from orchestrator.units import format_amount, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,7 +108,7 @@ def data_text(settings: Settings) -> str:
     if training.lengths is not None and settings.run.data is not None:
         seen = training.steps * training.global_batch_size * (training.seq_length / training.lengths.mean if training.packing else 1)
         some = training.lengths.samples >= supervised.FIRST
-        said += f"; {seen / training.lengths.samples:,.2g} epochs{f' at most, of {supervised.FIRST:,} samples or more' * some}"
+        said += f"; {format_amount(seen / training.lengths.samples, 2)} epochs{f' at most, of {supervised.FIRST:,} samples or more' * some}"
     asks = is_made_up(settings.run) and not settings.made_up_data and not settings.cluster.is_cpu
     return f"{said}; a start on GPUs asks for data=PATH or data.made_up=true" if asks else said
 

@@ -32,7 +32,7 @@ class Shared(Value, frozen=True, kw_only=True):
     num_attention_heads: Annotated[int, Key("model.num_attention_heads", "query heads", low=1, high=10**9)]
     ffn_hidden_size: Annotated[int, Key("model.ffn_hidden_size", "width of the feed-forward", low=1, high=10**9)]
     vocab_size: Annotated[int, Key("model.vocab_size", "unpadded", low=1, high=10**9)]
-    max_position_embeddings: Annotated[int, Key("model.max_position_embeddings", "longest sequence", low=1, high=10**9)]
+    max_position_embeddings: Annotated[int, Key("model.max_position_embeddings", "longest sequence", unit="tokens", low=1, high=10**9)]
     decoder_num_layers: Annotated[int, Key("model.decoder_num_layers", "of a t5's decoder", low=0, high=MOST_LAYERS)] = 0
     num_query_groups: Annotated[int | None, Key("model.num_query_groups", "key/value heads", low=1, high=10**9)] = None
     """Key/value heads; None: as many as attention heads."""

@@ -26,7 +26,7 @@ from orchestrator.values import defaults_of
 
 def label_of(merged: Flat) -> str:
     """A name for a run without a recipe: model.name, the Hugging Face config's file (its folder where that is called config.json), the
-    description's file, the factory's name or the family. Raises InputError."""
+    description's file, the class of model.code= or its module and function, or the family. Raises InputError."""
     if "model.name" in merged:
         return str(value_of(merged, "model.name", ""))
     config = value_of(merged, "model.hf_config", None)
@@ -38,7 +38,8 @@ def label_of(merged: Flat) -> str:
     if "model.description" in merged:
         return Path(value_of(merged, "model.description", "")).stem
     if "model.code" in merged:
-        return str(value_of(merged, "model.code", "")).rpartition(":")[2]
+        module, _, factory = str(value_of(merged, "model.code", "")).rpartition(":")
+        return factory if factory[:1].isupper() else f"{module.rpartition('.')[2]}.{factory}"  # many functions are called build
     if "model.family" in merged:
         return str(value_of(merged, "model.family", ""))
     raise InputError("recipe", None, "is missing: name one, or give model.hf_config=path/to/config.json", stored("models"))

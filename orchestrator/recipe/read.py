@@ -16,8 +16,14 @@ from orchestrator.recipe.sources import read_text
 Tree = dict[str, Any]
 """Nested keys; the leaves are strings, None, or (in YAML) lists."""
 
-SAME: Final = {"slurm.image": "container.image", "slurm.mounts": "container.mounts"}
-"""Keys that people look for in another group."""
+AXES: Final = {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "expert_tensor": "etp", "data": "dp"}
+SAME: Final = {"slurm.image": "container.image", "slurm.mounts": "container.mounts"} | {
+    f"{group}{axis}{ending}": f"{group or 'pin.'}{short}"
+    for axis, short in AXES.items()
+    for ending in ("_parallel", "_parallel_size", "_model_parallel_size")
+    for group in ("", "pin.", "explain.")
+}
+"""Keys that people look for in another group or by a longer name."""
 MAX_DEPTH: Final = 8
 """Levels of nesting that a YAML may have; ours needs four."""
 

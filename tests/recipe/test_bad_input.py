@@ -502,6 +502,13 @@ def test_a_defect_of_ours_is_told_in_a_line_with_the_way_to_the_traceback(
         (["--gpus", "16"], "--gpus: is not key=value; did you mean gpus=..., one word?"),
         (["train.seq_length=4k"], "train.seq_length=4k: is not a whole number: tokens are counted, without letters"),
         (["train.global_batch_size=4M"], "behind the digits; 4M tokens are 4000000 / train.seq_length of them"),
+        (
+            ["model.max_position_embeddings=1M"],
+            "is not a whole number: tokens are counted, without letters behind the digits, as in 1000000",
+        ),
+        (["pin.tensor_parallel=8"], "pin.tensor_parallel=8: is no key; did you mean pin.tp?"),
+        (["explain.pipeline_model_parallel_size=8"], "is no key; did you mean explain.pp?"),
+        (["expert_parallel=8"], "expert_parallel=8: is no key; did you mean pin.ep?"),
         (["slurm.image=a.sqsh"], "slurm.image=a.sqsh: is no key; did you mean container.image?"),
         (["pin.mbs=2", "pin.micro_batch_size=2"], "pin.micro_batch_size=2: is given twice, first as pin.micro_batch_size=2"),
     ],

@@ -223,7 +223,8 @@ def test_the_vocabulary_is_padded_for_every_tp_that_divides_gpus_and_heads() -> 
 def test_a_run_without_a_recipe_is_named_after_its_model(folder: Path) -> None:
     named = {
         "model.name=a model.family=gpt": "a", "model.family=gpt": "gpt", "model.hf_config=q/config.json model.family=gpt": "q",
-        "model.hf_config=q/w.json": "w", "model.description=d/e.json": "e", "model.code=pkg.mod:make": "make",
+        "model.hf_config=q/w.json": "w", "model.description=d/e.json": "e", "model.code=pkg.mod:make": "mod.make",
+        "model.code=pkg.mod:Tiny": "Tiny",
     }  # fmt: skip
     assert {words: models.label_of(flat(*words.split())) for words in named} == named
     with pytest.raises(InputError, match=r"recipe: is missing: name one, or give model.hf_config="):
