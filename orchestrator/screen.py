@@ -6,6 +6,7 @@ import io
 import shlex
 import sys
 import time
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
@@ -16,6 +17,7 @@ from orchestrator.folder import saved_bytes
 from orchestrator.job import Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe
+from orchestrator.plan import Plan
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, supervised
 from orchestrator.recipe.whole_data import is_made_up, trained_on
@@ -230,14 +232,22 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path, *, starts: 
     who = job.program or ("our worker" if loop is None else loop.name)
     print(f"trained by {who}: {why}")
     print(next_text(settings))
-    print(notes_text(settings, job, starts=starts), end="", flush=True)
+    print(notes_text(settings, found.plan, job, starts=starts), end="", flush=True)
 
 
-def notes_text(settings: Settings, job: Job, *, starts: bool = False) -> str:
+def notes_text(settings: Settings, plan: Plan, job: Job, *, starts: bool = False) -> str:
     """A line for each thing that whoever starts a job by its files should know; `starts`: it is started now."""
+    from orchestrator.report.budget import format_time
+
     slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     by_slurm = settings.launch == "slurm" or job.num_nodes > 1
     notes = [*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())]
+    limit = render.limit_s(slurm.time) if by_slurm else None
+    takes = plan.training.steps * plan.predicted.step_time_s if plan.predicted else 0.0
+    if limit and (again := ceil(takes / limit) - 1) > slurm.requeue:
+        often = f" and slurm.requeue={slurm.requeue}" if slurm.requeue else ""
+        part = f"{format_time(limit * (slurm.requeue + 1))} of {format_time(takes)} that all steps take"
+        notes.append(f"slurm.time={slurm.time}{often} is {part}: slurm.requeue={again} goes on to the end")
     if not starts and settings.training.task != "sft" and (made_up := made_up_data(settings)):
         notes.append(f"started as it is, this folder trains on {made_up}")
     return "".join(f"note: {note}\n" for note in notes)

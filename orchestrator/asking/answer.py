@@ -172,7 +172,7 @@ class Answer(Printed, frozen=True, kw_only=True):
         return self.write_job(out)[0]
 
     def write_job(self, out: str | Path) -> tuple[Path, Job]:
-        """As `write`, with the job that the files start. Raises InputError."""
+        """Writes as `write`; the folder, and the job that its files start. Raises InputError."""
         from orchestrator.folder import new_folder, with_outside
 
         folder = new_folder(self.settings, str(out))

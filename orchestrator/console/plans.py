@@ -52,7 +52,7 @@ SWEEP_HELP: Final = """\
 usage: python -m orchestrator sweep key=value key=value,value ... [--json]
 
 A plan for every combination of the keys that have several values, and which of them no other beats in training time, GPU-hours, cost and
-free memory together (marked *).
+free memory together (marked *, where that is not all of them).
 
   python -m orchestrator sweep recipe=llama3_8b gpus=8,16,32 cluster=dgx_h100,dgx_b200
   python -m orchestrator sweep recipe=llama3_70b gpus=64 train.global_batch_size=256,512,1024 pin.tp=4,8
@@ -115,7 +115,7 @@ def _plan(words: Sequence[str]) -> None:
         print(next_text(answer.settings, "out=FOLDER writes it"))
     if out:
         folder, job = answer.write_job(out[0])
-        print(f"Written to {folder}\n{notes_text(answer.settings, job)}", end="", file=sys.stderr if as_json else sys.stdout)
+        print(f"Written to {folder}\n{notes_text(answer.settings, answer.plan, job)}", end="", file=sys.stderr if as_json else sys.stdout)
 
 
 def _plan_rl(settings: Settings, *, as_json: bool, out: Sequence[str]) -> None:

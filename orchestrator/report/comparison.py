@@ -182,19 +182,19 @@ def sweep_table(names: Sequence[str], rows: Sequence[Row]) -> RenderableType:
     for row in rows:
         plan = f"none: {row.why}" if row.budget is None else row.plan
         plans.append(Text(f"{' '.join(f'{name}={row.keys[name]}' for name in names)}: {plan}"))
-    tables = (_swept(names, rows, left_out) for left_out in ((), ("tokens/s",), ("tokens/s", "GPU-hours")))
-    planned = sum(row.budget is not None for row in rows)
-    return Group(Fitting(*tables, wrapped=False), *plans, Text(f"{planned} of {len(rows)} have a plan; {LEGEND}"))
+    planned = [row for row in rows if row.budget is not None]
+    marked = not all(row.on_front for row in planned)
+    tables = (_swept(names, rows, left_out, marked=marked) for left_out in ((), ("tokens/s",), ("tokens/s", "GPU-hours")))
+    legend = f"{LEGEND[marked]} in training time, GPU-hours, cost and free memory together by more than prices can tell"
+    said = f"{len(planned)} of {len(rows)} have a plan; {legend}; below each figure its 90% interval"
+    return Group(Fitting(*tables, wrapped=False), *plans, Text(said))
 
 
-LEGEND: Final = (
-    "*: no other is better in training time, GPU-hours, cost and free memory together by more than prices can tell; below each figure its "
-    "90% interval"
-)
-"""What marks of a sweep's table mean."""
+LEGEND: Final = {True: "*: no other is better", False: "none is better than another"}
+"""What is said of the rows of a sweep, by whether some are marked: where all would be, none is."""
 
 
-def _swept(names: Sequence[str], rows: Sequence[Row], left_out: Sequence[str]) -> Table:
+def _swept(names: Sequence[str], rows: Sequence[Row], left_out: Sequence[str], *, marked: bool) -> Table:
     priced = any(row.budget is not None and row.budget.cost is not None for row in rows)
     shown = [one for one in SWEPT if one[0] not in left_out and (priced or one[0] != "cost")]
     chances = any(row.chance is not None for row in rows)
@@ -207,7 +207,9 @@ def _swept(names: Sequence[str], rows: Sequence[Row], left_out: Sequence[str]) -
             continue
         figures = ["\n".join(of.words(name, write)) if getattr(of, name) is not None else "" for _, name, write in shown]
         chance = "" if row.chance is None else f"{format_amount(100 * row.chance, 2)}%"
-        table.add_row(*keys, *figures, f"{100 * row.memory_free:.1f}%", *([chance] if chances else []), "*" if row.on_front else "")
+        table.add_row(
+            *keys, *figures, f"{100 * row.memory_free:.1f}%", *([chance] if chances else []), "*" if marked and row.on_front else ""
+        )
     for column in table.columns:
         column.no_wrap = True
     return table

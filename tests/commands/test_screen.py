@@ -128,6 +128,19 @@ def test_a_plan_that_is_written_has_the_notes_of_a_run(tmp_path: Path, capsys: p
     assert notes("plan") == notes("run", "launch=none") != []
 
 
+def test_a_time_limit_and_requeues_that_end_before_the_training_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "recipe=llama3_8b", "gpus=16", "cluster=dgx_h100", "train.tokens=100B", "slurm.time=12:00:00"]
+    for requeue, often in ((0, ""), (3, " and slurm.requeue=3")):
+        assert main([*words, f"slurm.requeue={requeue}", f"out={tmp_path / str(requeue)}"]) == 0
+        said = capsys.readouterr().out
+        part = re.search(rf"note: slurm.time=12:00:00{often} is (.*) of (.*) days that all steps take: slurm.requeue=(\d+) goes on", said)
+        assert part is not None
+        assert part[1] == ("12 hours" if not requeue else "2 days")
+        assert float(part[2]) == pytest.approx(int(part[3]) / 2, abs=0.6)
+    assert main([*words, f"slurm.requeue={part[3]}", f"out={tmp_path / 'whole'}"]) == 0
+    assert "slurm.time=" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("mark", [":", ","])
 def test_a_folder_that_a_container_cannot_mount_is_refused(mark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / f"a{mark}b"

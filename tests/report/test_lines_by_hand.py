@@ -118,6 +118,9 @@ def test_a_sweep_has_a_row_a_combination_and_a_cost_where_there_is_a_price() -> 
     plain = squeezed(as_text(sweep.sweep_table(("gpus",), rows(None)), 200))
     assert "4 500 ms 2K 2 hours 8 12.5% *" in plain
     assert not any("cost" in line for line in plain[:-1])
+    alike = squeezed(as_text(sweep.sweep_table(("gpus",), [replace(row, on_front=True) for row in rows(3.0)]), 200))
+    assert not any("*" in line for line in alike), "a mark on every row says nothing"
+    assert alike[-1].startswith("2 of 3 have a plan; none is better than another in training time, ")
 
 
 def test_a_sweep_that_a_terminal_has_no_room_for_cuts_no_word_and_leaves_out_what_others_say() -> None:
