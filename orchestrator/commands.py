@@ -53,7 +53,8 @@ def command(
             behind = [*words][next(index for index, word in enumerate(words) if word in HELP) + 1 :]
             if topic is None or not behind:
                 print(help_text(), flush=True)
-            for word in behind if topic is not None else ():
+                return 0
+            for word in behind:
                 with suppress(*([InputError] if word in COMMANDS else [])):
                     print(topic([word]), flush=True)
                 by_name([word, "--help"])
