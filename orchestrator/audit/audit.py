@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import Plan
 from orchestrator.planning import Planner, without_gc
 from orchestrator.recipe import Settings
+from orchestrator.recipe.clusters import stored
 from orchestrator.recipe.read import Tree
 from orchestrator.recipe.sources import read_text
 from orchestrator.report.budget import budget
@@ -323,7 +325,9 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
     given = dict(tree)
     keys = dict(reading.keys)
     if not any(name.startswith("model.") for name in (*keys, *given)) and "recipe" not in given:
-        raise InputError("model", None, "is missing: the file does not say its layers, width and heads; recipe= or model.hf_config= does")
+        why = "is missing: the file does not say its layers, width and heads; recipe= or model.hf_config= does"
+        near = near_recipe(reading.model)
+        raise InputError("model", None, f"{why}; by its name {reading.model} is near recipe={near}" if near else why)
     if "recipe" in given and "model.num_layers" in keys:  # the recipe says what the file leaves open, no more
         known = recipe.load_tree({name: given[name] for name in ("recipe", "cluster", "gpus") if name in given}, machine, engines)
         for name in reading.weak:
@@ -353,6 +357,23 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
     if not {"gpus", "cluster.num_gpus"} & {*keys, *given}:
         assumed.append(f"gpus={settings.cluster.num_gpus}: the file does not say how many; gpus= does")
     return settings, assumed
+
+
+def near_recipe(model: str) -> str | None:
+    """The recipe of which all words stand in a model's name in their order, that with the most of them; None: there is none.
+
+    >>> near_recipe("meta-llama/Meta-Llama-3-8B"), near_recipe("Qwen/Qwen3-30B-A3B-Base"), near_recipe("some/Other-8B")
+    ('llama3_8b', 'qwen3_30b_a3b', None)
+    """
+
+    def parts(name: str) -> list[str]:
+        return re.findall(r"[a-z]+|\d+[a-z]?", name.lower())
+
+    def stands(name: str) -> bool:
+        left = iter(parts(model.rstrip("/").rpartition("/")[2]))
+        return all(part in left for part in parts(name))
+
+    return max(filter(stands, stored("models")), key=lambda name: len(parts(name)), default=None)
 
 
 def samples_of(reading: Reading, setup: Setup, gpus: int) -> int | None:

@@ -63,6 +63,8 @@ class Reading(Value, frozen=True, kw_only=True):
     """Samples of the first step, where Megatron's batch grows (rampup_batch_size); None: it does not."""
     missing: tuple[str, str] | None = None
     """(Key, value) of a DeepSpeed configuration that the file names and that is not here: without it nobody knows the ZeRO stage."""
+    model: str = ""
+    """The model that the file names and does not describe; "" where it names none."""
     longest: str = ""
     """The setting that says the longest sample that is let in, where samples keep their own lengths and nobody says those: every one is
     priced as that long. "" where all are."""

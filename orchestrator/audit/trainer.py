@@ -3,6 +3,7 @@ and written again. The model is a key beside it, unless it is a folder here."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from orchestrator.audit.around_trainer import GROUPS, around, as_trainers
 from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import SHARDED, as_ds, fsdp, named_ds_config, read_ds, sorted_out, zero
-from orchestrator.audit.reading import Reading, Setup, Source, changes
+from orchestrator.audit.reading import LISTS, Reading, Setup, Source, changes
 from orchestrator.errors import InputError
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words import trainer as words
@@ -49,12 +50,19 @@ def read_arguments(text: str, name: str, content: Content, change: Callable[[Map
     given = content if program is None else as_trainers(content, program)
     reading, ds = _reading(given, name, program)
     names = {} if program is None else program.names
+    theirs = {field: tuple(_named(line, names) for line in getattr(reading, field)) for field in {"assumed", *LISTS.values()}}
+    reading = replace(reading, longest=_named(reading.longest, names), **theirs)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         values = _changes(before, after, given, ds if isinstance(content.get(ds), str | dict) else "")
         return None if values is None else change({names.get(path, path): value for path, value in values.items()})
 
     return Source(text=text, reading=reading, edited=edited)
+
+
+def _named(line: str, names: Mapping[str, str]) -> str:
+    """What is said of a file, with the names that its program has in place of the Trainer's."""
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), line)
 
 
 def _reading(content: Content, name: str, program: Around | None) -> tuple[Reading, str]:
@@ -105,7 +113,8 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     longest = next((name for name in LENGTHS if given.values.get(name) is not None), "")
     if longest == "block_size" or any(str(given.values.get(name)).lower() == "true" for name in FILLED):
         longest = ""
-    reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about), longest=longest)
+    reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about), longest=longest,
+                      model=str(given.values.get("model_name_or_path") or ""))  # fmt: skip
     return sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
 
 

@@ -182,3 +182,15 @@ def test_samples_of_their_own_lengths_are_no_verdict_on_memory_where_the_longest
     (tmp_path / "packed.sh").write_text(large.rstrip() + " --packing true\n")
     assert "samples that all have" not in str(so.audit(tmp_path / "packed.sh", **given))
     assert so.audit(tmp_path / "sft.sh", train={"seq_length": 4096}, **given).fits is False, "the user says how long they are"
+
+
+def test_what_is_said_of_a_file_has_the_names_of_its_program(tmp_path: Path) -> None:
+    text = "base_model: meta-llama/Meta-Llama-3-8B\nsequence_len: 4096\nmicro_batch_size: 1\noptimizer: lion_8bit\n"
+    (tmp_path / "axolotl.yaml").write_text(text)
+    given: dict[str, Any] = {"gpus": 8, "cluster": "dgx_h100", "train": {"global_batch_size": 64}}
+    found = so.audit(tmp_path / "axolotl.yaml", recipe="llama3_8b", **given).reading
+    assert "every sequence has sequence_len = 4096 tokens" in found.assumed
+    assert "the model that you give: base_model=meta-llama/Meta-Llama-3-8B is no folder here" in found.assumed
+    assert (found.longest, found.unpriced) == ("sequence_len", ('optimizer="lion_8bit"',))
+    with pytest.raises(InputError, match="by its name meta-llama/Meta-Llama-3-8B is near recipe=llama3_8b"):
+        so.audit(tmp_path / "axolotl.yaml", **given)
