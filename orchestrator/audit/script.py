@@ -22,7 +22,7 @@ from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
 from orchestrator.errors import InputError
 from orchestrator.key import MAX_DIGITS
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import MOST, Kind, kind_in, kinds
+from orchestrator.words.terms import MOST, kind_in, kinds
 from orchestrator.words.tools import Tool
 
 PROGRAM: Final = re.compile(r"[\w./${}-]*\w+\.py$")
@@ -226,7 +226,7 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     known = known_flags()
     given: dict[str, Any] = {}
     said: dict[str, str] = {}
-    others: dict[Kind | None, list[str]] = {kind: [] for kind in LISTS}
+    others: dict[str, list[str]] = {name: [] for name in LISTS.values()}
     actors: list[int] = []
     assumed: list[str] = list(script.notes)
     for flag in line.flags:
@@ -234,7 +234,7 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
         positive = flag.name.replace("--no-", "--", 1)
         if flag.name not in known and known.get(positive, ("", ""))[1] != "both":
             of_slime = kind_in(kinds("slime"), flag.name.removeprefix("--").replace("-", "_"))
-            others[of_slime].append(shown)
+            others[LISTS[of_slime]].append(shown)
             if flag.name in ACTORS and flag.values and flag.values[0].text.isdecimal():
                 actors.append(int(flag.values[0].text))
             continue
@@ -248,7 +248,7 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
                 assumed.append(f"{flag.name} is {error}, which the script does not say: taken as if the flag were not there")
             said.setdefault(destination, shown)
             given.setdefault(destination, None)
-    if by_slime := any(found for kind, found in others.items() if kind is not None):
+    if by_slime := any(found for name, found in others.items() if name != LISTS[None]):
         given = {"use_distributed_optimizer": True, "bf16": not given.get("fp16")} | given  # _set_default_megatron_args
     fields = megatron.Fields({name: value for name, value in given.items() if value is not None})
     trains = PROGRAM_WORD.search(line.program)
@@ -269,8 +269,8 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     if (gpus := actors[0] * actors[1] if len(actors) == len(ACTORS) else gpus_of(line, script)) is not None:
         keys["gpus"] = gpus
     kind = "Megatron-DeepSpeed" if engine != "megatron" else "slime" if by_slime else "Megatron-LM"
-    lists = {**{LISTS[kind]: found for kind, found in others.items()}, "assumed": assumed}
-    return replace(megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **lists), missing=missing)
+    found = megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **others, assumed=assumed)
+    return replace(found, missing=missing)
 
 
 PER_NODE: Final = re.compile(r"^\s*(NNODES|NPROC_PER_NODE)=(\d{1,6})\b", re.MULTILINE)

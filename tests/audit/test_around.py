@@ -194,3 +194,9 @@ def test_what_is_said_of_a_file_has_the_names_of_its_program(tmp_path: Path) -> 
     assert (found.longest, found.unpriced) == ("sequence_len", ('optimizer="lion_8bit"',))
     with pytest.raises(InputError, match="by its name meta-llama/Meta-Llama-3-8B is near recipe=llama3_8b"):
         so.audit(tmp_path / "axolotl.yaml", **given)
+
+
+def test_each_setting_of_slime_is_in_the_list_of_what_it_does() -> None:
+    reading = formats.read(SLIME.rstrip() + " --colocate --not-known 1\n", "slime.sh").reading
+    assert (reading.unpriced, reading.unknown) == (("--colocate",), ("--not-known 1",))
+    assert "--use-kl-loss" in reading.result
