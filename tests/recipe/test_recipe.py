@@ -266,7 +266,7 @@ def test_every_recipe_loads_and_its_resolved_form_is_the_same(name: str, tmp_pat
     settings = load(f"recipe={name}", "slurm.time=12:30:00", "slurm.account=0123", "pin.tp=1", "train.betas=0.9,0.98")
     path = text(tmp_path / "config.yaml", recipe.resolved_yaml(settings))
     again = load(f"recipe={path}", machine=EIGHT)  # the machine does not matter: the cluster is written out
-    unsaid = {"why_cluster": "", "packs_unasked": False}  # the resolved form says whether samples are packed
+    unsaid = {"why_cluster": "", "packs_unasked": False, "assumed": ()}  # the resolved form says all that was assumed
     assert msgspec.structs.replace(again, **unsaid) == msgspec.structs.replace(settings, **unsaid)
 
 
