@@ -112,7 +112,7 @@ def _plan(words: Sequence[str]) -> None:
         show_found(screen(), answer.settings, answer.found)
         for line in fuller_lines(answer):
             print(line)
-        print(next_text(answer.settings, "out=FOLDER writes it"))
+        print(next_text(answer.settings, "" if out else "out=FOLDER writes it"))
     if out:
         folder, job = answer.write_job(out[0])
         print(f"Written to {folder}\n{notes_text(answer.settings, answer.plan, job)}", end="", file=sys.stderr if as_json else sys.stdout)

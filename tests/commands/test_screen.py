@@ -123,7 +123,9 @@ def test_a_plan_that_is_written_has_the_notes_of_a_run(tmp_path: Path, capsys: p
 
     def notes(*command: str) -> list[str]:
         assert main([*command, *words, f"out={tmp_path / command[0]}"]) == 0
-        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+        said = capsys.readouterr().out
+        assert "out=FOLDER" not in said, "it is written"
+        return [line for line in said.splitlines() if line.startswith("note: ")]
 
     assert notes("plan") == notes("run", "launch=none") != []
 
