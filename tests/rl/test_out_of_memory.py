@@ -142,12 +142,12 @@ NOT_NAMED = {
         "rl.prompts=512 rl.samples=5 rl.prompt_length=200 rl.response_length=500+400 rl.max_response_length=7984 rl.updates=2 "
         "rl.reference=true rl.tp=8 rl.offload=true rl.memory=0.6", ASLEEP, 1.6),
     # PPO of Llama 3 8B on eight H100: 24.7 GiB and three more models whole. It ran 55 of the first 64 updates with the same states. Beside
-    # these DeepSpeed has, of actor and of critic, a copy of the largest gradient (.98; stage_1_and_2.py, temp_grad_buffer_for_gpu_offload)
-    # and a bucket of 500 million (.93), and Hugging Face's generate 1.0 of keys and values: what is missing grew with samples of other
-    # lengths, and the thread does not print what the allocator held
+    # these DeepSpeed has, of the critic, a copy of the largest gradient (.98; stage_1_and_2.py, temp_grad_buffer_for_gpu_offload; the
+    # actor's is priced), of both a bucket of 500 million (.93), and Hugging Face's generate 1.0 of keys and values: what is missing grew
+    # with samples of other lengths, and the thread does not print what the allocator held
     "OpenRLHF 519": Fits(
         f"recipe=llama3_8b {PPO} gpus=8 cluster=dgx_h100 pin.zero_stage=2 pin.offload=true pin.recompute=full rl.reward=model "
-        "rl.prompts=1024 rl.response_length=600+200 rl.max_response_length=3584 rl.offload=false", 4.8, 4.8),
+        "rl.prompts=1024 rl.response_length=600+200 rl.max_response_length=3584 rl.offload=false", 3.8, 4.8),
     # Qwen3-30B-A3B on 64 H20 with volcengine/verl's run_qwen3moe-30b_megatron_96gb.sh, where the error is a picture. The same script ran on
     # eight ("30B 21" above), where no state or activation is smaller
     "verl 3364, 64 H20": Fits(
