@@ -13,7 +13,7 @@ from orchestrator.cost.memory_policy import MemoryPolicy
 from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError
-from orchestrator.model.families import describe
+from orchestrator.model.families import describe_for
 from orchestrator.model.routing import Routing, Unevenness
 from orchestrator.plan import Plan, Prices
 from orchestrator.plan.check import fits, workload_of
@@ -40,7 +40,7 @@ class EnginePrices:
     def situation(self) -> uncertainty.Situation:
         """The situation by which the error of these prices is known."""
         training = self.settings.training
-        model = describe(self.settings.architecture, training.seq_length, training.decoder_seq_length)
+        model = describe_for(self.settings.architecture, training)
         transformers = self.traits.layers == "hugging_face"
         return uncertainty.situation(model, training, self.settings.cluster, self.fitted, transformers=transformers)
 

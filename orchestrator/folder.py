@@ -23,7 +23,7 @@ from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import File, Job, Mount
 from orchestrator.launch import render, schedulers
-from orchestrator.model.families import describe
+from orchestrator.model.families import describe_for
 from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, resuming, sources
@@ -172,7 +172,7 @@ def saved_bytes(plan: Plan) -> float:
     """Bytes that a checkpoint of the plan holds at most."""
     from orchestrator.report.failures import checkpoint_bytes
 
-    model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    model = describe_for(plan.model, plan.training)
     states = ENGINES[plan.engine].traits(plan.cluster.software).state_bytes(plan.training.precision, plan.zero_stage)
     return checkpoint_bytes(model.parameters, states)
 

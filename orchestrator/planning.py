@@ -24,7 +24,7 @@ from orchestrator.engines.entry import engine_of_entry, entry_job, own_loop
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import Job
 from orchestrator.launch import render
-from orchestrator.model.families import describe
+from orchestrator.model.families import describe_for
 from orchestrator.model.routing import Unevenness
 from orchestrator.plan import Plan, Prices
 from orchestrator.plan.check import check_fits, check_plan
@@ -143,7 +143,7 @@ class Planner:
     def workload(self) -> Workload:
         """What is to be planned for."""
         training = self.settings.training
-        model = describe(self.settings.architecture, training.seq_length, training.decoder_seq_length)
+        model = describe_for(self.settings.architecture, training)
         return Workload(model=model, training=training, cluster=self.settings.cluster)
 
     @cached_property

@@ -106,11 +106,11 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
     if start.how != "none":
         check_data_given(settings)
         check_whole(settings.run, supervised=settings.training.task == "sft" and settings.entry is None)
-    traced = settings.architecture.traced
-    if settings.training.task == "pretrain" and settings.entry is None and (traced is None or traced.text_stack is not None):
+    architecture = settings.architecture
+    if settings.training.task == "pretrain" and settings.entry is None and architecture.why_drawn is None:
         check_first_texts(settings.run)
-        if traced is None or not is_made_up(settings.run):  # else its batches are drawn
-            check_bytes(settings.run, settings.architecture.vocab_size)
+        if architecture.traced is None or not is_made_up(settings.run):  # else its batches are drawn
+            check_bytes(settings.run, architecture.vocab_size)
     absent = left_out(start, settings, machine)
     for name, why in absent.items():
         print(f"engine={name} is left out: {why}; launch=none plans for it too", flush=True)

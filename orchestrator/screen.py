@@ -16,7 +16,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.folder import saved_bytes
 from orchestrator.job import Job
 from orchestrator.launch import render
-from orchestrator.model.families import describe
+from orchestrator.model.families import describe_for
 from orchestrator.plan import Plan
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, supervised
@@ -105,7 +105,7 @@ def data_text(settings: Settings) -> str:
         return f"{settings.entry} takes {settings.run.data or 'what its own arguments say'}"
     if settings.training.task == "sft" and settings.run.data is None:
         return "none yet: data=SAMPLES.jsonl before a start"
-    said = trained_on(settings.run, settings.architecture.traced)
+    said = trained_on(settings.run, settings.architecture)
     training = settings.training
     if training.lengths is not None and settings.run.data is not None:
         seen = training.steps * training.global_batch_size * (training.seq_length / training.lengths.mean if training.packing else 1)
@@ -119,7 +119,7 @@ def made_up_data(settings: Settings) -> str:
     """What GPUs would train on that nobody chose; empty: nothing."""
     if settings.entry is not None or settings.cluster.is_cpu or settings.made_up_data or not is_made_up(settings.run):
         return ""
-    return trained_on(settings.run, settings.architecture.traced)
+    return trained_on(settings.run, settings.architecture)
 
 
 def show_found(console: Console, settings: Settings, found: Found) -> None:
@@ -134,13 +134,15 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     plan, brief = found.plan, not settings.verbose
-    model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    model = describe_for(plan.model, plan.training)
     console.print(text.plan_table(plan, model, found.limit, brief=brief))
     console.print(text.price_table(plan, found.limit, brief=brief))
     if not plan.cluster.is_cpu and plan.predicted is not None and plan.predicted.by_stage:
         chance, pins = Planner(settings).chance_of_not_fitting(plan), settings.pins.given() if found.none_cautious else None
         own = plan.prices is not None and plan.prices.own_peaks
         say(risk_text(chance, found.limit, pins, own_peaks=own))
+    if settings.unseen:
+        say("images: what looks at them (vision_config) is left out: weights, bytes and seconds are the text model's alone")
     for resort in LAST_RESORTS:
         if getattr(plan, resort.name) != resort.default and any(resort.name in each.options for each in found.searched):
             assert resort.offered is not None

@@ -15,7 +15,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
-from orchestrator.model.families import describe
+from orchestrator.model.families import describe_for
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json
@@ -151,7 +151,7 @@ def run_of(plan: Plan, traits: Traits, one: Written) -> Run | None:
         run_id=one.name,
         traits=traits,
         gpu=plan.cluster.gpu.name,
-        model=describe(plan.model, training.seq_length, training.decoder_seq_length),
+        model=describe_for(plan.model, training),
         training=training,
         cluster=plan.cluster,
         candidate=plan.candidate,

@@ -78,6 +78,8 @@ class LayerActivations:
     def with_recompute(self, recompute: Recompute) -> Activations:
         """What this recompute leaves, of a layer that can be recomputed where it is any."""
         layer, strategy = self.layer, self.strategy
+        if layer.forward_only:  # each tensor goes once the next is made
+            return Activations(0.0, self._working, 0.0)
         everything, working = self._everything, self._working
         without = (*self._in_pieces, *dropped(recompute, fused_norms=self.traits.fused_norms))
         if recompute == "full":

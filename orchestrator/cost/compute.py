@@ -275,6 +275,8 @@ def layer_seconds(
     launches = kernels * c.op_overhead_s + one_by_one * c.grouped_launch_s
     in_8_bits = c.op_overhead_s * sum(isinstance(op, Gemm) and op.bits == 8 for op in layer.ops)
     forward_more, backward_more = (count * in_8_bits for count in quantised.INT8_LAUNCHES)
+    if layer.forward_only:
+        return LayerSeconds(Seconds(f_gemm, f_attention, f_memory, launches + forward_more), Seconds(0.0, 0.0, 0.0, 0.0))
     return LayerSeconds(
         Seconds(f_gemm, f_attention, f_memory, launches + forward_more),
         Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches + backward_more),

@@ -109,7 +109,7 @@ class LayerPrices:
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int) -> LayerCost:
         """The cost of a layer (not cached). A layer that can't be recomputed (embedding, head) is priced as with recompute=none."""
-        if not layer.recomputable:
+        if not layer.recomputable or layer.forward_only:
             recompute = "none"
         elif strategy.overlap_moe_expert_parallel_comm and any(isinstance(op, Dispatch) for op in layer.ops):
             recompute = WITHOUT_MLP.get(recompute, recompute)  # the combined schedule calls the experts' parts, not their layer
@@ -258,13 +258,17 @@ class LayerPrices:
         launch = {"forward": plain.launch_forward_s, "backward": plain.launch_backward_s}
         available = {"forward": plain.compute_forward_s, "backward": plain.compute_backward_s}  # what the traffic may hide behind
         for item, moved_s in dense.in_passes:
+            if layer.forward_only and item.when == "backward":
+                continue
             exposed, slowed = self._network.exposed(moved_s, item, available[item.when])
             available[item.when] = max(0.0, available[item.when] - (moved_s - exposed))
             causes["dp"] += exposed
             causes["overlap"] += slowed
             passes[item.when] += exposed + slowed
             launch[item.when] += c.collective_launch_s
-        if layer.recomputable:
+        if layer.forward_only:
+            launch["forward"] = max(launch["forward"], FORWARD_SHARE * c.layer_floor_s)
+        elif layer.recomputable:
             launch["forward"] = max(launch["forward"], FORWARD_SHARE * c.layer_floor_s)
             launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * c.layer_floor_s)
         bound = self._bounded(layer, recompute, strategy, micro_batch_size, passes, launch, plain.behind_dispatch_s, alone)

@@ -96,7 +96,7 @@ class ReplicaPrices:
 
     def frozen_parameters(self, layer: LayerSpec, tensor_parallel: int, *, with_tied: bool) -> int:
         """Parameters among `dense_parameters` that are not trained."""
-        if self._workload.training.lora is None:
+        if self._workload.trainable == inf:
             return 0
         key = (layer.kind, tensor_parallel, with_tied)
         count = self._frozen.get(key)

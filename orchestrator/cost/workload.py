@@ -11,6 +11,7 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import activation_itemsize
 from orchestrator.cost.states import BLOCK_SCALE, fp8_weight_bytes
 from orchestrator.hardware.spec import Cluster
+from orchestrator.model.freezing import with_frozen
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import trainable_parameters, with_lora
 from orchestrator.model.packing import packed
@@ -60,6 +61,8 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
         model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention, masked=modules)
     if modules and training.lora is not None:
         model = with_lora(model, training.lora)
+    if training.freeze:
+        model = with_frozen(model, training.freeze)
     if set(model.architecture.features()) & set(traits.unfused_attention):
         traits = replace(traits, flash_attention=False)
     if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:
@@ -72,8 +75,8 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     for run in model.runs:
         counts[run.layer.kind] = counts.get(run.layer.kind, 0) + run.count
     kinds = {run.layer.kind: run.layer for run in model.runs}
-    trainable = inf if training.lora is None else trainable_parameters(model)
-    if trainable < inf:
+    trainable = inf if training.lora is None and not training.freeze else trainable_parameters(model)
+    if training.lora is not None:
         calibration = replace(calibration, layers_per_message=_adapters_per_message(model, trainable, traits, calibration))
     return EngineWorkload(
         model=model,

@@ -18,7 +18,7 @@ from orchestrator.engines.passthrough import with_ds
 from orchestrator.engines.traced import partition_config
 from orchestrator.engines.transformer_config import ENDS
 from orchestrator.job import File
-from orchestrator.model.families import describe
+from orchestrator.model.families import describe_for
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import trainable_parameters, with_lora
 from orchestrator.model.training import EIGHT_BIT
@@ -58,7 +58,7 @@ def buckets(plan: Plan) -> dict[str, Any]:
     if stage == 0:
         return {}
     training = plan.training
-    spec = describe(plan.model, training.seq_length, training.decoder_seq_length)
+    spec = describe_for(plan.model, training)
     layers = [run.layer for run in spec.runs]
     largest_layer = max(layer.local_parameters(plan.tp) for layer in layers if layer.recomputable)
     largest_weight = max(weight.local_numel(plan.tp) for layer in layers for weight in layer.weights)

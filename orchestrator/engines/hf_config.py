@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from orchestrator.engines.transformer_config import TORCH_DTYPE
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.architecture import Layer
@@ -17,6 +19,7 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.parts.part import Nothing
+from orchestrator.model.parts.vision import Vision
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
@@ -33,12 +36,13 @@ FLASH_COMPUTE_CAPABILITY: Final = 8.0
 
 def attention_implementation(plan: Plan) -> str:
     """The word by which transformers chooses its attention: flash_attention_2 where the package runs, else torch's own
-    scaled_dot_product_attention. T5's relative bias and Llama 4's chunks need the latter, and transformers' models without attention take
-    neither word."""
-    parts = plan.model.features()
+    scaled_dot_product_attention. T5's relative bias, Llama 4's chunks and Gemma 3's images, whose tokens see each other, need the latter,
+    and transformers' models without attention take neither word."""
+    parts, vision = plan.model.features(), plan.model.vision
     if not {"attention", "latent_attention"} & {*parts}:
         return "eager"
-    if plan.model.stack == "encoder_decoder" or "chunked_attention" in parts:
+    masked = vision is not None and vision.model_type == "gemma3"
+    if plan.model.stack == "encoder_decoder" or "chunked_attention" in parts or masked:
         return "sdpa"
     return "flash_attention_2" if takes_flash_attention(plan.cluster, plan.training) else "sdpa"
 
@@ -433,7 +437,7 @@ T5: Final = HfClass(
     *("T5Config", "T5ForConditionalGeneration", partial(say, words.T5), ("relu", "geglu"), "RMSNorm", "relative"),
     *(("attention", "mlp", "encoder_decoder", "relative_bias"), ONE_DROPOUT),
 )
-PARTS: Final = tuple(dict.fromkeys(word for found in (*DENSE, *WITH_EXPERTS, BERT, T5) for word in found.parts))
+PARTS: Final = (*dict.fromkeys(word for found in (*DENSE, *WITH_EXPERTS, BERT, T5) for word in found.parts), "vision")
 """What transformers' classes have between them: those that DeepSpeed trains here."""
 
 
@@ -454,13 +458,82 @@ def _complaints(a: Architecture, of: HfClass) -> list[str]:
 
 @lru_cache(maxsize=16)
 def class_of(a: Architecture) -> HfClass:
-    """The first class that has all of this model, or the one with the fewest reasons against it."""
+    """The first class that has all of this model, or the one with the fewest reasons against it. A model that looks at images is of the
+    class of its kind, around its text model's."""
+    if a.vision is not None:
+        inner = class_of(replace(a, vision=None))
+        name = SEEING[a.vision.model_type]
+        parts = (*inner.parts, "vision")
+        return inner._replace(config=f"{name}Config", model=f"{name}ForConditionalGeneration", keywords=_seeing, parts=parts)
     candidates = {"decoder": WITH_EXPERTS if a.experts else DENSE, "encoder": (BERT,), "encoder_decoder": (T5,)}[a.stack]
     return min(candidates, key=lambda found: (len(_complaints(a, found)), found is not OF_FAMILY.get(a.family, found)))
 
 
+SEEING: Final = {
+    "llava": "Llava", "llava_next": "LlavaNext", "llava_onevision": "LlavaOnevision", "gemma3": "Gemma3", "internvl": "InternVL",
+    "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe",
+}  # fmt: skip
+"""How the names of transformers' classes of models that look at images begin, by model_type."""
+PLAIN_TEXT: Final = {LLAMA: "llama", QWEN2: "qwen2", QWEN3: "qwen3", MISTRAL: "mistral", PHI3: "phi3", GEMMA3: "gemma3_text",
+                     QWEN3_MOE: "qwen3_moe"}  # fmt: skip
+"""The model_type of a text section, by the class of the text model alone."""
+OWN_TEXT: Final = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN2, "qwen3_vl": QWEN3, "qwen3_vl_moe": QWEN3_MOE}
+"""The class that computes what the text section of such a kind does, which is one of its own."""
+
+
+def _seeing(a: Architecture) -> dict[str, Any]:
+    """The keywords of a model that looks at images: those of its text model in a section, and its tower's in another."""
+    v = a.vision
+    assert v is not None
+    text, inner = replace(a, vision=None), class_of(replace(a, vision=None))
+    section = {"model_type": f"{v.model_type}_text" if v.model_type in OWN_TEXT else PLAIN_TEXT[inner]} | config_keywords(text)
+    if v.mrope_section:
+        section["rope_parameters"] = section["rope_parameters"] | {"mrope_section": list(v.mrope_section)}
+    if v.model_type in OWN_TEXT:
+        return {"text_config": section, "vision_config": _moving(v, a), "image_token_id": v.image_token_id}
+    if v.model_type == "internvl":
+        tower = {"model_type": "internvl_vision"} | say(words.INTERN, v)
+        ratio = 1 / v.spatial_merge_size
+        return {"text_config": section, "vision_config": tower, "image_token_id": v.image_token_id, "downsample_ratio": ratio}
+    clip = v.class_token
+    tower = {"model_type": "clip_vision_model" if clip else "siglip_vision_model"} | say(words.STILL if clip else words.SIGLIP, v)
+    whole = {"text_config": section, "vision_config": tower, "image_token_index": v.image_token_id}
+    if v.model_type == "gemma3":
+        return whole | {"mm_tokens_per_image": v.image_tokens}
+    layer = {"vision_feature_layer": v.feature_layer, "vision_feature_select_strategy": "default" if clip else "full"}
+    return whole | layer | {"multimodal_projector_bias": v.projector_bias}
+
+
+def _moving(v: Vision, a: Architecture) -> dict[str, Any]:
+    """The section of one of Qwen's towers."""
+    found = say(words.MOVING, v)
+    if v.model_type == "qwen2_vl":
+        mine = {"embed_dim": v.hidden_size, "hidden_size": a.hidden_size, "mlp_ratio": v.ffn_hidden_size // v.hidden_size}
+        return {name: value for name, value in found.items() if name != "intermediate_size"} | mine
+    found["out_hidden_size"] = a.hidden_size
+    if v.window_size is not None:
+        return found | {"window_size": v.window_size, "fullatt_block_indexes": list(v.fullatt_block_indexes)}
+    found["num_position_embeddings"] = v.num_position_embeddings
+    return found | {"deepstack_visual_indexes": list(v.deepstack_visual_indexes)}
+
+
+def _wrong_text(a: Architecture) -> str | None:
+    """Why transformers has no model of this kind around this text model; None: it has."""
+    v = a.vision
+    assert v is not None
+    inner = class_of(replace(a, vision=None))
+    if v.model_type not in SEEING:
+        return f"model.vision of {v.model_type}: engine=deepspeed has {', '.join(SEEING)}"
+    expected = OWN_TEXT.get(v.model_type)
+    if (expected is not None and inner is not expected) or inner not in PLAIN_TEXT:
+        return f"model.vision of {v.model_type} before a text model of transformers' {inner.model}"
+    return None
+
+
 def inexpressible(a: Architecture) -> str | None:
     """Why transformers has no class for this architecture; None: it has."""
+    if a.vision is not None and (why := _wrong_text(a)):
+        return why
     return next(iter(_complaints(a, class_of(a))), None)
 
 
@@ -471,6 +544,8 @@ def model_classes(a: Architecture) -> tuple[str, str]:
 
 def config_keywords(a: Architecture) -> dict[str, Any]:
     """Keywords of the configuration's class. The ids of special tokens are left to the data: generation needs them, training does not."""
+    if a.vision is not None:
+        return _seeing(a) | {"tie_word_embeddings": a.tie_embeddings}
     fields = class_of(a).keywords(a) | {"vocab_size": a.vocab_size, "tie_word_embeddings": a.tie_embeddings, "use_cache": False}
     if a.stack == "decoder":
         fields |= {"bos_token_id": None, "eos_token_id": None}
@@ -500,14 +575,19 @@ def hf_fields(plan: Plan) -> dict[str, Any]:
     config_class, model_class = model_classes(plan.model)
     lora = plan.training.lora
     adapters = {} if lora is None else {"lora": lora_fields(plan.model, lora) | {"merge": plan.run.merge_lora}}
-    return adapters | {
-        "config_class": config_class,
-        "model_class": model_class,
-        "config": config_keywords(plan.model),
-        "attn_implementation": attention_implementation(plan),
-        "dtype": TORCH_DTYPE[plan.training.precision],
-        "gradient_checkpointing": plan.strategy.recompute == "full",
-        # Above stage 2 no rank ever holds the whole model; AutoTP cuts modules that are whole.
-        "zero_init": plan.zero_stage == 3 and plan.tp == 1,
-        "ulysses_size": plan.cp,
-    }
+    frozen = {"freeze": list(plan.training.freeze)} if plan.training.freeze else {}
+    return (
+        adapters
+        | frozen
+        | {
+            "config_class": config_class,
+            "model_class": model_class,
+            "config": config_keywords(plan.model),
+            "attn_implementation": attention_implementation(plan),
+            "dtype": TORCH_DTYPE[plan.training.precision],
+            "gradient_checkpointing": plan.strategy.recompute == "full",
+            # Above stage 2 no rank ever holds the whole model; AutoTP cuts modules that are whole.
+            "zero_init": plan.zero_stage == 3 and plan.tp == 1,
+            "ulysses_size": plan.cp,
+        }
+    )

@@ -129,6 +129,20 @@ class Architecture(Shared, frozen=True, kw_only=True, dict=True):
         pattern = tuple(replace(run, feed_forward=changed(run.feed_forward)) for run in self.pattern)
         return replace(self, feed_forward=changed(self.feed_forward), pattern=pattern)
 
+    @property
+    def why_drawn(self) -> str | None:
+        """Why it is given no data, and trains on drawn batches; None: it learns from text."""
+        if self.vision is not None:
+            takes = f"{self.vision.model_type} takes images, which no data here have"
+        elif self.traced is not None and self.traced.text_stack is None:
+            takes = (
+                f"{self.traced.model_class} takes {', '.join(feed.name for feed in self.traced.feeds)}, which no data here have together"
+            )
+        else:
+            return None
+        own = "a data set of your own is a few lines of a program (entry=; recipes/README.md)"
+        return f"{takes}; leave data out, and its batches are drawn; {own}"
+
     def features(self) -> tuple[str, ...]:
         """What an engine must have to compute this model, as words that capabilities use: of the stack, the layers and the ends."""
         if self.traced is not None:

@@ -30,9 +30,9 @@ def layers(a: Architecture, seq_length: int, decoder_seq_length: int | None = No
     if a.vision is None:
         return ModelSpec(architecture=a, seq_length=seq_length, runs=(first, *runs, last))
     images = images or Images(count=1, tokens=a.vision.image_tokens or 1)
-    seeing = _vision_runs(a, a.vision, first.layer, images)
-    embedded = Edge(name="embedded_tokens", source="embedding", target="projector", elements=seq_length * a.hidden_size)
-    return ModelSpec(architecture=a, seq_length=seq_length, images=images, runs=(*seeing, *runs, last), edges=(embedded,))
+    seeing = _vision_runs(a, a.vision, images, first.layer.output_elements)
+    embedded = Edge(name="embedded_tokens", source="embedding", target="projector", elements=first.layer.output_elements)
+    return ModelSpec(architecture=a, seq_length=seq_length, images=images, runs=(first, *seeing, *runs, last), edges=(embedded,))
 
 
 def tower(v: Vision) -> Architecture:
@@ -54,11 +54,10 @@ def tower(v: Vision) -> Architecture:
     )
 
 
-def _vision_runs(a: Architecture, v: Vision, embedding: LayerSpec, images: Images) -> Iterator[LayerRun]:
-    """Embedding with patches, the tower's layers, and the projector, whose output is the decoder's input."""
+def _vision_runs(a: Architecture, v: Vision, images: Images, output_elements: int) -> Iterator[LayerRun]:
+    """Patches, the tower's layers, and the projector, whose `output_elements` are the decoder's input."""
     seeing, elements = tower(v), images.count * images.length(v) * v.hidden_size
-    first = join(Part(embedding.weights, embedding.ops), vision.patches(v, seeing, images))
-    yield LayerRun(layer=_spec("embedding", first, 0, elements, recomputable=False), count=1)
+    yield LayerRun(layer=_spec("patches", vision.patches(v, seeing, images), 0, elements, recomputable=False), count=1)
     part = layer_parts(seeing, seeing.common_layer, images.count * images.length(v), causal=False)
     windowed = [v.window_size is not None and index not in v.fullatt_block_indexes for index in range(v.num_layers)]
     for windows, group in groupby(windowed):
@@ -66,7 +65,7 @@ def _vision_runs(a: Architecture, v: Vision, embedding: LayerSpec, images: Image
         layer = _spec(kind, vision.per_image(v, seeing, images, part, windows=windows), elements, elements)
         yield LayerRun(layer=layer, count=len(list(group)))
     last = vision.projector(v, seeing, a, images)
-    yield LayerRun(layer=_spec("projector", last, elements, embedding.output_elements, recomputable=False), count=1)
+    yield LayerRun(layer=_spec("projector", last, elements, output_elements, recomputable=False), count=1)
 
 
 def _encoder_decoder(a: Architecture, seq_length: int, decoder_seq_length: int) -> ModelSpec:

@@ -30,7 +30,11 @@ def model_flops_per_sample(spec: ModelSpec) -> float:
     The sum that Megatron prints TFLOP/s with (training.py:220, num_floating_point_operations: causal attention counts half), except
     that the vocabulary counts unpadded and that attention without a causal mask counts full. A frozen weight has no gradient.
     """
-    return sum(run.count * (BACKWARD_AND_FORWARD * forward_flops(run.layer) - _not_needed(run.layer)) for run in spec.runs)
+    return sum(
+        run.count
+        * (forward_flops(run.layer) if run.layer.forward_only else BACKWARD_AND_FORWARD * forward_flops(run.layer) - _not_needed(run.layer))
+        for run in spec.runs
+    )
 
 
 def _not_needed(layer: LayerSpec) -> float:

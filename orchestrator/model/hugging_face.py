@@ -11,9 +11,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from orchestrator.model.describe import layers
+from orchestrator.model.describe import layers, tower
 from orchestrator.model.ops import ACTIVATIONS, NORMS
-from orchestrator.model.spec import Architecture, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Scan, Weight
+from orchestrator.model.spec import Architecture, Attention, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Scan, Weight
 
 RMS_NORM_MOVED: Final = 36.0
 """Bytes per element of LlamaRMSNorm and T5LayerNorm in 16 bits: to fp32 2+4, square 4+4, mean 4, times rsqrt 4+4, back 4+2, weight 2+2; the
@@ -39,6 +39,8 @@ and writes 4, cast 4+2."""
 VOCABULARY: Final = 1
 """`pad_to` of a vocabulary that is not padded: the mark by which the loss finds its GEMM."""
 
+ONE_QKV: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Towers, by what `describe.tower` calls them, whose queries, keys and values one linear makes (modeling_qwen2_5_vl.py)."""
 PAIRS_KEPT, STATES_KEPT, CHANNELS_KEPT, CHUNKS_KEPT, SCAN_ITEMSIZE = 3, 5, 10, 2, 4
 """fp32 tensors that transformers' Mamba-2 without mamba-ssm's kernels keeps (modeling_mamba2.py, mamba2_chunk_scan; seen by
 torch.autograd.graph.saved_tensors_hooks): of all pairs in a chunk and head, of B or C repeated for each head, of the channels (those of the
@@ -54,6 +56,9 @@ RMS_NORM_KERNELS: Final = 8
 ROTARY_KERNELS: Final = 10
 """Kernels of rotary positions, of queries and keys: two products, negation, concatenation, sum."""
 GATED_KERNELS: Final = 2
+QUICK_GELU_KERNELS: Final = 3
+QUICK_GELU_MOVED: Final = 14.0
+"""Bytes per element of x * sigmoid(1.702 x): times a number 2+2, sigmoid 2+2, product 4+2."""
 
 
 def activated(op: Pointwise) -> Saved:
@@ -75,7 +80,9 @@ def divides_head(a: Architecture) -> bool:
 def hugging_face(model: ModelSpec) -> ModelSpec:
     """The model with the operations and kept tensors that transformers' code has for it."""
     model = _all_experts(model)
-    return replace(model, runs=tuple(replace(run, layer=_layer(run.layer, model.architecture)) for run in model.runs))
+    a = model.architecture
+    seeing = {} if a.vision is None else dict.fromkeys(("patches", "vision", "vision_window", "projector"), tower(a.vision))
+    return replace(model, runs=tuple(replace(run, layer=_layer(run.layer, seeing.get(run.layer.kind, a))) for run in model.runs))
 
 
 def _all_experts(model: ModelSpec) -> ModelSpec:
@@ -133,6 +140,10 @@ def _ops(layer: LayerSpec, a: Architecture) -> Iterator[Op]:
             pending = None
         elif isinstance(op, Scan):
             yield from _scan(op)
+        elif isinstance(op, Attention) and a.family in ONE_QKV:
+            # The values that it keeps are a view of what the one linear makes, all of which stays.
+            whole = Saved(name="qkv", elements=op.elements - op.key_len * op.kv_heads * op.head_dim, shard="tp", group="attention")
+            yield replace(op, saves=(*op.saves, whole))
         elif isinstance(op, Pointwise):
             yield from _pointwise(op, a)
         else:
@@ -159,7 +170,7 @@ def _linears(op: Gemm, a: Architecture) -> Iterator[Gemm]:
     """The linears that megatron-core fuses to one, all on the input that the first keeps."""
     kv = a.query_groups * a.head_dim
     widths = [op.n]
-    if _fuses_linears(a):
+    if _fuses_linears(a) or (op.role == "qkv" and a.family in ONE_QKV):
         pass
     elif op.role == "qkv":
         widths = [op.n - 2 * kv, kv, kv]
@@ -207,6 +218,9 @@ def _pointwise(op: Pointwise, a: Architecture) -> Iterator[Pointwise]:
         yield from _kernels(replace(op, moved=ROTARY_MOVED), ROTARY_KERNELS)
     elif op.role in ACTIVATIONS and a.gated:
         yield from _kernels(replace(op, moved=GATED_MOVED, saves=(*op.saves, *_kept_of_gated(op, a))), GATED_KERNELS)
+    elif op.role in ACTIVATIONS and a.activation == "quick_gelu":
+        kept_too = replace(activated(op), name=f"{op.name}.sigmoid")
+        yield from _kernels(replace(op, moved=QUICK_GELU_MOVED, saves=(*op.saves, kept_too)), QUICK_GELU_KERNELS)
     elif op.role == "residual_add" and a.hidden_dropout:
         yield from _kernels(replace(op, moved=op.moved + SEPARATE_DROPOUT), 2)
     elif op.role in NORMS and a.normalization == "RMSNorm":

@@ -19,6 +19,8 @@ class LayerSpec(Value, frozen=True, kw_only=True):
     input_elements: int
     output_elements: int
     recomputable: bool = True
+    forward_only: bool = False
+    """Whether it is frozen, and so is all that its input comes from: it has no backward pass and keeps nothing for one."""
 
     def local_parameters(self, tp: int, *, with_tied: bool = True) -> int:
         """Parameters of this layer on one tensor-parallel rank."""

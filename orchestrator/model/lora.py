@@ -139,6 +139,13 @@ def with_lora(model: ModelSpec, lora: Lora, linears: dict[Role, tuple[str, ...]]
     return replace(model, runs=tuple(runs))
 
 
+def frozen_layer(layer: LayerSpec) -> LayerSpec:
+    """The layer with all of its weights frozen: its products have no gradient of a weight, and keep no input for one."""
+    frozen = _Adapting({}, Lora(rank=1))
+    ops = tuple(changed for op in layer.ops for changed in frozen.of(op, layer))
+    return replace(layer, ops=ops, weights=tuple(replace(weight, frozen=True) for weight in layer.weights))
+
+
 def trainable_parameters(model: ModelSpec) -> int:
     """Elements of the weights that are trained, in the whole model; tied ones once."""
     return sum(run.count * prod(w.shape) for run in model.runs for w in run.layer.weights if not w.frozen and not w.tied)

@@ -114,13 +114,6 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
             return "encoder_decoder"
         return None
 
-    @property
-    def why_drawn(self) -> str:
-        """Why no data can be given where it learns from no text."""
-        fed = ", ".join(feed.name for feed in self.feeds)
-        why = f"{self.model_class} takes {fed}, which no data here have together; leave data out, and its batches are drawn"
-        return f"{why}; a data set of your own is a few lines of a program (entry=; recipes/README.md)"
-
     def features(self) -> tuple[str, ...]:
         """The features that an engine's capabilities must name to train a recorded model."""
         return (FAMILY, "attention_bias") if self.biased_attention else (FAMILY,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from orchestrator.key import Key
+from orchestrator.key import Key, names
 from orchestrator.model.lora import Lora
 from orchestrator.values import Value
 
@@ -21,6 +21,10 @@ Task = Literal["pretrain", "sft"]
 Optimizer = Literal["adamw", "sgd", "muon", "adamw_8bit", "paged_adamw_8bit"]
 EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
 """AdamW with moments of 8 bits, bitsandbytes'."""
+
+
+SEEING: Final = ("vision", "projector", "language")
+"""Parts of a model that looks at images: the tower with its patches, what makes tokens of its output, and the text model."""
 
 
 class Lengths(Value, frozen=True, kw_only=True):
@@ -58,6 +62,24 @@ class Training(Value, frozen=True, kw_only=True):
     decoder_seq_length: Annotated[
         int | None, Key("train.decoder_seq_length", "of a decoder's sequence (t5)", unit="tokens", low=1, high=10**9)
     ] = None
+    images: Annotated[
+        int | None,
+        Key(
+            "train.images", "of a sample, for a model that looks at images; each tile counts", unit="images", default="1", low=1, high=10**6
+        ),
+    ] = None
+    """Images of a sample; None: the model looks at none."""
+    image_tokens: Annotated[
+        int | None,
+        Key("train.image_tokens", "of a sequence that one image takes, with those of the text seq_length in all", unit="tokens",
+            default="what the tower makes of its size of image, else 256", low=1, high=10**6),
+    ] = None  # fmt: skip
+    """Tokens of a sequence that one image takes; None: the model looks at none."""
+    freeze: Annotated[
+        tuple[str, ...],
+        Key("train.freeze", "what is not trained of a model that looks at images: vision, projector, language", type=str, read=names),
+    ] = ()
+    """Parts that are not trained, of `SEEING`."""
     precision: Annotated[Precision, Key(
         "train.precision", "of the matrix products; mxfp8 (fp8 with train.fp8_recipe=mxfp8) and nvfp4 are Blackwell's",
         type=Literal[Precision, "mxfp8"])] = "bf16"  # fmt: skip

@@ -8,7 +8,7 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from orchestrator.errors import InputError
-from orchestrator.model.families import describe
+from orchestrator.model.families import describe_for
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan.plan import Plan
 from orchestrator.strategy.capabilities import Capabilities, Rule
@@ -26,7 +26,7 @@ KEYS = frozenset({"num_microbatches", *(choice.name for choice in OUTER_CHOICES)
 
 def workload_of(plan: Plan) -> Workload:
     """What the plan is for."""
-    model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    model = describe_for(plan.model, plan.training)
     return Workload(model=model, training=plan.training, cluster=plan.cluster)
 
 

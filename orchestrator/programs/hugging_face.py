@@ -115,7 +115,7 @@ class PlannedTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _planned(self, inputs: Any) -> bool:
-        return "tokens" in inputs or self.plan.model.traced is not None
+        return "tokens" in inputs or self.plan.model.traced is not None or self.plan.model.vision is not None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """What is reported is the loss of what is predicted, without that by which experts are balanced, as Megatron's is."""

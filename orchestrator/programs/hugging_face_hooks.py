@@ -57,6 +57,10 @@ class Run(TrainerCallback):
             from orchestrator.workers import traced
 
             self.kind = traced.DescribedModel
+        if plan.model.vision is not None:
+            from orchestrator.workers import seeing
+
+            self.kind = seeing.SeeingModel
 
     def complete(self, arguments: TrainingArguments, *, evaluates: bool) -> None:
         """Sets what trainer.yaml says otherwise, for use by hand. `evaluates`: whether there are samples to evaluate on."""

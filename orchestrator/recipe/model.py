@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import gcd, lcm
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -14,7 +15,7 @@ from orchestrator.model import families, routing
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
-from orchestrator.model.training import Training
+from orchestrator.model.training import SEEING, Training
 from orchestrator.plan import RunSettings
 from orchestrator.recipe import reinforcement, supervised
 from orchestrator.recipe.clusters import stored
@@ -62,6 +63,14 @@ def architecture_of(merged: Flat, label: str) -> Architecture:
         if default is msgspec.NODEFAULT and name not in fields:
             raise InputError(f"model.{name}", None, "is missing: the recipe has none, so give it (or model.hf_config)")
     return Architecture(**fields)
+
+
+def leaves_images_out(merged: Flat, architecture: Architecture) -> bool:
+    """Whether the model has a tower that looks at images, of which nothing is planned: no reader knows it, or model.vision=null says so."""
+    path = value_of(merged, "model.hf_config", None)
+    if path is None or architecture.vision is not None or architecture.traced is not None:
+        return False
+    return isinstance(read_object(Path(path), "model.hf_config", path).get("vision_config"), dict)
 
 
 def model_of(name: str) -> Architecture:
@@ -172,6 +181,41 @@ def with_samples(training: Training, merged: Flat) -> Training:
     counts = supervised.token_counts(path, data["tokenizer"]) if path else supervised.drawn_counts(said) if said else []
     lengths = supervised.lengths(counts, training.seq_length) if counts else None
     return msgspec.structs.replace(training, packing=packing, lengths=lengths)
+
+
+def with_images(training: Training, architecture: Architecture) -> Training:
+    """The training with the images of a sample, of a model that looks at some. Raises InputError for images or frozen parts of another
+    model, for images that leave no text, and for parts that there aren't."""
+    vision = architecture.vision
+    if vision is None:
+        for name in ("images", "image_tokens", "freeze"):
+            if value := getattr(training, name):
+                raise InputError(
+                    f"train.{name}",
+                    ",".join(value) if name == "freeze" else shown(value),
+                    f"is of a model that looks at images, and {architecture.name} looks at none",
+                )
+        return training
+    tokens = vision.image_tokens
+    if tokens is None:
+        tokens = training.image_tokens or IMAGE_TOKENS
+    elif training.image_tokens not in (None, tokens):
+        why = f"is {tokens} for every image of {vision.model_type}, which are of {vision.image_size} pixels a side; leave it out"
+        raise InputError("train.image_tokens", training.image_tokens, why)
+    images = training.images or 1
+    if images * (tokens + 1) >= training.seq_length:
+        why = f"is too short for train.images={images} of {tokens} tokens, each behind one of text, and more text"
+        raise InputError("train.seq_length", training.seq_length, why)
+    for part in training.freeze:
+        if part not in SEEING:
+            raise InputError("train.freeze", part, "is no part of a model that looks at images", SEEING)
+    if set(training.freeze) == set(SEEING):
+        raise InputError("train.freeze", ",".join(training.freeze), "leaves nothing to train")
+    return msgspec.structs.replace(training, images=images, image_tokens=tokens)
+
+
+IMAGE_TOKENS: Final = 256
+"""Tokens of an image where nobody says how large it is: 448 x 448 pixels for Qwen2.5-VL, 512 x 512 for Qwen3-VL."""
 
 
 def _lora_of(merged: Flat) -> Lora | None:

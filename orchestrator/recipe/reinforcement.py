@@ -66,6 +66,9 @@ def rl_job(merged: Flat, architecture: Architecture, model_of: Callable[[str], A
     keys = RlKeys(**{"program": written[0] if len(written) == 1 else NEMO_RL, **fields_of(merged, RlKeys)})
     assert keys.prompts and keys.samples and keys.prompt_length  # noqa: PT018
     assert keys.response_length
+    if architecture.vision is not None:
+        why = f"prices samples of text, and {architecture.name} looks at images; model.vision=null plans its text model alone"
+        raise InputError("task", TASK, why)
     if architecture.traced is not None or architecture.stack != "decoder":
         raise InputError("task", TASK, f"generates with a decoder whose layers a reader knows, and {architecture.name} is none")
     positions = architecture.max_position_embeddings

@@ -58,7 +58,7 @@ def _check_values(plan: Plan) -> None:
     check_range(KEYS["train.save_every"], str(plan.run.save_every), (plan.run.save_every,))
     check_cluster(plan.cluster, "cluster")
     check_precision(plan.training, plan.cluster)
-    families.describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    families.describe_for(plan.model, plan.training)
 
 
 def check_agreement(merged: Flat, plan: Plan) -> None:

@@ -45,10 +45,12 @@ from orchestrator.recipe.model import (
     check_positions,
     check_precision,
     label_of,
+    leaves_images_out,
     model_of,
     padded_for_every_layout,
     training_of,
     with_fp8_recipe,
+    with_images,
     with_routing,
     with_samples,
     with_sequence_length,
@@ -112,6 +114,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     """What data.lengths= says of supervised samples."""
     packs_unasked: bool = False
     """Whether samples are packed though data.packing= says nothing: a plan may pad them where none fits with them packed."""
+    unseen: bool = False
+    """Whether the model looks at images, and its text model alone is planned."""
     explain_cluster: Cluster | None = None
     """The cluster with the GPUs of explain.gpus=; None: nobody asks."""
     slurm: SlurmOptions
@@ -172,6 +176,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, with_gene
         open_batch=_open_batch(merged, trained.engine),
         lengths=value_of(merged, "data.lengths", None),
         packs_unasked=bool(trained.training.packing) and "data.packing" not in merged and plan is None and continued is None,
+        unseen=plan is None and leaves_images_out(merged, trained.architecture),
         explain_cluster=explain_cluster,
         slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
         container=container_options(merged),
@@ -231,8 +236,8 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
     else:
         architecture = with_routing(architecture_of(merged, label), value_of(merged, "model.routing", None))
         job = rl_job(merged, architecture, model_of)
-        training = at_length(job, training)
-        families.describe(architecture, training.seq_length, training.decoder_seq_length)
+        training = with_images(at_length(job, training), architecture)
+        families.describe_for(architecture, training)
         check_positions(architecture, training)
         if training.lora is not None and architecture.traced is None:
             check_targets(architecture, training.lora)
@@ -354,7 +359,7 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         raise InputError("train.step_timers", "false", "leaves tune= nothing to learn from: leave one of them out")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
-    data, weights = data_settings(merged, base, architecture.traced), weight_settings(merged, base, architecture)
+    data, weights = data_settings(merged, base, architecture), weight_settings(merged, base, architecture)
     resume = None if run.resume is None else existing_folder(RESUME, run.resume)
     return msgspec.structs.replace(run, **data, **weights, resume=resume)
 

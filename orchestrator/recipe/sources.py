@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from orchestrator.errors import InputError
 from orchestrator.key import shown
-from orchestrator.model.traced import Traced
+from orchestrator.model.architecture import Architecture
 from orchestrator.plan import RunSettings, Source
 
 SHORT: Final = {"data": "data.train", "tokenizer": "data.tokenizer"}
@@ -42,9 +42,9 @@ def without_replaced(merged: Mapping[str, Any], layer: Mapping[str, Any]) -> dic
     return {name: value for name, value in merged.items() if name not in gone}
 
 
-def data_settings(merged: Mapping[str, Any], base: RunSettings, traced: Traced | None = None) -> dict[str, Any]:
+def data_settings(merged: Mapping[str, Any], base: RunSettings, architecture: Architecture | None = None) -> dict[str, Any]:
     """RunSettings' fields of the data; what is not given stays as in `base`. Raises InputError for what is not there, and for what a model
-    that is described by its own code (`traced`) does not take."""
+    that is described by its own code, or looks at images, does not take."""
     found: dict[str, Any] = {
         name: getattr(base, name) for name in ("data", "blend", "valid", "split", "tokenizer", "eval_every", "eval_steps")
     }
@@ -65,10 +65,11 @@ def data_settings(merged: Mapping[str, Any], base: RunSettings, traced: Traced |
             found["tokenizer"] = existing_tokenizer(key, given[key]) if given[key] is not None else None
     found |= {name: given[f"train.{name}"] for name in ("eval_every", "eval_steps") if f"train.{name}" in given}
     supervised = "task" in given and given["task"] == "sft"
-    if traced is not None and not supervised:
-        _check_read(found, traced)
+    other = None if architecture is None or (architecture.traced is None and architecture.vision is None) else architecture
+    if other is not None and not supervised:
+        _check_read(found, other)
     drawn = found["data"] is None and not found["blend"]
-    holds_out = traced is not None and not supervised and (drawn or traced.text_stack is None)
+    holds_out = other is not None and not supervised and (drawn or other.why_drawn is not None)
     if found["eval_every"] and not holds_out and not found["valid"] and not (found["split"] and found["split"][1] > 0):
         choices = ["data.valid=PATH", "data.split=99,1,0"]
         raise InputError("train.eval_every", found["eval_every"], "has nothing to evaluate on", choices)
@@ -78,20 +79,25 @@ def data_settings(merged: Mapping[str, Any], base: RunSettings, traced: Traced |
 OF_TEXT: Final = {"blend": "data.blend", "valid": "data.valid", "split": "data.split", "tokenizer": "tokenizer"}
 
 
-def _check_read(found: Mapping[str, Any], traced: Traced) -> None:
-    """Raises InputError for data that a described model does not take: its batches leave out by themselves what is evaluated on, unless
-    they are text."""
-    text = found["data"] is not None or bool(found["blend"])
-    if traced.text_stack is None and found["data"] is not None:
-        raise InputError("data", shown(found["data"]), traced.why_drawn)
-    if traced.text_stack is not None and text:
-        if traced.code and traced.vocab_size == 1:
+def _check_read(found: Mapping[str, Any], architecture: Architecture) -> None:
+    """Raises InputError for data that a described model, or one that looks at images, does not take: its batches leave out by themselves
+    what is evaluated on, unless they are text."""
+    text, traced, why_drawn = found["data"] is not None or bool(found["blend"]), architecture.traced, architecture.why_drawn
+    if why_drawn is not None and found["data"] is not None:
+        raise InputError("data", shown(found["data"]), why_drawn)
+    if why_drawn is None and text:
+        if traced is not None and traced.code and traced.vocab_size == 1:
             why = f"{traced.code} was not seen to look input_ids up in an embedding (torch.nn.Embedding): which ids it takes can't be told"
             raise InputError("data", shown(found["data"] or found["blend"][0].path), why)
         return
     for name, key in OF_TEXT.items():
-        if found[name] and (name != "tokenizer" or traced.text_stack is None):
-            why = "is of text that data= names" if traced.text_stack else f"is of text, and {traced.model_class} is trained on none"
+        if found[name] and (name != "tokenizer" or why_drawn is not None):
+            model = traced.model_class if traced is not None else architecture.name
+            why = (
+                "is of text that data= names"
+                if why_drawn is None
+                else f"is of text, and {model} is trained on {'drawn images' if traced is None else 'none'}"
+            )
             raise InputError(key, shown(str(found[name])), why)
 
 

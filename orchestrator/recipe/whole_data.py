@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.errors import InputError
-from orchestrator.model.traced import Traced
+from orchestrator.model.architecture import Architecture
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.documents import FIELDS, HEADER
 from orchestrator.recipe.supervised import lines_of, texts_of
@@ -25,7 +25,7 @@ def is_made_up(run: RunSettings) -> bool:
     return run.data is None and not run.blend
 
 
-def trained_on(run: RunSettings, traced: Traced | None = None) -> str:
+def trained_on(run: RunSettings, architecture: Architecture | None = None) -> str:
     """What it trains on, in words.
 
     >>> trained_on(RunSettings()), trained_on(RunSettings(data="/a.jsonl", tokenizer="/llama"))
@@ -34,7 +34,7 @@ def trained_on(run: RunSettings, traced: Traced | None = None) -> str:
     ('/a.jsonl, byte by byte, as tokenizer= is not given', '/ids.bin')
     """
     if is_made_up(run):
-        drawn = traced is not None and traced.text_stack is None
+        drawn = architecture is not None and architecture.why_drawn is not None
         return f"{'drawn batches' if drawn else MADE_UP}, as data= is not given"
     whole = " + ".join(f"{source.weight:g} {source.path}" for source in run.blend) or str(run.data)
     if run.tokenizer:

@@ -187,6 +187,11 @@ def size_text(model: ModelSpec) -> str:
 def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
     training, cluster = plan.training, plan.cluster
     lengths = f"{training.seq_length}" + (f" + {training.decoder_seq_length}" if training.decoder_seq_length else "")
+    seen = ""
+    if model.images is not None:
+        images = model.images
+        seen = f", {images.count} image{'s' * (images.count > 1)} of {images.tokens} tokens in each"
+        seen += f"; frozen: {', '.join(training.freeze)}" if training.freeze else ""
     nodes = -(-plan.world_size // cluster.gpus_per_node)
     where = f"{plan.world_size} gloo ranks" if cluster.is_cpu and not cluster.parts else cluster.types
     if nodes > 1:
@@ -214,7 +219,7 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
     moments = f" (precision-aware, moments in {training.exp_avg_dtype} and {training.exp_avg_sq_dtype})"
     optimizer = training.optimizer + (moments if training.precision_aware_optimizer else "")
     return [
-        ("model", f"{plan.model.name}, {size_text(model)}, sequences of {lengths} tokens"),
+        ("model", f"{plan.model.name}, {size_text(model)}, sequences of {lengths} tokens{seen}"),
         ("cluster", f"{cluster.name}: {where}"),
         ("engine", plan.engine),
         ("parallel", f"{mesh}   ({'; '.join(features)})"),

@@ -61,6 +61,8 @@ def unsuited(capabilities: Capabilities, workload: Workload) -> str | None:
     lacking = lacking_parts(capabilities, workload.model.architecture)
     if lacking:
         has = f"of parts of models it has {', '.join(capabilities.parts or ())}{capabilities.beyond_parts}"
+        if "vision" in lacking:
+            has = f"model.vision=null plans the text model alone; {has}"
         return f"{capabilities.engine} has no {' and no '.join(lacking)}; {has}"
     given = (("precision", training.precision, capabilities.precisions), ("optimizer", training.optimizer, capabilities.optimizers))
     for name, value, known in given:

@@ -68,3 +68,22 @@ LATENT_ATTENTION: Final = named("q_lora_rank kv_lora_rank qk_nope_head_dim=qk_he
 STATE_SPACE: Final = named("n_groups=num_groups conv_kernel use_conv_bias=conv_bias chunk_size")
 MAMBA2: Final = (*named("num_heads head_dim state_size"), *STATE_SPACE)
 NEMOTRON_MAMBA: Final = (*named("mamba_num_heads=num_heads mamba_head_dim=head_dim ssm_state_size=state_size"), *STATE_SPACE)
+
+STILL: Final[Table] = (
+    *named("hidden_size intermediate_size=ffn_hidden_size num_hidden_layers=num_layers num_attention_heads num_channels"),
+    *named("patch_size image_size hidden_act layer_norm_eps=norm_epsilon"),
+)
+"""Towers for images of one size: CLIP's, SigLIP's and InternViT."""
+SIGLIP: Final[Table] = (*STILL, *named("vision_use_head=pooling_head"))
+INTERN: Final[Table] = (
+    *STILL,
+    *named("attention_bias=qkv_bias use_qk_norm=qk_norm"),
+    Term("norm_type", "normalization", to={"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"}.get),
+    Term("use_absolute_position_embeddings", "num_position_embeddings", to=bool),
+    Term("use_mean_pooling", "final_norm", to=lambda last: not last),
+)
+MOVING: Final[Table] = (
+    *named("depth=num_layers hidden_size num_heads=num_attention_heads intermediate_size=ffn_hidden_size hidden_act patch_size"),
+    *named("in_channels=num_channels temporal_patch_size spatial_merge_size"),
+)
+"""Qwen's towers, for images of any size and for films."""

@@ -123,6 +123,10 @@ def open_samples(plan: Plan, cache: Path) -> tuple[Samples, Samples | None]:
         if dist.get_rank() == 0:
             print(train.said(), flush=True)
         return train, held_out
+    if plan.model.vision is not None:
+        from orchestrator.workers import seeing
+
+        return seeing.ImageSamples(plan), seeing.ImageSamples(plan, seeing.DRAWN) if plan.run.eval_every else None
     kind = TextSamples
     if plan.model.traced is not None:
         from orchestrator.workers import traced_data

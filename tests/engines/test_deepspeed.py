@@ -30,6 +30,7 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.part import Nothing
+from orchestrator.model.parts.vision import Vision
 from orchestrator.model.spec import Architecture, Pointwise
 from orchestrator.model.traced import Feed, Traced
 from orchestrator.model.training import Training
@@ -90,7 +91,21 @@ STATES = replace(
     feed_forward=Nothing(),
 )
 SIGMOID = with_experts(score="sigmoid", expert_bias=True, shared_ffn_hidden_size=32, aux_loss_coeff=0.001)
+
+
+def seeing(kind: str) -> Architecture:
+    """A model of this kind that looks at images, around a small Llama."""
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "ffn_hidden_size": 48, "patch_size": 4, "image_size": 16}
+    return replace(LLAMA, vision=Vision(model_type=kind, hidden_act="gelu", class_token=True, **sizes))
+
+
 CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
+    ("seeing", workload(seeing("llava"), lora=Lora(rank=4)), {}, "lora.rank=4 of llava, which looks at images"),
+    ("seeing", workload(seeing("llava"), task="sft", packing=True), {}, "task=sft of llava, which looks at images"),
+    ("autotp_family", workload(seeing("llava")), {"tp": 2, "dp": 4}, "AutoTP was never tried with transformers' Llava"),
+    ("ulysses_family", workload(seeing("llava")), {"cp": 2, "dp": 4}, "can't be run under DeepSpeed's Ulysses"),
+    ("hf_architecture", workload(seeing("qwen3_vl")), {}, "of qwen3_vl before a text model"),
+    ("hf_architecture", workload(seeing("eva")), {}, "model.vision of eva: engine=deepspeed has llava"),
     ("unsuited", workload(precision="fp8"), {}, "has no precision fp8"),
     ("options", workload(), {"tp_comm_overlap": True}, "tp_comm_overlap=true: no option of engine=deepspeed"),
     ("optimizer_dtypes", workload(exp_avg_dtype="bf16"), {}, "needs precision_aware_optimizer=true"),

@@ -347,7 +347,9 @@ def test_what_a_recorded_model_reads_follows_from_what_it_is_fed() -> None:
         assert recorded(feeds=feeds, **more).text_stack == stack, (feeds, more)
     assert recorded(feeds=(ids,)).token_ids == 50
     assert recorded(feeds=(replace(ids, values=(1,)),)).token_ids == recorded().token_ids == 0
-    assert recorded(feeds=(pixels, label)).why_drawn.startswith("NewForCausalLM takes pixel_values, labels, which no data here")
+    drawn = of_traced(recorded(feeds=(pixels, label)), "mine").why_drawn
+    assert drawn is not None
+    assert drawn.startswith("NewForCausalLM takes pixel_values, labels, which no data here")
     assert recorded(biased_attention=True).features() == ("traced", "attention_bias")
     assert recorded().features() == ("traced",)
 

@@ -45,9 +45,10 @@ def test_kinds_listed_and_kinds_by_interval_are_the_same_model() -> None:
     assert from_hf_config(NEXT | {"layer_types": listed}, "x") == from_hf_config(NEXT | {"full_attention_interval": 4}, "x")
 
 
-def test_a_multimodal_qwen35_is_planned_by_its_text() -> None:
-    whole = {"model_type": "qwen3_5_moe", "text_config": MOE, "vision_config": {"depth": 27}}
-    assert from_hf_config(whole, "x") == from_hf_config(MOE, "x")
+def test_a_multimodal_qwen35_is_its_text_and_its_tower() -> None:
+    whole = {"model_type": "qwen3_5_moe", "text_config": MOE, "vision_config": {"depth": 27, "out_hidden_size": MOE["hidden_size"]}}
+    assert replace(from_hf_config(whole, "x"), vision=None) == from_hf_config(MOE, "x")
+    assert "vision" in from_hf_config(whole, "x").features()
     assert has_reader(whole | {"architectures": ["Qwen3_5MoeForConditionalGeneration"]})
     assert from_hf_config(whole | {"tie_word_embeddings": True}, "x").tie_embeddings
 
@@ -137,7 +138,7 @@ def test_an_architecture_with_delta_nets_is_written_and_read_without_loss() -> N
         (NEXT | {"attn_output_gate": False}, "attn_output_gate=False: every published model has gates; only True"),
         (NEXT | {"linear_num_key_heads": 5}, "gated_delta_net.num_key_heads=5: does not divide num_value_heads=32"),
         (MOE | {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings=True: prediction layers share the embedding"),
-        ({"model_type": "qwen3_5_moe"}, "text_config: is missing: a multimodal Qwen3.5 has one"),
+        ({"model_type": "qwen3_5_moe", "vision_config": {}}, "text_config: is missing: a qwen3_5_moe has one"),
     ],
 )
 def test_what_can_not_be_expressed_is_refused_by_field(config: dict[str, Any], message: str) -> None:

@@ -17,6 +17,8 @@ from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import describe
 from orchestrator.model.families.hf import HfConfig
 from orchestrator.model.families.vision_language import from_hf_config
+from orchestrator.model.hugging_face import hugging_face
+from orchestrator.model.layer import LayerRun
 from orchestrator.model.ops import Attention, Gemm
 from orchestrator.model.parts.vision import Images
 
@@ -62,6 +64,39 @@ def test_parameters_are_those_of_transformers(name: str) -> None:
     assert replace(written, kv_channels=written.head_dim) == replace(read(TINY[name]), kv_channels=written.head_dim)
 
 
+@pytest.mark.engines
+@pytest.mark.parametrize("name", ["gemma3", "internvl", "qwen2_vl", "qwen2_5_vl"])
+def test_layers_are_those_that_were_recorded_from_transformers_own_code(name: str) -> None:
+    """Of one image of 256 tokens, or of its one size: parameters and products to the last one, layer by layer, and what the tower keeps for
+    backward within a tenth."""
+    from orchestrator.tracing import build
+    from orchestrator.tracing.trace import described
+
+    recorded = described(build.Source(config=json.dumps(TINY[name])), 512, None, 2).runs
+    ours = hugging_face(describe(read(TINY[name]), 512, images=Images(count=1, tokens=4 if name in ("gemma3", "internvl") else 256))).runs
+    for runs, theirs in ((seen(ours), seen(recorded)), (rest(ours), rest(recorded))):
+        assert [work(run) for run in runs] == [work(run) for run in theirs]
+    kept = [sum(run.count * run.layer.saved_bytes() for run in runs) for runs in (seen(ours), seen(recorded))]
+    assert kept[0] == pytest.approx(kept[1], rel=0.1)
+
+
+def seen(runs: tuple[LayerRun, ...]) -> list[LayerRun]:
+    return [run for run in runs if run.layer.recomputable and "ision" in run.layer.kind + "Vision" * ("Siglip" in run.layer.kind)]
+
+
+def rest(runs: tuple[LayerRun, ...]) -> list[LayerRun]:
+    """The other layers that are recomputed, each by itself."""
+    found = [run for run in runs if run.layer.recomputable and run not in seen(runs)]
+    return [replace(run, count=1) for run in found for _ in range(run.count)]
+
+
+def work(run: LayerRun) -> tuple[int, int, int, int]:
+    """(layers, parameters of each, multiplications of its products, and of its attention)."""
+    gemms = sum(op.tokens * op.k * op.n for op in run.layer.ops if isinstance(op, Gemm))
+    pairs = sum(op.query_len * op.key_len * op.heads * op.head_dim for op in run.layer.ops if isinstance(op, Attention))
+    return run.count, run.layer.parameters, gemms, pairs
+
+
 @pytest.mark.parametrize(
     ("name", "tokens", "vectors"),
     [("llava-1.5-7b", 576, 577), ("gemma-3-4b", 256, 4096), ("InternVL3-8B", 256, 1025), ("llava-onevision-qwen2-7b-ov", 729, 729)],
@@ -82,7 +117,7 @@ def products(config: dict[str, Any], images: Images, kind: str) -> list[Gemm]:
 def test_the_tower_works_on_patches_and_the_projector_on_tokens() -> None:
     """Three images of 448 x 448 pixels: 32 x 32 patches of 14, of which 2 x 2 become one token."""
     config, images = PUBLISHED["Qwen2.5-VL-7B"][0], Images(count=3, tokens=256)
-    assert [(op.tokens, op.k, op.n) for op in products(config, images, "embedding")] == [(3 * 1024, 3 * 2 * 14 * 14, 1280)]
+    assert [(op.tokens, op.k, op.n) for op in products(config, images, "patches")] == [(3 * 1024, 3 * 2 * 14 * 14, 1280)]
     assert [(op.tokens, op.k, op.n) for op in products(config, images, "vision")] == [
         *((3072, 1280, 3 * 1280), (3072, 1280, 1280), (3072, 1280, 2 * 3420), (3072, 3420, 1280)),
     ]
@@ -101,7 +136,7 @@ def test_attention_stays_inside_an_image_and_inside_a_window() -> None:
     assert attention(config, Images(count=2, tokens=256), "vision") == (16 * 2, 1024, 1024, False)
     assert attention(config, Images(count=2, tokens=256), "vision_window") == (16 * 2 * 16, 64, 64, False)
     runs = describe(read(config), 4096).runs
-    assert [(run.layer.kind, run.count) for run in runs[1:5]] == [("vision_window", 7), ("vision", 1)] * 2
+    assert [(run.layer.kind, run.count) for run in runs[2:6]] == [("vision_window", 7), ("vision", 1)] * 2
 
 
 CLIP, QWEN = TINY["llava"], TINY["qwen2_5_vl"]

@@ -82,8 +82,18 @@ def recorded_models(_: Candidate, workload: Workload) -> str | None:
     return f"{PACKING} of {traced.model_class}, whose layers may mix packed samples: data.packing=false" if training.packing else None
 
 
+@rule("seeing", "ours: nobody has tried it", "model")
+def seeing_models(_: Candidate, workload: Workload) -> str | None:
+    training, a = workload.training, workload.model.architecture
+    if a.vision is None or (training.lora is None and training.task == "pretrain"):
+        return None
+    asked = TASK if training.lora is None else f"lora.rank={training.lora.rank}"
+    return f"{asked} of {a.vision.model_type}, which looks at images: all of its weights are trained, or parts of it (train.freeze)"
+
+
 FINE_TUNING_RULES: Final = (
     decoder_only,
+    seeing_models,
     recorded_models,
     packed_states,
     adapters_of_states,

@@ -49,6 +49,8 @@ def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
         why = a.traced.no_autotp or (None if a.traced.divided else nothing_divided(a.traced))
         return f"tp={tp}: {why}" if why else None
     model = hf.class_of(a).model
+    if a.vision is not None:
+        return f"tp={tp}: AutoTP was never tried with transformers' {model}, which looks at images"
     if model not in AUTOTP_REFUSED:
         return None
     name = "GPT-2" if model == hf.GPT2.model else f"transformers' {model}"

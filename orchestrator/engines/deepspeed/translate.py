@@ -20,6 +20,8 @@ from orchestrator.words import deepspeed as words
 from orchestrator.words.terms import say
 
 PROGRAM: Final = "orchestrator.programs.hugging_face"
+DRAWN: Final = ("llava", "gemma3", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Kinds of models that look at images for which samples are drawn; those with tiles, or with experts, get none."""
 DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
 PASSES: Final[dict[str, tuple[str, ...]]] = {passthrough.DS: ()}
 """A ds_config has no sections of its own."""
@@ -47,6 +49,8 @@ def translate(plan: Plan) -> Job:
         notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
     quantised = plan.training.lora is not None and plan.training.lora.bits is not None
     only = "our programs quantise no weights (lora.bits): write=llama_factory,axolotl,ms_swift have those that do" if quantised else ""
+    if plan.model.vision is not None and plan.model.vision.model_type not in DRAWN:
+        only = f"our program draws no images for {plan.model.vision.model_type}, only for {', '.join(DRAWN)}; entry= starts one of yours"
     return assemble(plan, PROGRAM, [engine, file, *files], notes, deepspeed_environment(plan), without_worker=only, passes=PASSES)
 
 

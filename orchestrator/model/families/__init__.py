@@ -13,11 +13,13 @@ from orchestrator.errors import InputError
 from orchestrator.extensions import Extensible
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.describe import layers
+from orchestrator.model.families import vision_language
 from orchestrator.model.families.check import check_architecture, check_lengths
 from orchestrator.model.families.hf import KEY, Family, HfConfig
 from orchestrator.model.parts.vision import Images
 from orchestrator.model.spec import Gemm, ModelSpec, Op, Pointwise
 from orchestrator.model.traced import FAMILY, Traced
+from orchestrator.model.training import Training
 
 
 def _found() -> dict[str, Family]:
@@ -42,6 +44,14 @@ def describe(architecture: Architecture, seq_length: int, decoder_seq_length: in
     check_architecture(architecture, family)
     check_lengths(architecture, seq_length, decoder_seq_length)
     return layers(architecture, seq_length, decoder_seq_length, images)
+
+
+def describe_for(architecture: Architecture, training: Training) -> ModelSpec:
+    """The layers for the sequences and images of this training. Raises InputError as `describe`."""
+    images = None
+    if training.images is not None and training.image_tokens is not None:
+        images = Images(count=training.images, tokens=training.image_tokens)
+    return describe(architecture, training.seq_length, training.decoder_seq_length, images)
 
 
 def _recorded(a: Architecture, traced: Traced, seq_length: int, decoder_seq_length: int | None) -> ModelSpec:
@@ -85,7 +95,9 @@ def has_reader(config: Mapping[str, Any]) -> bool:
     >>> has_reader({"model_type": "bert"}), has_reader({"model_type": "bert", "architectures": ["BertForSequenceClassification"]})
     (True, False)
     """
-    return other_head(config) is None and any(config.get("model_type") in family.hf_model_types for family in FAMILIES.values())
+    kind = config.get("model_type")
+    found = other_head(config) is None and any(kind in family.hf_model_types for family in FAMILIES.values())
+    return found and (kind not in vision_language.VISION or vision_language.knows(config))
 
 
 VOCABULARY_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForPreTraining", "ForConditionalGeneration", "WithLMHeadModel")

@@ -14,19 +14,15 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.mlp import Mlp
 
-WITH_VISION = ("qwen3_5", "qwen3_5_moe")
 KINDS = ("linear_attention", "full_attention")
 INTERVAL = 4
 """Layers of which one has attention, the last of them; transformers' default, as all the other defaults here."""
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
-    """The architecture of a config.json of Qwen3-Next or Qwen3.5; of a multimodal one `text_config` is planned, without what looks at
-    images. Where all tokens are text, rotary positions in three sections are the plain ones."""
-    kind = config.choice("model_type", TYPES)
-    text = config.section("text_config") if kind in WITH_VISION else config
-    if text is None:
-        raise InputError(f"{config.key}.text_config", None, "is missing: a multimodal Qwen3.5 has one")
+    """The architecture of a config.json of Qwen3-Next or of Qwen3.5's text. Where all tokens are text, rotary positions in three sections
+    are the plain ones."""
+    text, kind = config, config.choice("model_type", TYPES)
     text.refuse_unless("attention_bias", False, "no published model has biases")
     text.refuse_unless("attn_output_gate", True, "every published model has gates")
     text.refuse_unless("mlp_only_layers", [], "every layer of a published model has the same feed-forward")
@@ -40,7 +36,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         conv_kernel=text.integer("linear_conv_kernel_dim", 4),
     )
     attention = GroupedQueryAttention(qk_norm="head", output_gate=True)
-    dense = kind in ("qwen3_5", "qwen3_5_text")
+    dense = kind == "qwen3_5_text"
     part = Mlp() if dense else _experts(text)
     layers = [Layer(mixer=attention if each == KINDS[1] else delta, feed_forward=part) for each in _kinds(text)]
     # Where every layer has experts, none has the MLP of `intermediate_size`.
@@ -53,7 +49,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         kv_channels=text.integer("head_dim", 256),
         rotary_percent=(text.section("rope_parameters") or text).number("partial_rotary_factor", 0.25),
         zero_centered_norm=True,
-        tie_embeddings=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
+        tie_embeddings=text.flag("tie_word_embeddings", False),
         pattern=pattern_of(layers),
         mtp_num_layers=int(text.number("mtp_num_hidden_layers", 0)),
         **more,
@@ -85,5 +81,5 @@ def _experts(text: HfConfig) -> Experts:
     )
 
 
-TYPES = ("qwen3_next", *WITH_VISION, "qwen3_5_text", "qwen3_5_moe_text")
+TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 FAMILY = Family(name="qwen3_next", from_hf_config=from_hf_config, hf_model_types=TYPES)

@@ -33,6 +33,9 @@ ROTARY_BASE: Final = {"qwen2_vl": 1_000_000, "qwen2_5_vl": 1_000_000, "qwen3_vl"
 """Base of the rotary frequencies of a text section that says none, as transformers' class of it has it."""
 SECTION: Final = {"llava": "llama", "llava_next": "llama", "llava_onevision": "qwen2", "internvl": "qwen2", "gemma3": "gemma3_text"}
 """The model_type of a text section that says none."""
+TOWERS: Final = ("clip_vision_model", "siglip_vision_model")
+TOWER: Final = dict.fromkeys(("llava", "llava_next"), TOWERS[0]) | dict.fromkeys(("llava_onevision", "gemma3"), TOWERS[1])
+"""The model_type of a tower that says none, of the kinds that have one of several."""
 NEWLINE: Final = ("llava_next", "llava_onevision")
 IMAGE_TOKEN: Final = {
     "llava": 32000, "llava_next": 32000, "llava_onevision": 151646, "internvl": 151667, "gemma3": 262144,
@@ -52,11 +55,19 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     token = config.integer(
         "image_token_index" if "image_token_index" in config.fields else "image_token_id", IMAGE_TOKEN.get(kind, QWEN_IMAGE)
     )
-    vision = replace(VISION[kind](config, section, kind, text), image_token_id=token)
+    vision = replace(VISION[kind](config, section, kind, text), image_token_id=token, mrope_section=_sections(config))
     if vision.hidden_size % vision.num_attention_heads:
         why = f"does not divide hidden_size={vision.hidden_size}"
         raise InputError(f"{section.key}.num_attention_heads", vision.num_attention_heads, why)
     return replace(text, vision=vision, tie_embeddings=tied)
+
+
+def knows(config: Mapping[str, Any]) -> bool:
+    """Whether tower and text model of a config.json of one of these kinds are among those that are read here."""
+    tower, text = config.get("vision_config"), config.get("text_config")
+    towers = [tower.get("model_type")] if isinstance(tower, Mapping) and config.get("model_type") in TOWER else []
+    texts = [text.get("model_type")] if isinstance(text, Mapping) else []
+    return all(kind in (None, *TOWERS) for kind in towers) and all(kind is None or PLAIN.get(str(kind), kind) in READERS for kind in texts)
 
 
 def _text(config: HfConfig, kind: str, name: str) -> tuple[Architecture, bool]:
@@ -81,6 +92,19 @@ def _text(config: HfConfig, kind: str, name: str) -> tuple[Architecture, bool]:
     alone = "tie_word_embeddings" not in config.fields or kind in TIED_BY_EITHER
     default = text.tie_embeddings if kind in TIED_BY_EITHER else kind in TIED
     return text, config.flag("tie_word_embeddings", default) or (alone and default)
+
+
+def _sections(config: HfConfig) -> tuple[int, ...]:
+    """The channels of a head that turn by time, row and column; () where nothing says so. Raises InputError."""
+    text = config.section("text_config") or config
+    for field in ("rope_parameters", "rope_scaling"):
+        section = text.section(field)
+        if section is not None and "mrope_section" in section.fields:
+            found = section.fields["mrope_section"]
+            if not isinstance(found, list | tuple) or not all(type(each) is int and each > 0 for each in found):
+                raise InputError(f"{section.key}.mrope_section", repr(found), "must be numbers of channels")
+            return tuple(found)
+    return ()
 
 
 TIED_BY_EITHER: Final = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl")
@@ -115,7 +139,7 @@ def _sizes(section: HfConfig, defaults: tuple[int, int, int, int], act: str, pat
 
 def _still(section: HfConfig, kind: str) -> dict[str, Any]:
     """A tower of CLIP or SigLIP, for images of one size. Raises InputError for another."""
-    clip = section.choice("model_type", ("clip_vision_model", "siglip_vision_model"), TOWER[kind]) == "clip_vision_model"
+    clip = section.choice("model_type", TOWERS, TOWER[kind]) == "clip_vision_model"
     section.refuse_unless("attention_dropout", 0.0, "no published tower has dropout")
     fields = _sizes(section, (768, 12, 12, 3072), "quick_gelu" if clip else "gelu_pytorch_tanh", 32 if clip else 16)
     side = _side(section, "image_size", 224)
@@ -134,21 +158,16 @@ def _still(section: HfConfig, kind: str) -> dict[str, Any]:
     )
 
 
-TOWER: Final = dict.fromkeys(("llava", "llava_next"), "clip_vision_model") | dict.fromkeys(
-    ("llava_onevision", "gemma3"), "siglip_vision_model"
-)
-
-
 def _llava(config: HfConfig, section: HfConfig, kind: str, _: Architecture) -> Vision:
     found = _still(section, kind)
     expected = "default" if found.get("class_token") else "full"
     config.choice("vision_feature_select_strategy", (expected,), "full" if kind == "llava_onevision" else "default")
-    layer = config.fields.get("vision_feature_layer", -1)
+    layer = config.fields.get("vision_feature_layer", -1 if kind == "llava_onevision" else -2)
     if isinstance(layer, bool) or not isinstance(layer, int):
         raise InputError(f"{config.key}.vision_feature_layer", repr(layer), "must be one layer's number")
     config.choice("projector_hidden_act", ("gelu",), "gelu")
     bias = config.flag("multimodal_projector_bias", True)
-    return Vision(model_type=kind, projector_bias=bias, newline=kind in NEWLINE, **found)
+    return Vision(model_type=kind, projector_bias=bias, feature_layer=layer, newline=kind in NEWLINE, **found)
 
 
 def _gemma3(config: HfConfig, section: HfConfig, kind: str, _: Architecture) -> Vision:
@@ -246,3 +265,5 @@ VISION: Final[Mapping[str, Callable[[HfConfig, HfConfig, str, Architecture], Vis
     "internvl": _internvl,
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen),
 }
+
+FAMILY: Final = Family(name="vision_language", from_hf_config=from_hf_config, hf_model_types=tuple(VISION))

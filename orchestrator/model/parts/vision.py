@@ -74,8 +74,12 @@ class Vision(Value, frozen=True, kw_only=True, omit_defaults=True):
     """linears: two linears (LLaVA). pooled: the mean of patches that become one token, a norm, a matrix (Gemma 3). merger: a norm of each
     patch, patches joined, two linears (Qwen). shuffled: patches joined, a norm, two linears (InternVL)."""
     projector_bias: bool = True
+    feature_layer: int = -1
+    """The layer whose output is projected, counted as transformers lists hidden states (LLaVA: -2 is that before the last)."""
     newline: bool = False
     """Whether a learned vector ends each row of an image's tokens (LLaVA-NeXT)."""
+    mrope_section: tuple[int, ...] = ()
+    """Channels of a head of the decoder that turn by a token's time, row and column (Qwen); (): they are the class's own."""
     image_token_id: int = 0
     """The id in place of which a token of an image stands."""
 

@@ -1,0 +1,42 @@
+"""A model that looks at images, trained by transformers and torch alone on what the Trainer's program is given."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+
+from orchestrator.engines import ENGINES
+from orchestrator.plan import Plan
+from orchestrator.workers import hugging_face, seeing
+from orchestrator.workers.deepspeed_states import parameter_groups
+from orchestrator.workers.schedule import learning_rate
+
+
+def plain(plan: Plan, config: dict[str, Any]) -> dict[str, list[float]]:
+    """Losses and gradient norms of all steps: the class that config.json names, whole batches, AdamW."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    fields = json.loads(next(file.content for file in ENGINES["deepspeed"].translate(plan).files if file.path == "engine.json"))
+    ours = hugging_face.first_model(plan, fields, torch.device("cpu"))
+    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**json.loads(json.dumps(config)))).float()
+    model.load_state_dict(ours.state_dict())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(hugging_face.part_of(name) not in plan.training.freeze)
+    training, samples = plan.training, seeing.ImageSamples(plan)
+    optimizer = torch.optim.AdamW(parameter_groups(model), betas=training.betas, eps=training.eps, weight_decay=training.weight_decay)
+    found: dict[str, list[float]] = {"losses": [], "norms": []}
+    for step in range(training.steps):
+        batch = samples.stack([samples.sample(step * plan.global_batch_size + i) for i in range(plan.global_batch_size)])
+        loss = model(**{name: torch.as_tensor(np.asarray(array)) for name, array in batch.items()}).loss
+        loss.backward()
+        trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
+        found["norms"].append(float(torch.nn.utils.clip_grad_norm_(trained, training.clip)))
+        found["losses"].append(float(loss))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(training, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    return found

@@ -1,0 +1,75 @@
+"""Models that look at images train on drawn ones under the Trainer on two ranks to what transformers and torch alone compute on one
+process, from a config.json of each kind, whole or with parts frozen."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_pool import Pool
+
+from orchestrator import recipe
+from orchestrator.detect import Machine
+from orchestrator.engines import ENGINES
+from orchestrator.plan import Plan, to_json
+from orchestrator.planning import Planner
+from orchestrator.units import GIB
+
+pytest.importorskip("transformers")
+sys.path.append(str(Path(__file__).parents[1] / "model"))
+from seeing_cases import plain
+from vision_language import TINY
+
+pytestmark = pytest.mark.engines
+NO_GPU = Machine(host_memory=16 * GIB)
+TOLERANCE = {"gemma3": 1e-4}
+"""1e-5 for the others. Gemma 3's projector begins at zero, so that Adam divides gradients of the tower that are rounding."""
+WAYS: dict[str, tuple[str, ...]] = {
+    "qwen2_5_vl": ("pin.zero_stage=3", "pin.recompute=full", "train.images=2", "train.image_tokens=12"),
+    "llava": ("pin.zero_stage=1",),
+    "gemma3": ("pin.zero_stage=3",),
+    "internvl": ("pin.zero_stage=2", "pin.recompute=full", "train.images=2"),
+    "qwen2_vl": ("pin.zero_stage=1", "train.image_tokens=16"),
+    "qwen3_vl": ("pin.zero_stage=3", "train.image_tokens=16"),
+}
+FROZEN = {
+    "llava": ("pin.zero_stage=3", "train.freeze=vision,language"),
+    "qwen2_5_vl": ("pin.zero_stage=1", "train.image_tokens=16", "train.freeze=vision"),
+}
+ALWAYS = ("qwen2_5_vl", "llava")
+"""The others are for .ci/full."""
+
+
+def plan_of(name: str, gpus: int, folder: Path, *more: str) -> Plan:
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(TINY[name]))
+    words = (
+        *("engine=deepspeed", "cluster=cpu", f"gpus={gpus}", "train.precision=fp32", "train.global_batch_size=8", "train.steps=4"),
+        *("train.lr=1e-3", "train.seq_length=48", f"model.hf_config={path}", *more),
+    )
+    return Planner(recipe.load(words, NO_GPU, tuple(ENGINES))).fastest().plan
+
+
+def assert_same(name: str, way: tuple[str, ...], pool: Pool, folder: Path) -> dict[str, Any]:
+    plan = plan_of(name, 2, folder, *way)
+    assert (plan.engine, plan.world_size) == ("deepspeed", 2)
+    one = plan_of(name, 1, folder, *(word for word in way if not word.startswith("pin.")), "pin.zero_stage=1")
+    alone = plain(one, TINY[name])
+    together: dict[str, Any] = pool.run("traced_cases.trained", 2, to_json(plan), str(folder))[0]
+    assert together["losses"] == pytest.approx(alone["losses"], abs=TOLERANCE.get(name, 1e-5))
+    assert together["norms"] == pytest.approx(alone["norms"], rel=1e-4)
+    assert len(set(together["losses"])) == 4
+    return together
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.full) for name in WAYS])
+def test_two_ranks_train_to_the_losses_of_transformers_on_one_process(name: str, pool: Pool, tmp_path: Path) -> None:
+    assert_same(name, WAYS[name], pool, tmp_path)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "llava" else pytest.mark.full) for name in FROZEN])
+def test_what_is_frozen_stays_as_it_is_on_two_ranks(name: str, pool: Pool, tmp_path: Path) -> None:
+    assert_same(name, FROZEN[name], pool, tmp_path)
