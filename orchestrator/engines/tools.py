@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.deepspeed.fsdp_files import settings_of
-from orchestrator.engines.deepspeed.trainer_files import around
+from orchestrator.engines.deepspeed.trainer_files import around, check_images
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.megatron_args import one_connection, several_connections, shape, why_not
 from orchestrator.engines.passthrough import flags_of
@@ -89,6 +89,7 @@ def refused(plan: Plan, name: str) -> InputError:
 def written(plan: Plan, name: str) -> Written:
     """The plan in the words of the tool of this name. Raises InputError for a plan that it can't train, and where a setting has no place
     that decides what is trained."""
+    check_images(plan, name)
     if plan.engine == DEEPSPEED and name in SHARDED:
         said_there, unsaid_there, pins_there = settings_of(plan, name)
         return Written(tool=name, settings=said_there, unsaid=unsaid_there, left=(), pins=pins_there)

@@ -4,6 +4,7 @@ nothing below it is trained."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.workload import engine_workload
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
+from orchestrator.engines.deepspeed.trainer_files import around
+from orchestrator.engines.tools import written
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.flops import forward_flops, model_flops_per_sample
 from orchestrator.model.layer import LayerSpec
@@ -42,8 +45,8 @@ def settings_of(folder: Path, *words: str, config: dict[str, Any] = LLAVA) -> re
     return recipe.load((*given, *engine, *words), NO_GPU, tuple(ENGINES))
 
 
-def plan_of(folder: Path, *words: str, pins: tuple[str, ...] = PINS) -> Plan:
-    return Planner(settings_of(folder, *pins, *words)).fastest().plan
+def plan_of(folder: Path, *words: str, config: dict[str, Any] = LLAVA) -> Plan:
+    return Planner(settings_of(folder, *PINS, *words, config=config)).fastest().plan
 
 
 @cache
@@ -170,3 +173,24 @@ def test_a_plan_with_images_is_read_back(tmp_path: Path) -> None:
     assert replace(plan.training, images=None, image_tokens=None, freeze=()) == replace(
         plan_of(tmp_path).training, images=None, image_tokens=None
     )
+
+
+@pytest.mark.parametrize(("name", "write"), [("llama_factory", around), ("ms_swift", around), ("verl", written)])
+def test_no_file_is_written_for_a_program_that_would_train_on_text(name: str, write: Callable[[Plan, str], Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        write(plan_of(tmp_path), name)
+    assert str(raised.value).startswith(f"write={name}: gets text here, and llava looks at images")
+
+
+def test_the_files_say_what_is_frozen_and_what_a_script_has_to_freeze(tmp_path: Path) -> None:
+    job = ENGINES["deepspeed"].translate(plan_of(tmp_path, "train.freeze=vision,language"))
+    engine = json.loads(next(file.content for file in job.files if file.path == "engine.json"))
+    assert engine["model"]["freeze"] == ["vision", "language"]
+    assert engine["model"]["model_class"] == "LlavaForConditionalGeneration"
+    said = [note for note in job.notes if "train.freeze" in note]
+    assert said == ["trainer.yaml: vision, language (train.freeze) is the script's to freeze, by requires_grad_(False)."]
+
+
+def test_a_kind_for_which_no_images_are_drawn_is_planned_and_says_so(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, config=LLAVA | {"model_type": "llava_next"})
+    assert ENGINES["deepspeed"].translate(plan).without_worker.startswith("our program draws no images for llava_next, only for llava, ")

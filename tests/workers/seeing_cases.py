@@ -15,8 +15,9 @@ from orchestrator.workers.deepspeed_states import parameter_groups
 from orchestrator.workers.schedule import learning_rate
 
 
-def plain(plan: Plan, config: dict[str, Any]) -> dict[str, list[float]]:
-    """Losses and gradient norms of all steps: the class that config.json names, whole batches, AdamW."""
+def plain(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+    """Losses and gradient norms of all steps, and the weights after the last, by name: the class that config.json names, whole batches,
+    AdamW."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     fields = json.loads(next(file.content for file in ENGINES["deepspeed"].translate(plan).files if file.path == "engine.json"))
@@ -27,7 +28,7 @@ def plain(plan: Plan, config: dict[str, Any]) -> dict[str, list[float]]:
         parameter.requires_grad_(hugging_face.part_of(name) not in plan.training.freeze)
     training, samples = plan.training, seeing.ImageSamples(plan)
     optimizer = torch.optim.AdamW(parameter_groups(model), betas=training.betas, eps=training.eps, weight_decay=training.weight_decay)
-    found: dict[str, list[float]] = {"losses": [], "norms": []}
+    found: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(training.steps):
         batch = samples.stack([samples.sample(step * plan.global_batch_size + i) for i in range(plan.global_batch_size)])
         loss = model(**{name: torch.as_tensor(np.asarray(array)) for name, array in batch.items()}).loss
@@ -39,4 +40,4 @@ def plain(plan: Plan, config: dict[str, Any]) -> dict[str, list[float]]:
             group["lr"] = learning_rate(training, step)
         optimizer.step()
         optimizer.zero_grad()
-    return found
+    return found | {"weights": {name: parameter.detach() for name, parameter in model.named_parameters()}}

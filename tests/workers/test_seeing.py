@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from worker_pool import Pool
 
 from orchestrator import recipe
@@ -73,3 +74,22 @@ def test_two_ranks_train_to_the_losses_of_transformers_on_one_process(name: str,
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "llava" else pytest.mark.full) for name in FROZEN])
 def test_what_is_frozen_stays_as_it_is_on_two_ranks(name: str, pool: Pool, tmp_path: Path) -> None:
     assert_same(name, FROZEN[name], pool, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "stage"), [("llava", 3), pytest.param("qwen2_5_vl", 1, marks=pytest.mark.full)])
+def test_a_run_goes_on_from_its_checkpoint_and_its_weights_load_in_plain_transformers(
+    name: str, stage: int, pool: Pool, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    more = ("train.image_tokens=16",) if name.startswith("qwen") else ()
+    words = (*more, f"pin.zero_stage={stage}", "train.save_every=2", f"model.export_to={tmp_path / 'weights'}")
+    plan = plan_of(name, 2, tmp_path, *words)
+    found = pool.run("traced_cases.resumed", 2, to_json(plan), str(tmp_path / "cache"), str(tmp_path / "runs"))[0]
+    assert found["again"] == pytest.approx(found["whole"][2:], abs=1e-6)
+    loaded, told = AutoModelForImageTextToText.from_pretrained(tmp_path / "weights", output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    alone = plain(plan_of(name, 1, tmp_path, *more, "pin.zero_stage=1"), TINY[name])["weights"]
+    for path, parameter in loaded.named_parameters():  # four steps of Adam move a weight by up to 4e-3
+        torch.testing.assert_close(parameter.float(), alone[path], atol=2e-4, rtol=0.0)

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from worker_cases import make_trainer, open_samples, train_by_program
 
-from orchestrator.plan import from_json
+from orchestrator.plan import RunSettings, from_json
 from orchestrator.workers import loop
 from orchestrator.workers.schedule import learning_rate
 
@@ -25,6 +26,15 @@ def trained(plan_json: str, cache: str) -> dict[str, Any]:
     scored = {name.removeprefix("valid_"): value for name, value in rows[-1].items() if name.startswith("valid_")}
     found = {"losses": [row["loss"] for row in rows], "norms": [row["grad_norm"] for row in rows], **scored}
     return found if dist.get_rank() == 0 else {}
+
+
+def resumed(plan_json: str, cache: str, folder: str) -> dict[str, list[float]]:
+    """Losses of a run that saves and exports as its plan says, and of one that goes on from its second step."""
+    plan, out = from_json(plan_json), Path(folder)
+    whole = train_by_program(plan, cache, out / "whole")
+    saved = str(out / "whole" / "checkpoints" / "step_000002")
+    again = train_by_program(replace(plan, run=RunSettings(resume=saved)), cache, out / "again")
+    return {"whole": [row["loss"] for row in whole], "again": [row["loss"] for row in again]} if dist.get_rank() == 0 else {}
 
 
 def exchanged(plan_json: str, cache: str, ids: list[list[int]]) -> dict[str, Any]:

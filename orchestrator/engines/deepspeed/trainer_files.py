@@ -147,6 +147,8 @@ def notes(plan: Plan) -> list[str]:
         notes.append(f"{TRAINER}: trainer.model_accepts_loss_kwargs = False before train(), or BERT's loss and gradients are {off}.")
     if any(part.aux_loss_coeff for part in plan.model.experts):
         notes.append(f"{TRAINER}: the loss that balances experts is the model's to add: output_router_logits=true in its configuration.")
+    if plan.training.freeze:
+        notes.append(f"{TRAINER}: {', '.join(plan.training.freeze)} (train.freeze) is the script's to freeze, by requires_grad_(False).")
     if plan.training.lora is not None:
         bits = plan.training.lora.bits
         loads = ", over weights that it loads by BitsAndBytesConfig"
@@ -163,11 +165,19 @@ LEFT_OUT: Final = ("output_dir", "logging_steps", "save_strategy", "save_steps",
 """Arguments that are the user's own in a program around the Trainer."""
 
 
+def check_images(plan: Plan, name: str) -> None:
+    """Raises InputError for a plan with images, which no file of another program has here."""
+    if plan.model.vision is not None:
+        why = f"gets text here, and {plan.model.name} looks at images; ds_config.json and trainer.yaml are for a script of yours"
+        raise InputError("write", name, why)
+
+
 def around(plan: Plan, name: str) -> File:
     """The plan as a file of a program around the Trainer, its ds_config in it. Raises InputError for what it can't be told."""
     program, training = words.AROUND[name], plan.training
     if (reason := why_not_alone(plan)) is not None:
         raise InputError("write", name, f"trains by the Trainer, which can't be told this plan: {reason}")
+    check_images(plan, name)
     if plan.model.stack != "decoder":
         raise InputError("write", name, f"trains decoders, and {plan.model.name} is an {plan.model.stack.replace('_', '-')}")
     if (varying := plan.strategy.recompute) not in ("none", "full"):
