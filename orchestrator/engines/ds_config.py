@@ -19,6 +19,7 @@ from orchestrator.engines.traced import partition_config
 from orchestrator.engines.transformer_config import ENDS
 from orchestrator.job import File
 from orchestrator.model.families import describe_for
+from orchestrator.model.freezing import with_frozen
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import trainable_parameters, with_lora
 from orchestrator.model.training import EIGHT_BIT
@@ -65,6 +66,8 @@ def buckets(plan: Plan) -> dict[str, Any]:
     trained = sum(run.layer.local_parameters(plan.tp) * run.count for run in spec.runs)
     if training.lora is not None:
         trained = trainable_parameters(with_lora(hugging_face(spec), training.lora))
+    elif training.freeze:
+        trained = trainable_parameters(with_frozen(hugging_face(spec), training.freeze))
     bucket = _even(min(trained, BUCKET_ELEMENTS))  # one that is larger than what is trained is memory for nothing
     section: dict[str, Any] = {
         # Under a pipeline schedule the reduction waits for the last micro-batch; a CPU has no second stream.

@@ -566,7 +566,9 @@ def export_fields(a: Architecture) -> dict[str, Any]:
 
 def lora_fields(a: Architecture, lora: Lora) -> dict[str, Any]:
     """Keywords of peft's LoraConfig, but for the base model's name."""
-    targets = list(target_names(a, lora))
+    names = target_names(a, lora)
+    # The linears of a tower have such names too: peft takes a text for a pattern of a module's whole name.
+    targets = list(names) if a.vision is None else rf".*language_model\..*\.({'|'.join(names)})"
     return {"r": lora.rank, "lora_alpha": lora.scaling * lora.rank, "lora_dropout": lora.dropout, "target_modules": targets}
 
 

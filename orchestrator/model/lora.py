@@ -18,6 +18,7 @@ from orchestrator.key import Key, names
 from orchestrator.model.hugging_face import is_gpt2
 from orchestrator.model.ops import FEED_FORWARD, Role
 from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE
+from orchestrator.model.parts.vision import part_of
 from orchestrator.model.spec import Architecture, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
 from orchestrator.values import Value
 
@@ -124,11 +125,14 @@ def check_targets(a: Architecture, lora: Lora) -> None:
 def with_lora(model: ModelSpec, lora: Lora, linears: dict[Role, tuple[str, ...]] | None = None) -> ModelSpec:
     """A model as transformers builds it (model/hugging_face.py), frozen, with adapters; or, with the names of its linears by product, as
     another library builds it. transformers' head is whole on every rank: a partition by name of linears with adapters has no output that is
-    gathered (DeepSpeed's autotp_config.py)."""
+    gathered (DeepSpeed's autotp_config.py). What looks at images has no adapters."""
     whole_head = linears is None
     linears = linears or linear_names(model.architecture)
     runs = []
     for run in model.runs:
+        if model.images is not None and part_of(run.layer.kind) != "language":  # nothing below the text model's adapters is trained
+            runs.append(replace(run, layer=replace(frozen_layer(run.layer), forward_only=True)))
+            continue
         ops = _Adapting(linears, lora)
         new = tuple(changed for op in run.layer.ops for changed in ops.of(op, run.layer))
         frozen = tuple(replace(weight, frozen=True) for weight in run.layer.weights)

@@ -209,6 +209,8 @@ def with_images(training: Training, architecture: Architecture) -> Training:
     for part in training.freeze:
         if part not in SEEING:
             raise InputError("train.freeze", part, "is no part of a model that looks at images", SEEING)
+    if training.freeze and training.lora is not None:
+        raise InputError("train.freeze", ",".join(training.freeze), "is said by lora.rank= already: all but the adapters is frozen")
     if set(training.freeze) == set(SEEING):
         raise InputError("train.freeze", ",".join(training.freeze), "leaves nothing to train")
     return msgspec.structs.replace(training, images=images, image_tokens=tokens)

@@ -22,6 +22,7 @@ from orchestrator.engines.tools import written
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.flops import forward_flops, model_flops_per_sample
 from orchestrator.model.layer import LayerSpec
+from orchestrator.model.lora import trainable_parameters
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.plan.check import workload_of
@@ -109,6 +110,15 @@ def test_what_is_above_something_trained_has_the_gradients_of_its_inputs(tmp_pat
     assert all(weight.frozen for weight in above.weights)
 
 
+def test_beside_adapters_the_tower_is_passed_forward_alone(tmp_path: Path) -> None:
+    """Rank 8 in the seven linears of each of 32 layers, 4 x (4096 + 4096) + 3 x (4096 + 11008) elements wide: 19,988,480 weights."""
+    plan = plan_of(tmp_path, "lora.rank=8")
+    layers = layers_of(plan)
+    assert [kind for kind, layer in layers.items() if layer.forward_only] == ["patches", "vision", "projector"]
+    assert trainable_parameters(priced_model(plan)) == 8 * 32 * (4 * 8192 + 3 * 15104) == 19_988_480
+    assert plan.prediction.step_time_s < plan_of(tmp_path, "train.freeze=vision").prediction.step_time_s
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -116,6 +126,7 @@ def test_what_is_above_something_trained_has_the_gradients_of_its_inputs(tmp_pat
             ("train.freeze=tower",),
             "train.freeze=tower: is no part of a model that looks at images; choose one of vision, projector, language",
         ),
+        (("train.freeze=vision", "lora.rank=8"), "train.freeze=vision: is said by lora.rank= already: all but the adapters is frozen"),
         (("train.freeze=vision,projector,language",), "train.freeze=vision,projector,language: leaves nothing to train"),
         (("train.images=8",), "train.seq_length=4096: is too short for train.images=8 of 576 tokens"),
         (("train.image_tokens=100",), "train.image_tokens=100: is 576 for every image of llava, which are of 336 pixels a side"),
@@ -138,7 +149,7 @@ def test_images_of_a_model_that_sees_none_are_refused(word: str) -> None:
     ("words", "message"),
     [
         (("engine=megatron",), "megatron has no vision; model.vision=null plans the text model alone"),
-        (("lora.rank=8",), "lora.rank=8 of llava, which looks at images: all of its weights are trained, or parts of it (train.freeze)"),
+        (("lora.rank=8", "lora.bits=4"), "lora.bits=4 of llava, which looks at images"),
         (("task=sft",), "task=sft of llava, which looks at images"),
         (("pin.tp=2",), "AutoTP was never tried with transformers' LlavaForConditionalGeneration, which looks at images"),
         (("pin.cp=2",), "can't be run under DeepSpeed's Ulysses"),

@@ -100,7 +100,7 @@ def seeing(kind: str) -> Architecture:
 
 
 CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
-    ("seeing", workload(seeing("llava"), lora=Lora(rank=4)), {}, "lora.rank=4 of llava, which looks at images"),
+    ("seeing", workload(seeing("llava"), lora=Lora(rank=4, bits=4)), {}, "lora.bits=4 of llava, which looks at images"),
     ("seeing", workload(seeing("llava"), task="sft", packing=True), {}, "task=sft of llava, which looks at images"),
     ("autotp_family", workload(seeing("llava")), {"tp": 2, "dp": 4}, "AutoTP was never tried with transformers' Llava"),
     ("ulysses_family", workload(seeing("llava")), {"cp": 2, "dp": 4}, "can't be run under DeepSpeed's Ulysses"),

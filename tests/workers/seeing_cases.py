@@ -9,10 +9,21 @@ import numpy as np
 import torch
 
 from orchestrator.engines import ENGINES
+from orchestrator.model.lora import Lora
 from orchestrator.plan import Plan
 from orchestrator.workers import hugging_face, seeing
 from orchestrator.workers.deepspeed_states import parameter_groups
 from orchestrator.workers.schedule import learning_rate
+
+
+def adapt(model: Any, lora: Lora) -> None:
+    """Puts peft's adapters into all linears of the text model's layers, each by its whole name."""
+    import peft
+
+    layers = [(path, module) for path, module in model.named_modules() if ".language_model.layers." in path]
+    linears = [path for path, module in layers if isinstance(module, torch.nn.Linear)]
+    config = peft.LoraConfig(r=lora.rank, lora_alpha=int(lora.scaling * lora.rank), target_modules=linears, bias="none")
+    peft.inject_adapter_in_model(config, model)
 
 
 def plain(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
@@ -23,8 +34,10 @@ def plain(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     fields = json.loads(next(file.content for file in ENGINES["deepspeed"].translate(plan).files if file.path == "engine.json"))
     ours = hugging_face.first_model(plan, fields, torch.device("cpu"))
     model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**json.loads(json.dumps(config)))).float()
+    if plan.training.lora is not None:
+        adapt(model, plan.training.lora)
     model.load_state_dict(ours.state_dict())
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters() if plan.training.lora is None else ():
         parameter.requires_grad_(hugging_face.part_of(name) not in plan.training.freeze)
     training, samples = plan.training, seeing.ImageSamples(plan)
     optimizer = torch.optim.AdamW(parameter_groups(model), betas=training.betas, eps=training.eps, weight_decay=training.weight_decay)

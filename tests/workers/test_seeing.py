@@ -54,6 +54,13 @@ def plan_of(name: str, gpus: int, folder: Path, *more: str) -> Plan:
     return Planner(recipe.load(words, NO_GPU, tuple(ENGINES))).fastest().plan
 
 
+ADAPTED = {
+    "qwen2_5_vl": ("pin.zero_stage=3", "pin.recompute=full", "train.image_tokens=16", "lora.rank=4"),
+    "llava": ("pin.zero_stage=1", "lora.rank=4"),
+    "internvl": ("pin.zero_stage=2", "lora.rank=4"),
+}
+
+
 def assert_same(name: str, way: tuple[str, ...], pool: Pool, folder: Path) -> dict[str, Any]:
     plan = plan_of(name, 2, folder, *way)
     assert (plan.engine, plan.world_size) == ("deepspeed", 2)
@@ -93,3 +100,8 @@ def test_a_run_goes_on_from_its_checkpoint_and_its_weights_load_in_plain_transfo
     alone = plain(plan_of(name, 1, tmp_path, *more, "pin.zero_stage=1"), TINY[name])["weights"]
     for path, parameter in loaded.named_parameters():  # four steps of Adam move a weight by up to 4e-3
         torch.testing.assert_close(parameter.float(), alone[path], atol=2e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "llava" else pytest.mark.full) for name in ADAPTED])
+def test_adapters_of_the_text_model_train_beside_a_frozen_tower_as_peft_has_them(name: str, pool: Pool, tmp_path: Path) -> None:
+    assert_same(name, ADAPTED[name], pool, tmp_path)

@@ -84,11 +84,12 @@ def recorded_models(_: Candidate, workload: Workload) -> str | None:
 
 @rule("seeing", "ours: nobody has tried it", "model")
 def seeing_models(_: Candidate, workload: Workload) -> str | None:
-    training, a = workload.training, workload.model.architecture
-    if a.vision is None or (training.lora is None and training.task == "pretrain"):
+    lora, vision = workload.training.lora, workload.model.architecture.vision
+    bits = None if lora is None else lora.bits
+    if vision is None or (workload.training.task == "pretrain" and bits is None):
         return None
-    asked = TASK if training.lora is None else f"lora.rank={training.lora.rank}"
-    return f"{asked} of {a.vision.model_type}, which looks at images: all of its weights are trained, or parts of it (train.freeze)"
+    asked = TASK if bits is None else f"lora.bits={bits}"
+    return f"{asked} of {vision.model_type}, which looks at images: whole, in parts (train.freeze) or by 16-bit adapters it is trained"
 
 
 FINE_TUNING_RULES: Final = (

@@ -94,6 +94,11 @@ class Vision(Value, frozen=True, kw_only=True, omit_defaults=True):
         return None if self.image_size is None else (self.image_size // self.patch_size // self.spatial_merge_size) ** 2
 
 
+def part_of(kind: str) -> Literal["vision", "projector", "language"]:
+    """The part of a model that looks at images which a layer of this kind is in (describe.py names them)."""
+    return "projector" if kind == "projector" else "vision" if kind in ("patches", "vision", "vision_window") else "language"
+
+
 class Images(Value, frozen=True, kw_only=True):
     """The images of one sample: `count` of them, each of which becomes `tokens` tokens of the decoder."""
 
