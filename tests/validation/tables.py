@@ -400,7 +400,7 @@ def seen_of(
         time_s = measured_time(row, architecture, training.global_batch_size, training.seq_length, degrees.num_gpus)
     if training.lora is not None and mixed_lengths(row):
         raise SkipError("what the allocator reserved over samples of many lengths, in their order")
-    recipe_unknown = experts and not row.get("recompute") and table.startswith("nvidia")
+    recipe_unknown = not row.get("recompute") and ((experts and table.startswith("nvidia")) or NOT_PRINTED in notes)
     kept_unknown = (
         (not row.get("recompute") and not engine.says_recompute)
         or row.get("offload") in (ACTIVATIONS, SOME_ACTIVATIONS)  # in host memory, and how much of them is not said
@@ -416,6 +416,8 @@ def seen_of(
     return Seen(time_s, memory * unit if memory else None, None if not ok and "NOT_OOM?" in notes else ok)
 
 
+NOT_PRINTED: Final = "recompute/offload/cuda-graph settings not in table"
+"""Words of Megatron-Bridge's pages, which print neither recompute nor whether its FSDP trained, where no recipe of the release says so."""
 CEILING: Final = "from the text"
 """Words of a verification card's memory that is what its text promises ("peak allocated memory remains below 65 GiB/GPU", as it promises
 "at most 20.50 seconds" of a step that took 20.15: examples/model_verification_cards/qwen3-30b-a3b/card.yaml), not what was measured."""

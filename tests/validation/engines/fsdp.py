@@ -26,7 +26,12 @@ def _traits(name: str, **more: object) -> Traits:
     return Traits(engine=name, **(shared | more))  # type: ignore[arg-type]
 
 
-COMPOSER: Final = MeasuredEngine(traits=_traits("fsdp_composer", constants=EAGER | TRITON_ATTENTION), printed=("fsdp(composer)",))
+FUSED_LOGITS: Final = 4.0
+"""Bytes per logit of flash-attn's cross-entropy, MPT's loss unless a recipe says torch's (llmfoundry/models/mpt/modeling_mpt.py, loss_fn=
+"fused_crossentropy"; flash_attn/losses/cross_entropy.py, inplace_backward=False): it keeps the 16-bit logits and makes their gradient."""
+COMPOSER: Final = MeasuredEngine(
+    traits=_traits("fsdp_composer", constants=EAGER | TRITON_ATTENTION, logits_bytes=FUSED_LOGITS), printed=("fsdp(composer)",)
+)
 TORCHTITAN: Final = MeasuredEngine(
     traits=_traits("fsdp_torchtitan", constants=EAGER | TORCHAO, logits_bytes=TORCH_LOGITS), printed=("torchtitan",), sequence_parallel=True
 )
