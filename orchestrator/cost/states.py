@@ -30,6 +30,12 @@ def state_bytes(traits: Traits, training: Training, zero_stage: ZeroStage) -> St
     optimizer does without. With FP8 in another recipe than delayed scaling megatron-core keeps whole fp32 weights all the same
     (optimizer_config.py:352).
     """
+    states = _state_bytes(traits, training, zero_stage)
+    return replace(states, step=states.step + traits.adam_step) if training.optimizer == "adamw" else states
+
+
+def _state_bytes(traits: Traits, training: Training, zero_stage: ZeroStage) -> StateBytes:
+    """`state_bytes` but for what Adam's own kernels allocate in a step."""
     states = traits.state_bytes(training.precision, zero_stage)
     if training.optimizer == "sgd":
         states = replace(states, moments=0)

@@ -134,6 +134,8 @@ class Traits(Value, frozen=True, kw_only=True):
     reduces_every_microbatch_from_stage: int = 2
     weight_gathers_per_microbatch: int = 2
     """How often each micro-batch gathers the weights at stage 3: once in forward, once in backward."""
+    adam_step: float = 0.0
+    """Bytes per parameter of the optimizer's shard that Adam's own kernels allocate in a step on a GPU, beside what `states` say."""
     tp_overlap: float = 0.0
     """Share of tensor-parallel traffic hidden behind GEMMs."""
     overlaps_input_gradient: bool = False

@@ -93,6 +93,12 @@ def capabilities(software: Software) -> Capabilities:
     )
 
 
+TORCH_ADAM_STEP: Final = 4.0
+"""Bytes per parameter that torch's AdamW allocates in a step: the root of the second moments, of all parameters at once
+(torch/optim/adam.py, _multi_tensor_adam: _foreach_sqrt). Megatron-core takes it where there is neither Transformer Engine's nor Apex'
+fused one (core/optimizer/__init__.py:11-34)."""
+
+
 def traits(software: Software) -> Traits:
     """Bytes per parameter: 18 without sharding, 6 + 12/d with (Megatron-LM theoretical_memory_usage.py:182).
 
@@ -114,4 +120,5 @@ def traits(software: Software) -> Traits:
         gathers_few_query_groups=True,
         overlaps_input_gradient=True,
         fp32_gradient_fusion=software.apex,
+        adam_step=0.0 if software.transformer_engine or software.apex else TORCH_ADAM_STEP,
     )
