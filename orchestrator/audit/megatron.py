@@ -118,6 +118,8 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
     keys = {name.removeprefix("model."): value for name, value in said.items()} | {"activation": activation}
     if f.get("add_position_embedding", True) is False and "position_embedding_type" not in f:
         keys["position_embedding"] = "none"
+    if f.get("embed_layernorm"):  # of BigScience's Megatron-DeepSpeed (megatron/mpu/layers.py, VocabParallelEmbedding)
+        keys["embedding_norm"] = True
     if f.get("use_rotary_position_embeddings"):
         keys["position_embedding"] = "rope"
     if keys["position_embedding"] not in ("learned_absolute", "rope", "relative", "none"):

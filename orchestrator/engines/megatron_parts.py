@@ -43,6 +43,7 @@ PLANNED: Final = {
     "post_norm": "Megatron-core's layers norm before attention and MLP, not after",
     "sandwich_norm": "Megatron-core's layers norm before attention and MLP, not after",
     "embedding_scale": "Megatron-core does not scale token vectors",
+    "embedding_norm": "Megatron-core does not norm token vectors before the first layer, as BigScience's fork does (--embed-layernorm)",
     "logits_softcap": "Megatron-core has no soft cap of logits",
     "mamba2": "Megatron-core's MambaMixer needs mamba-ssm's CUDA kernels (core/ssm/mamba_mixer.py), and our worker has no MambaModel",
     "gated_delta_net": "Megatron-core's GatedDeltaNet needs flash-linear-attention, whose kernels run on GPUs alone (core/ssm)",

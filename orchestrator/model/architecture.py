@@ -161,6 +161,7 @@ class Architecture(Shared, frozen=True, kw_only=True, dict=True):
             (f"{self.rope_scaling_type}_rope", self.stretched_by is not None and "latent_yarn" not in found),
             ("clamped_swiglu", self.activation == "clamped_swiglu"),
             ("embedding_scale", self.embedding_scale),
+            ("embedding_norm", self.embedding_norm),
             ("logits_softcap", self.logits_softcap is not None),
             ("mtp", bool(self.mtp_num_layers)),
             ("vision", self.vision is not None),

@@ -58,7 +58,9 @@ class Lora(Value, frozen=True, kw_only=True):
     """Bits of a weight of the frozen linears but the head's; None: those of the training. The bytes of weights are what bitsandbytes makes
     of them. Published is one check of them: ms-swift's runs of Qwen-7B (A100, 2,048 tokens) print 5.5 GiB less with GPTQ's int8 weights
     than with bf16's and 8.5 less with its int4; with 8 and 4 bits 6.0 and 9.0 less are priced. Their one run of bitsandbytes' NF4 prints
-    3.9 less, of which peft's prepare_model_for_kbit_training, which makes embeddings and head fp32, explains 2.3; that is not priced.
+    3.9 less, of which peft's prepare_model_for_kbit_training, which makes embeddings and head fp32, explains 2.3. That is not priced: no
+    program whose files are read does it today (LLaMA-Factory ff6d4d1, ms-swift 3602360 and the SFTTrainer of TRL f2cd577 call it nowhere,
+    Axolotl 067b021 patches it to leave both as they are, monkeypatch/peft/utils.py).
     Seconds, and what bitsandbytes' functions need beside the weights, are counted from its source, and compared with no run."""
 
     @property

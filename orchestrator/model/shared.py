@@ -64,6 +64,7 @@ class Shared(Value, frozen=True, kw_only=True):
     add_qkv_bias: Annotated[bool, Key("model.add_qkv_bias", "biases of query, key and value")] = False
     tie_embeddings: Annotated[bool, Key("model.tie_embeddings", "embedding and head share their weights")] = True
     embedding_scale: Annotated[bool, Key("model.embedding_scale", "token vectors are multiplied by sqrt(hidden_size)")] = False
+    embedding_norm: Annotated[bool, Key("model.embedding_norm", "token vectors are normed before the first layer")] = False
     logits_softcap: Annotated[float | None, Key("model.logits_softcap", "logits become softcap * tanh(logits / softcap)", above=0)] = None
     """Logits become softcap * tanh(logits / softcap) (Gemma 2); None: they stay."""
     hidden_dropout: Annotated[float, Key("model.hidden_dropout", "after attention and feed-forward", low=0, below=1)] = 0.0

@@ -34,6 +34,7 @@ def capabilities(software: Software) -> Capabilities:
     return Capabilities(
         engine=NAME,
         parts=megatron_parts.TRAINED,
+        planned_parts={part: megatron_parts.PLANNED[part] for part in ("embedding_norm",)},
         axes=("pp", "tp", "dp"),
         zero_stages=(0, 1, 2, 3),
         zero_stages_with_pipeline=(0, 1),

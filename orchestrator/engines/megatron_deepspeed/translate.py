@@ -9,6 +9,7 @@ from orchestrator.engines import passthrough, translation
 from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_file, ds_config, is_pipeline_module, pipeline_fields
 from orchestrator.engines.megatron_args import megatron_lm
 from orchestrator.engines.megatron_deepspeed.capabilities import NAME, REQUIREMENTS
+from orchestrator.engines.megatron_parts import PLANNED
 from orchestrator.engines.translation import assemble, engine_file, layers_fields, version_notes
 from orchestrator.job import Job
 from orchestrator.plan import Plan
@@ -22,6 +23,9 @@ ds_config has no sections of its own."""
 def translate(plan: Plan) -> Job:
     """The job of a plan; writes nothing. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict
     the plan."""
+    if plan.model.embedding_norm:
+        said = ["engine.json and ds_config.json were not written: no worker reads them."]
+        return assemble(plan, WORKER, [], said, without_worker=f"plan only: {PLANNED['embedding_norm']}", passes=PASSES)
     pipeline = {"pipeline": pipeline_fields(plan)} if is_pipeline_module(plan) else {}
     engine = engine_file(plan, REQUIREMENTS, layers_fields(plan, PASSES) | {"ds_config": ds_config(plan)} | pipeline)
     file, notes = deepspeed_file(plan)

@@ -30,6 +30,9 @@ def embedding(a: Shared, tokens: int) -> Part:
         Weight(name="word_embeddings.weight", shape=(a.vocab_size, h), split=0, kind="embedding", pad_to=a.make_vocab_size_divisible_by)
     ]
     ops: list[Op] = [Pointwise(name="word_embeddings", elements=elements, moved=READ + WRITE, shard="none"), Exit(elements=elements)]
+    if a.embedding_norm:
+        normed = norm("word_embeddings.norm", a, tokens)
+        weights, ops = [*weights, *normed.weights], [*ops, *normed.ops]
     if a.position_embedding == "learned_absolute":
         weights.append(Weight(name="position_embeddings.weight", shape=(a.max_position_embeddings, h), kind="embedding"))
         ops.append(Pointwise(name="position_embeddings", elements=elements, moved=2 * READ + WRITE, shard="none"))
