@@ -238,7 +238,7 @@ def layer_seconds(
             else:
                 forward = gemm_seconds(m, k, n, op_rates, c)
                 to_weight = gemm_seconds(m, k, n, op_rates, c, added_to=accumulate)
-            f_gemm += forward
+            f_gemm += forward * quantised.int8_slowdown(op, gpu)
             f_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "column") * m * k / memory
             b_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "row") * m * n / memory
             if op.frozen:

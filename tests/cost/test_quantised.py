@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
-from cost_cases import DEEPSPEED, cost_model, gpt
+from cost_cases import DEEPSPEED, a100, cost_model, gpt
 from msgspec.structs import replace
 
 from orchestrator.cost.layer import LayerPrices
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.quantised import Moved, moved, working
+from orchestrator.hardware.catalog import GPUS
 from orchestrator.model.lora import NF4_BYTES, Lora
 from orchestrator.model.ops import Gemm
 from orchestrator.strategy.spec import Mesh, Strategy
@@ -57,3 +58,20 @@ def test_a_layer_of_8_bits_holds_less_and_launches_more_than_one_of_16() -> None
     assert eight.weight_bytes < 0.6 * sixteen.weight_bytes
     assert eight.by_cause["overhead"] > sixteen.by_cause["overhead"]
     assert eight.saved_bytes == sixteen.saved_bytes
+
+
+@pytest.mark.parametrize(("gpu", "times"), [("H100-SXM-80GB", 1.0), ("B200", 1.0), ("B300", 15.0), ("GB300", 15.0)])
+def test_products_of_8_bits_are_slower_where_int8_is_cut(gpu: str, times: float) -> None:
+    one_rank = Strategy(mesh=Mesh())
+    seconds = []
+    for bits in (8, None):
+        cluster = replace(a100(8), gpu=GPUS[gpu])
+        costs = cost_model(
+            gpt(position_embedding="learned_absolute"),
+            cluster=cluster,
+            traits=TRANSFORMERS,
+            lora=Lora(rank=4, bits=bits),  # type: ignore[arg-type]
+        )
+        layer = LayerPrices(costs.workload, costs.network).of(costs.workload.kinds["decoder"], "none", one_rank, 1)
+        seconds.append(layer.by_cause["gemm"])
+    assert 1 + 0.25 * (times - 1) <= seconds[0] / seconds[1] <= 1 + 0.55 * (times - 1), "the frozen linears, forward"

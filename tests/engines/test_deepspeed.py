@@ -137,6 +137,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("lora_experts", workload(MIXTRAL, lora=Lora(rank=4)), {}, "lora.rank=4: the weights of transformers' experts are no linears"),
     ("quantised_linears", workload(LLAMA, lora=Lora(rank=4, bits=4)), {"tp": 2, "dp": 4}, "AutoTP would cut packed weights"),
     ("quantised_linears", workload(LLAMA, lora=Lora(rank=4, bits=8)), {"tp": 2, "dp": 4}, "AutoTP would cut packed weights"),
+    ("int8_gpu", workload(LLAMA, gpu="V100-SXM2-32GB", lora=Lora(rank=4, bits=8), precision="fp16"), {"dp": 8}, "on V100-SXM2-32GB"),
     ("int8_zero3", workload(LLAMA, lora=Lora(rank=4, bits=8)), {"dp": 8, "zero_stage": 3}, "beside what ZeRO-3 divides; 4 bits are"),
     ("axis_pp", workload(), {"pp": 2, "dp": 4}, "deepspeed has no pp"),
     ("schedule", workload(), {"pp": 2, "dp": 4, "vpp": 2, "schedule": "1f1b"}, "vpp=2 runs interleaved"),

@@ -68,6 +68,19 @@ def whole_int8_weights(candidate: Candidate, workload: Workload) -> str | None:
     return f"zero_stage={stage} with lora.bits=8: bitsandbytes keeps 8-bit weights beside what ZeRO-3 divides; 4 bits are divided"
 
 
+INT8_FROM: Final = 7.5
+"""First compute capability, Turing's, that LLM.int8 runs on."""
+
+
+@rule("int8_gpu", "bitsandbytes' docs, installation: LLM.int8() needs Turing or newer", "model")
+def int8_products(_: Candidate, workload: Workload) -> str | None:
+    """Refuses 8-bit weights on a GPU without tensor cores for them."""
+    lora, gpu = workload.training.lora, workload.cluster.gpu
+    if lora is None or lora.bits != 8 or workload.cluster.is_cpu or float(gpu.compute_capability) >= INT8_FROM:
+        return None
+    return f"lora.bits=8 on {gpu.name}: LLM.int8 needs compute capability {INT8_FROM}, this has {gpu.compute_capability}; 4 bits run"
+
+
 @rule("recorded", "ours: linears and heads of a recorded model have no names here", "model")
 def recorded_models(_: Candidate, workload: Workload) -> str | None:
     training, traced = workload.training, workload.model.architecture.traced
@@ -100,6 +113,7 @@ FINE_TUNING_RULES: Final = (
     adapters_of_states,
     whole_quantised_linears,
     whole_int8_weights,
+    int8_products,
     packed_ulysses,
     packed_one_by_one,
 )
