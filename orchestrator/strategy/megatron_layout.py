@@ -152,13 +152,14 @@ def stages_of(
 
 def first_layers(model: ModelSpec, runs: Sequence[tuple[str, int]], first_n: int) -> list[int]:
     """How many layers of each run of a chunk are among the first so many of their stack: an encoder and a decoder are two stacks, kinds of
-    layers that follow each other in a decoder are one (Megatron's TransformerBlock, which takes --recompute-num-layers)."""
+    layers that follow each other in a decoder are one (Megatron's TransformerBlock, which takes --recompute-num-layers). What stands
+    between blocks is never recomputed."""
     if len(runs) == 1:
         return [min(first_n, runs[0][1])]
-    encoder = {edge.source for edge in model.edges}
+    encoder, fixed = {edge.source for edge in model.edges}, {run.layer.kind for run in model.runs if not run.layer.recomputable}
     left, found = {True: first_n, False: first_n}, []
     for kind, count in runs:
-        inside = min(left[kind in encoder], count)
+        inside = 0 if kind in fixed else min(left[kind in encoder], count)
         left[kind in encoder] -= inside
         found.append(inside)
     return found

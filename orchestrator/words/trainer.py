@@ -38,6 +38,19 @@ BITSANDBYTES: Final = {name: name for name in EIGHT_BIT} | {"adamw_bnb_8bit": "a
 PLAN: Final[Table] = (*SIZES, *RATE, *OPTIMIZER)
 
 
+FREEZES: Final[Mapping[str, tuple[tuple[str, str, bool], ...]]] = {
+    "llama_factory": (
+        ("freeze_vision_tower", "vision", True), ("freeze_multi_modal_projector", "projector", True),
+        ("freeze_language_model", "language", False),
+    ),
+    "ms_swift": (("freeze_vit", "vision", True), ("freeze_aligner", "projector", True), ("freeze_llm", "language", False)),
+}  # fmt: skip
+"""The switches of programs that freeze a part of a model which looks at images, with the part, and what holds where the file says nothing
+(LLaMA-Factory's hparams/finetuning_args.py, ms-swift's arguments/tuner_args.py)."""
+IMAGE_PIXELS: Final = ("image_max_pixels", "max_pixels")
+"""Their settings of the pixels that an image has at most, LLaMA-Factory's and ms-swift's."""
+
+
 class Around(NamedTuple):
     """A program around the Trainer: which arguments it calls otherwise, and what it takes by itself."""
 

@@ -355,6 +355,43 @@ def test_weights_of_other_quantisations_are_refused(tmp_path: Path) -> None:
         audited(tmp_path, head + "finetuning_type: lora\nlora_rank: 8\nquantization_bit: 8\nquantization_method: hqq\n", **LLAMA)
 
 
+SEEING_HEAD = (
+    "per_device_train_batch_size: 1\ngradient_accumulation_steps: 2\nlearning_rate: 1.0e-5\nbf16: true\ngradient_checkpointing: true\n"
+)
+SEEING_CONFIG = {
+    "model_type": "qwen2_vl",
+    "vision_config": {"depth": 4, "embed_dim": 320, "hidden_size": 512, "num_heads": 4, "patch_size": 14},
+    "text_config": {
+        **{"model_type": "qwen2_vl_text", "num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 32000},
+        **{"num_key_value_heads": 2, "intermediate_size": 1024, "max_position_embeddings": 4096},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "freeze"),
+    [
+        ("model_name_or_path: {}\nstage: sft\nfinetuning_type: full\n", ("vision", "projector")),
+        ("model_name_or_path: {}\nstage: sft\nfinetuning_type: full\nfreeze_vision_tower: false\n", ("projector",)),
+        ("model_name_or_path: {}\nstage: sft\nfinetuning_type: lora\nlora_rank: 8\n", ()),
+        ("model: {}\ntuner_type: full\nfreeze_vit: false\nfreeze_aligner: false\nfreeze_llm: true\n", ("language",)),
+        ("model_name_or_path: {}\n", ()),
+    ],
+)
+def test_what_a_program_freezes_of_a_model_that_looks_at_images_is_read(more: str, freeze: tuple[str, ...], tmp_path: Path) -> None:
+    """LLaMA-Factory freezes tower and projector, as ms-swift does, where nothing is said; the Trainer freezes nothing."""
+    (tmp_path / "seeing").mkdir()
+    (tmp_path / "seeing" / "config.json").write_text(json.dumps(SEEING_CONFIG))
+    length = "cutoff_len" if "stage" in more else "max_length"
+    text = SEEING_HEAD + more.format(tmp_path / "seeing") + f"{length}: 2048\nimage_max_pixels: 200704\n"
+    found = audited(tmp_path, text, gpus=8, cluster="dgx_h100")
+    assert found.plan is not None
+    assert found.legal
+    assert (found.plan.training.freeze, found.plan.training.images, found.plan.training.image_tokens) == (freeze, 1, 256)
+    assert any("one image of 200704 pixels, the most that one may have: 256 tokens" in line for line in found.reading.assumed)
+    assert not [line for line in found.reading.unpriced if "freeze" in line or "pixels" in line]
+
+
 def test_what_accelerate_s_plugin_takes_by_itself_is_said(tmp_path: Path) -> None:
     """MegatronLMPlugin recomputes in full, and has two context-parallel ranks, where nobody says otherwise."""
     found = formats.read(PLUGIN.replace("  megatron_lm_context_parallel_size: 1\n", ""), "run.yaml").reading

@@ -25,7 +25,7 @@ from orchestrator.model.layer import LayerSpec
 from orchestrator.model.lora import trainable_parameters
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, from_json, to_json
-from orchestrator.plan.check import workload_of
+from orchestrator.plan.check import check_plan, workload_of
 from orchestrator.planning import Planner
 
 NO_GPU = Machine(host_memory=2**40)
@@ -175,6 +175,14 @@ def test_a_tower_that_no_reader_has_is_said_to_be_left_out(tmp_path: Path) -> No
     whole = {"model_type": "llama4", "text_config": text, "vision_config": {"hidden_size": 64}}
     assert settings_of(tmp_path, config=whole).unseen
     assert not settings_of(tmp_path, config=text).unseen
+
+
+def test_a_plan_that_recomputes_passes_its_own_check(tmp_path: Path) -> None:
+    """Patches and projector stand between what is recomputed, and never are."""
+    plan = Planner(settings_of(tmp_path, "pin.recompute=full", "pin.zero_stage=3", "pin.micro_batch_size=2")).fastest().plan
+    modes = {span.kind: span.recompute for _, span in plan.spans()}
+    assert modes == {"embedding": "none", "patches": "none", "vision": "full", "projector": "none", "decoder": "full", "head": "none"}
+    check_plan(from_json(to_json(plan)), ENGINES["deepspeed"].capabilities(plan.cluster.software))
 
 
 def test_a_plan_with_images_is_read_back(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
-"""config.json of models that look at images: small ones of each kind, and published ones by hand, what decides their shape, with their
-parameters as printed by their checkpoints (the Hub's `safetensors.total`)."""
+"""config.json of models that look at images: small ones of each kind, and published ones by hand, what decides their shape, with
+their parameters as the Hub prints them of their checkpoints (`safetensors.total`). Those of LLaVA 1.5, Gemma 3, Qwen2-VL, Qwen2.5-VL (3B
+and 7B) and Qwen3-VL were looked up in other public records; those of LLaVA 1.6, OneVision, InternVL3 and Qwen2.5-VL 72B stand here from
+memory alone."""
 
 from __future__ import annotations
 
