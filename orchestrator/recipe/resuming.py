@@ -36,7 +36,7 @@ PLAN: Final = "plan.json"
 
 DATA_ORDER: Final = ("global_batch_size", "seq_length", "decoder_seq_length", "seed", "task", "packing")
 """Step k takes the samples from k * global_batch_size on of an order that these fix: another value repeats some and leaves others out."""
-STATES: Final = ("optimizer", "lora", "precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
+STATES: Final = ("optimizer", "lora", "freeze", "precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
 """What the optimizer's states in the checkpoint are of."""
 UNGROUPED: Final = {"seed": "seed", "lora": "lora", "task": "task", "packing": "data.packing"}
 """Keys of fields of the training that are not called train.*."""

@@ -27,6 +27,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.plan.check import check_plan, workload_of
 from orchestrator.planning import Planner
+from orchestrator.recipe import resuming
 
 NO_GPU = Machine(host_memory=2**40)
 CLIP = {
@@ -183,6 +184,16 @@ def test_a_plan_that_recomputes_passes_its_own_check(tmp_path: Path) -> None:
     modes = {span.kind: span.recompute for _, span in plan.spans()}
     assert modes == {"embedding": "none", "patches": "none", "vision": "full", "projector": "none", "decoder": "full", "head": "none"}
     check_plan(from_json(to_json(plan)), ENGINES["deepspeed"].capabilities(plan.cluster.software))
+
+
+def test_a_run_does_not_go_on_with_another_part_frozen(tmp_path: Path) -> None:
+    """The checkpoint has no states of the optimizer for what was frozen."""
+    plan = plan_of(tmp_path, "train.freeze=vision")
+    saved = resuming.Checkpoint(folder=tmp_path, run=tmp_path, step=1, engine="deepspeed", plan=plan)
+    resuming.check_changes(saved, plan.model, plan.training, plan.run)
+    with pytest.raises(InputError) as raised:
+        resuming.check_changes(saved, plan.model, replace(plan.training, freeze=("projector",)), plan.run)
+    assert "train.freeze=projector (was vision): the optimizer's states in the checkpoint are of the other" in str(raised.value)
 
 
 def test_a_plan_with_images_is_read_back(tmp_path: Path) -> None:

@@ -83,15 +83,19 @@ def test_what_is_frozen_stays_as_it_is_on_two_ranks(name: str, pool: Pool, tmp_p
     assert_same(name, FROZEN[name], pool, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "stage"), [("llava", 3), pytest.param("qwen2_5_vl", 1, marks=pytest.mark.full)])
-def test_a_run_goes_on_from_its_checkpoint_and_its_weights_load_in_plain_transformers(
-    name: str, stage: int, pool: Pool, tmp_path: Path
-) -> None:
+GOES_ON = {
+    "llava": ("llava", "pin.zero_stage=3"),
+    "qwen2_5_vl": ("qwen2_5_vl", "pin.zero_stage=1", "train.image_tokens=16"),
+    "llava, tower frozen": ("llava", "pin.zero_stage=2", "train.freeze=vision"),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case == "llava" else pytest.mark.full) for case in GOES_ON])
+def test_a_run_goes_on_from_its_checkpoint_and_its_weights_load_in_plain_transformers(case: str, pool: Pool, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
-    more = ("train.image_tokens=16",) if name.startswith("qwen") else ()
-    words = (*more, f"pin.zero_stage={stage}", "train.save_every=2", f"model.export_to={tmp_path / 'weights'}")
-    plan = plan_of(name, 2, tmp_path, *words)
+    name, stage, *more = GOES_ON[case]
+    plan = plan_of(name, 2, tmp_path, stage, *more, "train.save_every=2", f"model.export_to={tmp_path / 'weights'}")
     found = pool.run("traced_cases.resumed", 2, to_json(plan), str(tmp_path / "cache"), str(tmp_path / "runs"))[0]
     assert found["again"] == pytest.approx(found["whole"][2:], abs=1e-6)
     loaded, told = AutoModelForImageTextToText.from_pretrained(tmp_path / "weights", output_loading_info=True)
