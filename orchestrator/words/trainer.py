@@ -48,7 +48,7 @@ FREEZES: Final[Mapping[str, tuple[tuple[str, str, bool], ...]]] = {
 """The switches of programs that freeze a part of a model which looks at images, with the part, and what holds where the file says nothing
 (LLaMA-Factory's hparams/finetuning_args.py, ms-swift's arguments/tuner_args.py)."""
 IMAGE_PIXELS: Final = ("image_max_pixels", "max_pixels")
-"""Their settings of the pixels that an image has at most, LLaMA-Factory's and ms-swift's."""
+"""LLaMA-Factory's and ms-swift's setting of the pixels that an image has at most."""
 
 
 class Around(NamedTuple):
