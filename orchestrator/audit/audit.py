@@ -324,6 +324,9 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
     assumed: list[str] = []
     given = dict(tree)
     keys = dict(reading.keys)
+    by_recipe = reading.filled and "recipe" in given
+    if by_recipe:
+        del keys["train.precision"]
     if not any(name.startswith("model.") for name in (*keys, *given)) and "recipe" not in given:
         why = "is missing: the file does not say its layers, width and heads; recipe= or model.hf_config= does"
         near = near_recipe(reading.model)
@@ -345,13 +348,19 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
         keys["train.global_batch_size"] = _batch(reading, given, keys, machine)
     if "train.lr" in keys:  # a recipe's own end of the rate may be above it
         keys.setdefault("train.min_lr", 0.0)
-    whole = {**recipe.as_texts(keys), **given}
     try:
-        settings = recipe.load_tree(whole, machine, engines)
+        settings = recipe.load_tree({**recipe.as_texts(keys), **given}, machine, engines)
+        precision = settings.training.precision
+        if any(keys.get(name, precision) != precision for name in reading.following):
+            keys |= dict.fromkeys(reading.following, precision if precision in ("fp32", "fp16") else "bf16")
+            settings = recipe.load_tree({**recipe.as_texts(keys), **given}, machine, engines)
     except InputError as error:
         if error.key == "gpus" and error.value is None:
             raise NO_GPUS from None
         raise
+    if reading.filled and "train.precision" not in given:
+        who = "the recipe's is taken" if by_recipe else "nobody says what the Trainer fills in; train.precision= does"
+        assumed.append(f"train.precision={precision}: {reading.filled} is auto, and {who}")
     if "cluster" in keys and "cluster" not in given and settings.cluster.name == ASSUMED_CLUSTER:
         assumed.append(f"cluster={ASSUMED_CLUSTER}: the file does not say on what it runs; cluster= does")
     if not {"gpus", "cluster.num_gpus"} & {*keys, *given}:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from orchestrator.audit.document import Given, changed
+from orchestrator.audit.document import AUTO, Given, changed
 from orchestrator.audit.reading import Reading, Setup, Source, changes, listed, recipe_keys
 from orchestrator.engines.deepspeed.capabilities import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, paths
@@ -42,6 +42,9 @@ def is_of_buffers(said: str) -> bool:
     return any(f".{path}".endswith(f".{name}") for name, kind in kinds("ds_config").items() if kind == "buffers")
 
 
+PRECISIONS: Final = {"bf16.enabled": "bf16", "fp16.enabled": "fp16"}
+"""Precisions by the switches that turn them on; without either DeepSpeed trains in fp32."""
+GRADIENTS: Final = ("train.grad_reduce_dtype", "train.grad_accum_dtype")
 CHOSEN: Final = {term.ours for term in (*words.ZERO, *words.OWN_PARALLELISM)}
 """What of a setup a ds_config says, beside the micro-batch."""
 
@@ -51,12 +54,14 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
     given = Given(content)
     said = given.read(*words.PLAN)
     micro, steps, batch = (said.pop(name, None) for name in ("micro_batch_size", "num_microbatches", "global_batch_size"))
-    stage, precision = said["zero_stage"], said.setdefault("training.precision", "fp32")
+    stage = said["zero_stage"]
     if stage not in (0, 1, 2, 3):
         raise InputError("zero_optimization.stage", stage, "is not known", (0, 1, 2, 3))
-    for name in ("grad_reduce_dtype", "grad_accum_dtype"):
-        said.setdefault(f"training.{name}", precision)
-    keys = recipe_keys(said)
+    filled = "" if "training.precision" in said else next((path for path in PRECISIONS if given.values.get(path) == AUTO), "")
+    given.assumed = [line for line in given.assumed if not line.startswith(tuple(PRECISIONS))]
+    precision = said.setdefault("training.precision", PRECISIONS.get(filled, "fp32"))
+    following = frozenset(name for name in GRADIENTS if f"training.{name.removeprefix('train.')}" not in said)
+    keys = recipe_keys(said) | dict.fromkeys(following, precision)
     if batch is not None:
         keys["train.global_batch_size"] = batch
     if micro and batch:
@@ -81,6 +86,8 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
         accumulation=(steps or 1) if batch is None and micro else None,
         steps=None if batch is None or (micro and not steps) else steps or 1,
         divided=bool(batch and not micro),
+        filled=filled,
+        following=following,
         assumed=tuple(given.assumed),
         **listed(left),  # type: ignore[arg-type]
     )

@@ -57,6 +57,10 @@ class Reading(Value, frozen=True, kw_only=True):
     """Micro-batches of a step, where the file says them in place of the batch."""
     steps: int | None = None
     """Micro-batches of a step that DeepSpeed counts where the file says the batch too: the three numbers must be one for the GPUs."""
+    filled: str = ""
+    """The setting that leaves the precision to others ("bf16.enabled": "auto"), so that a recipe's is taken; "": there is none."""
+    following: frozenset[str] = frozenset()
+    """Keys of gradients' types that the file does not say: they are of the precision, whoever says that."""
     divided: bool = False
     """Whether the micro-batch is the batch over `steps` and the ranks: DeepSpeed's own division where a file leaves it out."""
     first_batch: int | None = None

@@ -11,6 +11,11 @@ import orchestrator as so
 from orchestrator.audit import formats
 
 SAMPLE = Path(__file__).parent / "samples" / "ds_config.json"
+LLAMA = {
+    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}  # fmt: skip
 
 
 def test_a_ds_config_becomes_its_plan_and_nothing_is_left_out() -> None:
@@ -176,3 +181,29 @@ def test_what_cannot_be_audited_is_one_error(text: str, keys: dict[str, object],
     given = {name: value for name, value in {"recipe": "llama3_8b", "gpus": 16, "cluster": "dgx_h100", **keys}.items() if value is not None}
     with pytest.raises(so.InputError, match=message):
         so.audit(file, **given)
+
+
+def test_a_precision_that_is_auto_is_the_recipes_or_the_users_and_what_nobody_says_is_said(tmp_path: Path) -> None:
+    def audited_with(recipe: str = "", **keys: object) -> so.Audit:
+        content = {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1}
+        (tmp_path / "ds.json").write_text(json.dumps(content))
+        (tmp_path / "half.yaml").write_text("recipe: llama2_7b\ntrain: {precision: fp16}\n")
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+        given = {"recipe": recipe.format(tmp_path)} if recipe else {"model.hf_config": tmp_path / "config.json", "train.seq_length": 2048}
+        return so.audit(tmp_path / "ds.json", gpus=8, cluster="dgx_a100_80gb", **given, **keys)
+
+    def types(found: so.Audit) -> tuple[str, ...]:
+        assert found.plan is not None
+        training = found.plan.training
+        return training.precision, training.grad_reduce_dtype, training.grad_accum_dtype
+
+    by_recipe = audited_with("llama2_7b")
+    assert types(by_recipe) == ("bf16",) * 3
+    assert "train.precision=bf16: bf16.enabled is auto, and the recipe's is taken" in by_recipe.reading.assumed
+    assert types(audited_with("{}/half.yaml")) == ("fp16",) * 3
+    by_key = audited_with("llama2_7b", **{"train.precision": "fp32"})
+    assert types(by_key) == ("fp32",) * 3
+    assert not any("precision" in line or "bf16" in line for line in by_key.reading.assumed)
+    by_nobody = audited_with()
+    assert types(by_nobody) == ("bf16",) * 3
+    assert any(line.startswith("train.precision=bf16: bf16.enabled is auto, and nobody says") for line in by_nobody.reading.assumed)
