@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self, TextIO, cast
 import msgspec
 
 from orchestrator.engines import ENGINES
+from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.folder import saved_bytes
 from orchestrator.job import Job
 from orchestrator.launch import render
@@ -29,6 +30,8 @@ from orchestrator.units import format_amount, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+    from orchestrator.report.failures import Failures
 
 FILE_WIDTH = 120
 """Columns where the output is no terminal: tables of plans want more than the usual 80."""
@@ -122,12 +125,21 @@ def made_up_data(settings: Settings) -> str:
     return trained_on(settings.run, settings.architecture)
 
 
+def stated_failures(settings: Settings) -> Failures | None:
+    """What the user states of the cluster's failures; None: nothing."""
+    from orchestrator.report.failures import Failures
+
+    if settings.mtbf_hours is None or settings.storage_bandwidth is None:
+        return None
+    return Failures(mtbf_hours=settings.mtbf_hours, storage_bandwidth=settings.storage_bandwidth, restart_s=settings.restart_s)
+
+
 def show_found(console: Console, settings: Settings, found: Found) -> None:
     """The plan, its price, what its training takes, how sure it is to fit, and what nearly won; with verbose=true each stage and cause
     too."""
     from orchestrator.report import text
     from orchestrator.report.budget import budget, budget_text
-    from orchestrator.report.failures import Failures, checkpoint_text, elsewhere_text, failures_text
+    from orchestrator.report.failures import checkpoint_text, elsewhere_text, failures_text
     from orchestrator.report.memory import memory_table, risk_text
 
     def say(line: str) -> None:
@@ -163,8 +175,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     reshardable = ENGINES[plan.engine].reshardable(plan)
     if not (brief and reshardable) and (checkpoints := checkpoint_text(plan, nbytes, reshardable)):
         say(f"checkpoints: {checkpoints}")
-    if settings.mtbf_hours is not None and settings.storage_bandwidth is not None:
-        stated = Failures(mtbf_hours=settings.mtbf_hours, storage_bandwidth=settings.storage_bandwidth, restart_s=settings.restart_s)
+    if stated := stated_failures(settings):
         say(f"failures: {failures_text(plan, nbytes, stated)}")
     if found.elsewhere is not None:
         other = found.elsewhere
@@ -240,16 +251,21 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path, *, starts: 
 def notes_text(settings: Settings, plan: Plan, job: Job, *, starts: bool = False) -> str:
     """A line for each thing that whoever starts a job by its files should know; `starts`: it is started now."""
     from orchestrator.report.budget import format_time
+    from orchestrator.report.failures import unsaved_text
 
     slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     by_slurm = settings.launch == "slurm" or job.num_nodes > 1
     notes = [*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())]
+    saves = plan.run.save_every or "--save" in job.arguments or (settings.entry is not None and plan.engine != MEGATRON)
     limit = render.limit_s(slurm.time) if by_slurm else None
     takes = plan.training.steps * plan.predicted.step_time_s if plan.predicted else 0.0
     if limit and (again := ceil(takes / limit) - 1) > slurm.requeue:
         often = f" and slurm.requeue={slurm.requeue}" if slurm.requeue else ""
         part = f"{format_time(limit * (slurm.requeue + 1))} of {format_time(takes)} that all steps take"
-        notes.append(f"slurm.time={slurm.time}{often} is {part}: slurm.requeue={again} goes on to the end")
+        saving = "" if saves else " with train.save_every="
+        notes.append(f"slurm.time={slurm.time}{often} is {part}: slurm.requeue={again}{saving} goes on to the end")
+    if not saves and (unsaved := unsaved_text(plan, saved_bytes(plan), stated_failures(settings), slurm.requeue)):
+        notes.append(unsaved)
     if not starts and settings.training.task != "sft" and (made_up := made_up_data(settings)):
         notes.append(f"started as it is, this folder trains on {made_up}")
     return "".join(f"note: {note}\n" for note in notes)

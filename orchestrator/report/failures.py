@@ -105,6 +105,29 @@ class Failures(Value, frozen=True, kw_only=True):
     restart_s: float
 
 
+def best_interval(plan: Plan, nbytes: float, of: Failures) -> int:
+    """Steps between checkpoints that are best under these failures (Daly), one at the least."""
+    nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
+    return max(1, round(daly(nbytes / of.storage_bandwidth, mtbf_of_job(of.mtbf_hours * HOUR_S, nodes)) / plan.prediction.step_time_s))
+
+
+def unsaved_text(plan: Plan, nbytes: float, of: Failures | None, requeue: int) -> str:
+    """What a plan without checkpoints loses, and an interval for them: the best one where failures are stated, else an hour. "" where the
+    training takes up to an hour and is put back into no queue (`requeue` times)."""
+    if plan.predicted is None:
+        return ""
+    step_s = plan.predicted.step_time_s
+    takes = plan.training.steps * step_s
+    if takes <= HOUR_S and not requeue:
+        return ""
+    last = f"{plan.run.export_to} gets the last weights alone" if plan.run.export_to else "nor of the last step"
+    again = f"; after a failure slurm.requeue={requeue} begins at the first step again" if requeue else ""
+    every = max(1, round(HOUR_S / step_s)) if of is None else best_interval(plan, nbytes, of)
+    apart = "one an hour" if of is None and every > 1 else f"one in {format_time(every * step_s)}{' (Daly 2006)' if of else ''}"
+    proposed = f"train.save_every={every} writes {apart}, of up to {format_bytes(nbytes)}, and the last"
+    return f"train.save_every=0: no checkpoint is written in {format_time(takes)} of training, {last}{again}; {proposed}"
+
+
 def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:
     """The goodput at the plan's save interval, and at the best one."""
     step_s = plan.prediction.step_time_s
@@ -123,7 +146,7 @@ def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:
 
     if plan.run.save_every:
         parts.append(f"with train.save_every={plan.run.save_every}, {said(plan.run.save_every)}")
-    best = max(1, round(daly(save_s, mtbf_s) / step_s))
+    best = best_interval(plan, nbytes, of)
     parts.append(f"best is train.save_every={best} (Daly 2006): {said(best)}")
     return "; ".join(parts)
 

@@ -131,7 +131,7 @@ def test_a_plan_that_is_written_has_the_notes_of_a_run(tmp_path: Path, capsys: p
 
 
 def test_a_time_limit_and_requeues_that_end_before_the_training_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "recipe=llama3_8b", "gpus=16", "cluster=dgx_h100", "train.tokens=100B", "slurm.time=12:00:00"]
+    words = ["plan", "recipe=llama3_8b", "gpus=16", "cluster=dgx_h100", "train.tokens=100B", "slurm.time=12:00:00", "train.save_every=100"]
     for requeue, often in ((0, ""), (3, " and slurm.requeue=3")):
         assert main([*words, f"slurm.requeue={requeue}", f"out={tmp_path / str(requeue)}"]) == 0
         said = capsys.readouterr().out
@@ -141,6 +141,33 @@ def test_a_time_limit_and_requeues_that_end_before_the_training_are_said(tmp_pat
         assert float(part[2]) == pytest.approx(int(part[3]) / 2, abs=0.6)
     assert main([*words, f"slurm.requeue={part[3]}", f"out={tmp_path / 'whole'}"]) == 0
     assert "slurm.time=" not in capsys.readouterr().out
+    assert main([*words[:-1], f"out={tmp_path / 'unsaved'}"]) == 0
+    assert f"slurm.requeue={part[3]} with train.save_every= goes on to the end" in capsys.readouterr().out
+
+
+def test_a_long_training_that_never_saves_is_told_the_key_and_an_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of days without a checkpoint is lost whole at the first failure; one of seconds is not worth a word."""
+    long = ["recipe=llama3_8b", "gpus=16", "cluster=dgx_h100", "train.tokens=100B"]
+    failing = ["cluster.mtbf=2000", "cluster.storage=50GB/s"]
+
+    def notes(*words: str) -> list[str]:
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        assert main(["run", *words, "launch=none", f"out={out}"]) == 0
+        said = capsys.readouterr().out
+        best.extend(re.findall(r"best is (train.save_every=\d+) ", said))
+        return [line for line in said.splitlines() if line.startswith("note: train.save_every=0: no checkpoint is written in ")]
+
+    best: list[str] = []
+    (hourly,) = notes(*long)
+    assert re.search(
+        r" days of training, nor of the last step; train.save_every=\d+ writes one an hour, of up to .* GiB, and the last$", hourly
+    )
+    (stated,) = notes(*long, *failing, "slurm.requeue=2")
+    assert "; after a failure slurm.requeue=2 begins at the first step again; " in stated
+    assert f"; {best[0]} writes one in " in stated
+    assert notes(*long, "train.save_every=500") == []
+    assert notes(*long[:-1], "train.steps=20", "train.warmup=0") == []
+    assert len(notes(*long[:-1], "train.steps=20", "train.warmup=0", "slurm.requeue=2")) == 1
 
 
 @pytest.mark.parametrize("mark", [":", ","])
