@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from orchestrator.units import GIB
 pytest.importorskip("transformers")
 import torch
 import transformers
+from traced_cases import own_module
 
 from orchestrator.tracing import build
 from orchestrator.tracing.trace import described
@@ -159,3 +163,31 @@ def test_a_checkpoint_of_other_sizes_or_without_a_layer_is_refused(tmp_path: Pat
     save_file({name: t for name, t in tensors.items() if "layer.1.output" not in name}, folder / "model.safetensors")
     with pytest.raises(InputError, match=r"has no tensor bert\.encoder\.layer\.1\.output"):
         loaded(traced("bert sequences"), torch.float32, str(folder))
+
+
+def test_the_command_that_the_refused_export_of_ones_own_module_names_gives_its_weights(pool: Pool, tmp_path: Path) -> None:
+    """Two ranks, states divided: torch's own command writes what the module has at the end, by the module's own names."""
+    code = described(build.Source(code="traced_cases:own_module"), 1, None, 4)
+    words = (
+        *("engine=deepspeed", "cluster=cpu", "gpus=2", "train.precision=fp32", "train.global_batch_size=8", "train.steps=4"),
+        *("train.lr=1e-2", "train.warmup=0", "train.seq_length=1", "name=own", "pin.zero_stage=1"),
+        f"model.traced={msgspec.json.encode(code).decode()}",
+    )
+
+    def planner(*more: str) -> Planner:
+        return Planner(recipe.load((*words, *more), Machine(host_memory=16 * GIB), tuple(ENGINES)))
+
+    with pytest.raises(InputError, match="neither loaded nor exported here; ") as refused:
+        planner(f"model.export_to={tmp_path / 'exported'}").fastest()
+    command = re.search(r"python (.*) CHECKPOINT/states weights.pt writes those of a checkpoint", str(refused.value))
+    assert command is not None
+    out, target = tmp_path / "run", tmp_path / "weights.pt"
+    plan = planner("train.save_every=4").fastest().plan
+    own = pool.run("traced_cases.weights_at_the_end", 2, to_json(plan), str(tmp_path / "cache"), str(out))[0]
+    states = out / "checkpoints" / "step_000004" / "states"
+    subprocess.run([sys.executable, *command[1].split(), str(states), str(target)], check=True)
+    written = {name.removeprefix("weight/"): w for name, w in torch.load(target).items() if name.startswith("weight/")}
+    model, _ = own_module()
+    model.load_state_dict(written)
+    assert {name: weight.tolist() for name, weight in written.items()} == own
+    assert {name: weight.tolist() for name, weight in model.named_parameters()} == own

@@ -54,6 +54,10 @@ def translate(plan: Plan) -> Job:
     return assemble(plan, PROGRAM, [engine, file, *files], notes, deepspeed_environment(plan), without_worker=only, passes=PASSES)
 
 
+TO_TORCH: Final = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch CHECKPOINT/states weights.pt"
+"""torch's own command that writes a checkpoint's tensors by name into one file."""
+
+
 def own_settings(plan: Plan) -> dict[str, Any]:
     """What DeepSpeed's configuration says of parallelism that is DeepSpeed's own: Ulysses, AutoTP and AutoEP; by path."""
     found = say(words.OWN_PARALLELISM, plan)
@@ -70,7 +74,8 @@ def why_no_exchange(architecture: Architecture, model_type: str | None) -> str |
     if architecture.traced is not None:
         if architecture.traced.config:
             return None
-        return f"weights of {architecture.traced.model_class}, which model.code= makes, are neither loaded nor exported here"
+        made = f"weights of {architecture.traced.model_class}, which model.code= makes, are neither loaded nor exported here"
+        return f"{made}; {TO_TORCH} writes those of a checkpoint (train.save_every=), each as weight/NAME"
     if architecture.stack == "encoder_decoder" and not architecture.tie_embeddings:
         # configuration_t5.py:83: a head of its own would be left out, silently.
         return "tie_embeddings=false: transformers 5 builds every T5 with its head tied to the embedding"
