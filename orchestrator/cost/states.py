@@ -112,9 +112,11 @@ class States(NamedTuple):
 def states(parameters: int, per_parameter: StateBytes, strategy: Strategy) -> States:
     """Bytes of `parameters` (this rank's, before ZeRO) under the strategy's ZeRO stage (arXiv 1910.02054, figure 1).
 
-    Offload takes master weights and moments to the host; from stage 2 on the gradients follow them as they are reduced (stage_1_and_2.py,
-    async_accumulate_grad_in_cpu). hpZ keeps a second copy of the weights in the inner group (partition_parameters.py:1307). Gradients that
-    are exchanged to be summed in fp32 arrive in a buffer as large as theirs, until the step (reduce_scatter_with_fp32_accumulation.py:75).
+    Offload takes master weights and moments to the host. Gradients follow them as they are reduced at stage 3 (stage3.py:791), and at
+    stage 2 where they are summed in the weights' type; sums of a wider type stay on the GPU until the step (stage_1_and_2.py:1259,
+    _use_compact_grad_partition_buffer in 0.19.8). hpZ keeps a second copy of the weights in the inner group
+    (partition_parameters.py:1307). Gradients that are exchanged to be summed in fp32 arrive in a buffer as large as theirs, until the
+    step (reduce_scatter_with_fp32_accumulation.py:75).
     """
     b = per_parameter
     weights = parameters * b.weight / dp.share("weight", strategy)
@@ -127,7 +129,8 @@ def states(parameters: int, per_parameter: StateBytes, strategy: Strategy) -> St
     optimizer, step = shard * (b.master + b.moments), shard * b.step
     if strategy.offload_optimizer:
         optimizer = step = 0.0
-        if strategy.zero_stage >= SHARDED_FROM_STAGE["gradient"]:
+        summed_wider = b.gradient > b.weight and strategy.zero_stage < SHARDED_FROM_STAGE["weight"]
+        if strategy.zero_stage >= SHARDED_FROM_STAGE["gradient"] and not summed_wider:
             gradients = 0.0
     received = gradients if strategy.reduce_scatter_with_fp32_accumulation else 0.0
     return States(weights, gradients, optimizer, parameters * b.backward + received, step)

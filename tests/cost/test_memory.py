@@ -218,7 +218,8 @@ def test_hpz_keeps_a_second_copy_of_the_weights_in_its_group() -> None:
 
 
 def test_offload_takes_states_to_the_host() -> None:
-    assert bytes_per_parameter(2, 8, DEEPSPEED, offload_optimizer=True) == 2
+    assert bytes_per_parameter(2, 8, DEEPSPEED, offload_optimizer=True) == 2 + 4 / 8, "sums in fp32 stay"
+    assert bytes_per_parameter(2, 8, DEEPSPEED, precision="fp32", offload_optimizer=True) == 4
     assert bytes_per_parameter(3, 8, DEEPSPEED, offload_optimizer=True) == 2 / 8
     assert bytes_per_parameter(1, 8, DEEPSPEED, offload_optimizer=True) == 2 + 4
 

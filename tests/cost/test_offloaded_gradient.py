@@ -1,4 +1,5 @@
-"""The tensor on the GPU through which DeepSpeed's stages 1 and 2 add up offloaded gradients is as long as that of a real engine."""
+"""What DeepSpeed's stages 1 and 2 keep on the GPU of offloaded gradients: the tensor through which they are added up, and at stage 2 the
+sums in fp32, are those of a real engine."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from msgspec.structs import replace
 
 from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.memory import offloaded_gradient_bytes
-from orchestrator.cost.workload import engine_workload
+from orchestrator.cost.states import state_bytes, states
+from orchestrator.cost.workload import EngineWorkload, engine_workload
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe, from_hf_config
-from orchestrator.model.training import Training
+from orchestrator.model.training import Dtype, Training
 from orchestrator.strategy.workload import Workload
 from tests.ports import free_port
 
@@ -32,6 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "all experts of a layer": {**SIZES, **ROPE, "model_type": "qwen3_moe", "moe_intermediate_size": 96, "num_experts": 8, "head_dim": 16,
                                "num_experts_per_tok": 2, "intermediate_size": 96, "vocab_size": 384, "decoder_sparse_step": 1},
 }  # fmt: skip
+SUMMED: tuple[Dtype, ...] = ("fp32", "bf16")
 BUILT = """
 import json, os, sys
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -46,29 +49,46 @@ for name, config in json.loads(sys.argv[1]).items():
         model = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
         settings = {
             "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
-            "data_types": {"grad_accum_dtype": "fp32"}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
             "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}}, "zero_force_ds_cpu_optimizer": False,
         }
-        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
-        found[f"{name}/{stage}"] = engine.optimizer.temp_grad_buffer_for_gpu_offload.nbytes
+        for summed in ("fp32", "bf16"):
+            config_of = settings | {"data_types": {"grad_accum_dtype": summed}}
+            engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config_of)
+            optimizer = engine.optimizer
+            ids = torch.zeros(1, 8, dtype=torch.long)
+            engine.backward(engine(input_ids=ids, labels=ids).loss)
+            partitions = [getattr(group, "flat_partition", None) for group in optimizer.averaged_gradients.values()]
+            sums = sum(partition.nbytes for partition in partitions if partition is not None) / sum(p.numel() for p in model.parameters())
+            found[f"{name}/{stage}/{summed}"] = [optimizer.temp_grad_buffer_for_gpu_offload.nbytes, sums if stage == 2 else 0]
 print(json.dumps(found))
 """
 
 
-def priced(config: dict[str, Any], stage: int, **choices: Any) -> int:
+def engine_priced(config: dict[str, Any], summed: Dtype = "fp32") -> EngineWorkload:
     architecture = from_hf_config(config, "small")
     workload = Workload(
         model=describe(architecture, 64),
-        training=Training(global_batch_size=8, seq_length=64),
+        training=Training(global_batch_size=8, seq_length=64, grad_accum_dtype=summed),
         cluster=replace(a100(8), software=Software()),
     )
     traits = ENGINES["deepspeed"].traits(Software())
-    chosen = candidate(zero_stage=stage, **{"offload_optimizer": True} | choices)
-    return offloaded_gradient_bytes(engine_workload(workload, traits, datasheet(workload.cluster, traits)), chosen)
+    return engine_workload(workload, traits, datasheet(workload.cluster, traits))
+
+
+def priced(config: dict[str, Any], stage: int, **choices: Any) -> int:
+    return offloaded_gradient_bytes(engine_priced(config), candidate(zero_stage=stage, **{"offload_optimizer": True} | choices))
+
+
+def sums(config: dict[str, Any], stage: int, summed: Dtype) -> float:
+    """Bytes of a parameter that a single rank's summed gradients take on the GPU at stage 2."""
+    workload, strategy = engine_priced(config, summed), candidate(zero_stage=stage, offload_optimizer=True).strategy
+    held = states(10**6, state_bytes(workload.traits, workload.training, strategy.zero_stage), strategy)
+    return held.gradients / 10**6 if stage == 2 else 0.0
 
 
 @pytest.mark.engines
-def test_it_is_as_long_as_that_of_a_real_engine() -> None:
+def test_it_is_as_long_as_that_of_a_real_engine_whose_sums_in_fp32_stay_beside_it() -> None:
     environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BUILT, json.dumps(MODELS)], capture_output=True, text=True, check=False,
@@ -76,7 +96,12 @@ def test_it_is_as_long_as_that_of_a_real_engine() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     theirs = json.loads(done.stdout.splitlines()[-1])
-    assert {f"{name}/{stage}": priced(config, stage) for name, config in MODELS.items() for stage in (1, 2)} == theirs
+    ours = {
+        f"{name}/{stage}/{summed}": [priced(config, stage), sums(config, stage, summed)]
+        for name, config in MODELS.items() for stage in (1, 2) for summed in SUMMED
+    }  # fmt: skip
+    assert {name: found[0] for name, found in ours.items()} == {name: found[0] for name, found in theirs.items()}
+    assert {name: found[1] for name, found in ours.items()} == pytest.approx({name: found[1] for name, found in theirs.items()}, rel=1e-3)
 
 
 def test_nothing_else_has_it() -> None:

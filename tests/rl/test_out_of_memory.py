@@ -79,10 +79,14 @@ LONG = f"{QWEN_7B} model.max_position_embeddings=65536 engine=deepspeed pin.tp=1
 RUNS |= {
     # PPO of Llama 3 8B on four A40, four models whole on each
     "OpenRLHF 858": Run(f"recipe=llama3_8b {WHOLE} gpus=4 cluster=aws_g6e cluster.gpu=A40 gpus_per_node=4 rl.prompts=4",
-                        "the other models' states stay, 4"),
+                        "the other models' states stay, 5"),
     # PPO of CodeLlama 13B on four A800, four models whole on each, no offloading
     "OpenRLHF 277": Run(f"{LLAMA_13B} {WHOLE} pin.offload=false gpus=4 cluster=dgx_a100_80gb cluster.gpu=A800-SXM-80GB gpus_per_node=4 "
                         "rl.prompts=1024", "needs 86"),
+    # PPO of Llama 3 8B on eight H100, the actor's optimizer offloaded, and three more models whole. It ran 55 of the first 64 updates
+    "OpenRLHF 519": Run(f"recipe=llama3_8b {PPO} gpus=8 cluster=dgx_h100 pin.zero_stage=2 pin.offload=true pin.recompute=full "
+                        "pin.tiled_logits=1 rl.reward=model rl.prompts=1024 rl.response_length=600+200 rl.max_response_length=3584 "
+                        "rl.offload=false", "no plan fits for llama3_8b on 8 x H100-SXM-80GB: needs 28"),
     # GRPO of Qwen2.5 7B, samples of 26,048 tokens, the actor on eight H20: a micro-batch of one ran, of two did not
     "OpenRLHF 908, one": Run(f"{LONG} rl.max_response_length=13024", placement="split"),
     "OpenRLHF 908, two": Run(f"{LONG} rl.max_response_length=39072", "8 GPUs train: no plan fits", "split"),
@@ -141,13 +145,6 @@ NOT_NAMED = {
         f"{QWEN_32B} gpus=8 cluster=dgx_h100 cluster.gpu=H20 engine=megatron pin.offload=false pin.tp=8 pin.pp=1 pin.recompute=none "
         "rl.prompts=512 rl.samples=5 rl.prompt_length=200 rl.response_length=500+400 rl.max_response_length=7984 rl.updates=2 "
         "rl.reference=true rl.tp=8 rl.offload=true rl.memory=0.6", ASLEEP, 1.6),
-    # PPO of Llama 3 8B on eight H100: 24.7 GiB and three more models whole. It ran 55 of the first 64 updates with the same states. Beside
-    # these DeepSpeed has, of the critic, a copy of the largest gradient (.98; stage_1_and_2.py, temp_grad_buffer_for_gpu_offload; the
-    # actor's is priced), of both a bucket of 500 million (.93), and Hugging Face's generate 1.0 of keys and values: what is missing grew
-    # with samples of other lengths, and the thread does not print what the allocator held
-    "OpenRLHF 519": Fits(
-        f"recipe=llama3_8b {PPO} gpus=8 cluster=dgx_h100 pin.zero_stage=2 pin.offload=true pin.recompute=full rl.reward=model "
-        "rl.prompts=1024 rl.response_length=600+200 rl.max_response_length=3584 rl.offload=false", 3.8, 4.8),
     # Qwen3-30B-A3B on 64 H20 with volcengine/verl's run_qwen3moe-30b_megatron_96gb.sh, where the error is a picture. The same script ran on
     # eight ("30B 21" above), where no state or activation is smaller
     "verl 3364, 64 H20": Fits(
@@ -197,8 +194,8 @@ def test_what_ran_out_of_memory_is_named_and_what_ran_fits(name: str) -> None:
     holds(RUNS[name])
 
 
-def test_ten_that_ran_out_of_memory_are_named() -> None:
-    assert sum(bool(run.error) for run in RUNS.values()) == 10
+def test_eleven_that_ran_out_of_memory_are_named() -> None:
+    assert sum(bool(run.error) for run in RUNS.values()) == 11
 
 
 @pytest.mark.parametrize("name", NOT_NAMED)
