@@ -11,7 +11,7 @@ from orchestrator.engines.deepspeed.experts import EXPERT_RULES, beyond_host
 from orchestrator.engines.deepspeed.fine_tuning import FINE_TUNING_RULES
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import divides, divides_sequences, first, rule
-from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES, host_states
+from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES, deepspeed_host_states
 from orchestrator.model.hugging_face import divides_head
 from orchestrator.model.traced import Traced
 from orchestrator.model.training import EIGHT_BIT
@@ -252,7 +252,7 @@ def eight_bit_adam(_: Candidate, workload: Workload) -> str | None:
 @rule(
     "activations_host",
     "activation offload: runtime/activation_checkpointing/offload_activations.py:153 (_empty_cpu_like)",
-    "model cp dp zero_stage micro_batch_size offload_optimizer offload_activations",
+    "model cp dp zero_stage micro_batch_size num_microbatches offload_optimizer offload_activations",
 )
 def activations_host(candidate: Candidate, workload: Workload) -> str | None:
     """Checkpoints of all layers but the last, each of the rank's tokens x hidden size, beside what the optimizer may have there."""
@@ -264,7 +264,7 @@ def activations_host(candidate: Candidate, workload: Workload) -> str | None:
     elements = sum(run.count * run.layer.input_elements for run in layers) - layers[-1].layer.input_elements
     needed = elements * candidate.micro_batch_size * ITEMSIZE["fp32" if precision == "fp32" else "bf16"] / candidate.mesh.cp
     if strategy.offload_optimizer:
-        needed += host_states(candidate, workload)
+        needed += deepspeed_host_states(candidate, workload)
     if needed <= cluster.host_memory:
         return None
     have = format_bytes(cluster.host_memory)

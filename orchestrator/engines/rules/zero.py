@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.rules.rule import rule
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
@@ -112,24 +113,42 @@ def megatron_offload(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def host_states(candidate: Candidate, workload: Workload) -> float:
-    """Bytes of the optimizer's states that a rank has in host memory where they are offloaded: fp32 weights and Adam's two moments, and
-    fp32 gradients from stage 2 on (ZeRO-Offload, arXiv 2101.06840), of the parameters that ranks share."""
-    states = 3 * ITEMSIZE["fp32"] + (ITEMSIZE["fp32"] if candidate.strategy.zero_stage >= 2 else 0)
-    return workload.model.parameters * states / candidate.mesh.world_size
+    """Bytes of the optimizer's states that a rank of megatron-core has in host memory where they are offloaded: fp32 weights and Adam's two
+    moments of the parameters that ranks share."""
+    return 3 * ITEMSIZE["fp32"] * workload.model.parameters / candidate.mesh.world_size
 
 
-@rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp zero_stage offload_optimizer")
-def fits_host(candidate: Candidate, workload: Workload) -> str | None:
-    if not candidate.strategy.offload_optimizer:
-        return None
-    needed, have = host_states(candidate, workload), workload.cluster.host_memory
-    if needed <= have:
+def deepspeed_host_states(candidate: Candidate, workload: Workload) -> float:
+    """`host_states` of DeepSpeed, which has fp32 gradients too, and the weights that go back (stages 1 and 2) or the sums of gradients
+    (stage 3); at stage 2 sums in the weights' type, of all the rank's own, wait there from one micro-batch to the next
+    (runtime/zero/stage_1_and_2.py:563-575, :1824; stage3.py:791)."""
+    training, mesh, stage = workload.training, candidate.mesh, candidate.strategy.zero_stage
+    weight, summed = ITEMSIZE["fp32" if training.precision == "fp32" else "bf16"], ITEMSIZE[training.grad_accum_dtype]
+    besides = ITEMSIZE["fp32"] + (summed if stage >= SHARDED_FROM_STAGE["weight"] else weight)
+    waits = stage == SHARDED_FROM_STAGE["gradient"] and summed == weight and candidate.num_microbatches > 1
+    waiting = workload.model.parameters * summed / (mesh.tp * mesh.pp) if waits else 0.0
+    return host_states(candidate, workload) + besides * workload.model.parameters / mesh.world_size + waiting
+
+
+def _lacks_host(candidate: Candidate, workload: Workload, needed: float) -> str | None:
+    have = workload.cluster.host_memory
+    if not candidate.strategy.offload_optimizer or needed <= have:
         return None
     return f"offload_optimizer needs {format_bytes(needed)} of host memory a rank, of {format_bytes(have)} (cluster.host_memory)"
+
+
+@rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp offload_optimizer")
+def fits_host(candidate: Candidate, workload: Workload) -> str | None:
+    return _lacks_host(candidate, workload, host_states(candidate, workload))
+
+
+@rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp zero_stage num_microbatches offload_optimizer")
+def fits_deepspeeds_host(candidate: Candidate, workload: Workload) -> str | None:
+    return _lacks_host(candidate, workload, deepspeed_host_states(candidate, workload))
 
 
 MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam, muon, megatron_offload, fits_host)
 """The rules of megatron-core's distributed optimizer."""
 
-DEEPSPEED_ZERO_RULES: Final = (unsharded_accumulation, offload, fits_host)
+DEEPSPEED_ZERO_RULES: Final = (unsharded_accumulation, offload, fits_deepspeeds_host)
 """The rules of DeepSpeed's optimizers."""
