@@ -39,7 +39,7 @@ from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner, planned
 from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.recipe.whole_data import check_bytes, check_first_texts, check_whole, is_made_up
-from orchestrator.screen import SearchProgress, made_up_data, screen, show_plan
+from orchestrator.screen import SearchProgress, data_key, made_up_data, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
@@ -238,7 +238,9 @@ def check_data_given(settings: Settings) -> None:
     """Raises InputError where GPUs would train on what nobody chose."""
     if made_up := made_up_data(settings):
         why = f"is missing, and {settings.cluster.types} would train on {made_up}"
-        raise InputError("data", None, why, ["data=PATH", "data.made_up=true (a trial on just that)", "launch=none (the plan alone)"])
+        raise InputError(
+            "data", None, why, [data_key(settings), "data.made_up=true (a trial on just that)", "launch=none (the plan alone)"]
+        )
 
 
 def check_range(settings: Settings, plan: Plan) -> None:

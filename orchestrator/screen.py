@@ -115,7 +115,12 @@ def data_text(settings: Settings) -> str:
         some = training.lengths.samples >= supervised.FIRST
         said += f"; {format_amount(seen / training.lengths.samples, 2)} epochs{f' at most, of {supervised.FIRST:,} samples or more' * some}"
     asks = is_made_up(settings.run) and not settings.made_up_data and not settings.cluster.is_cpu
-    return f"{said}; a start on GPUs asks for data=PATH or data.made_up=true" if asks else said
+    return f"{said}; a start on GPUs asks for {data_key(settings)} or data.made_up=true" if asks else said
+
+
+def data_key(settings: Settings) -> str:
+    """The key, with what stands for its value, that says what to train on."""
+    return "data=PATH" if settings.architecture.why_drawn is None else "entry=PROGRAM"
 
 
 def made_up_data(settings: Settings) -> str:

@@ -28,6 +28,7 @@ from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.plan.check import check_plan, workload_of
 from orchestrator.planning import Planner
 from orchestrator.recipe import resuming
+from orchestrator.screen import data_text
 
 NO_GPU = Machine(host_memory=2**40)
 CLIP = {
@@ -224,3 +225,7 @@ def test_the_files_say_what_is_frozen_and_what_a_script_has_to_freeze(tmp_path: 
 def test_a_kind_for_which_no_images_are_drawn_is_planned_and_says_so(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, config=LLAVA | {"model_type": "llava_next"})
     assert ENGINES["deepspeed"].translate(plan).without_worker.startswith("our program draws no images for llava_next, only for llava, ")
+
+
+def test_a_start_on_gpus_asks_for_a_program_where_no_data_is_read(tmp_path: Path) -> None:
+    assert data_text(settings_of(tmp_path)).endswith("a start on GPUs asks for entry=PROGRAM or data.made_up=true")

@@ -98,11 +98,13 @@ def recorded_models(_: Candidate, workload: Workload) -> str | None:
 @rule("seeing", "ours: nobody has tried it", "model")
 def seeing_models(_: Candidate, workload: Workload) -> str | None:
     lora, vision = workload.training.lora, workload.model.architecture.vision
-    bits = None if lora is None else lora.bits
-    if vision is None or (workload.training.task == "pretrain" and bits is None):
+    if vision is None:
         return None
-    asked = TASK if bits is None else f"lora.bits={bits}"
-    return f"{asked} of {vision.model_type}, which looks at images: whole, in parts (train.freeze) or by 16-bit adapters it is trained"
+    if workload.training.task != "pretrain":
+        return f"{TASK} of {vision.model_type}, which looks at images: chats with images are a program's of yours (entry=), without {TASK}"
+    if lora is not None and lora.bits is not None:
+        return f"lora.bits={lora.bits} of {vision.model_type}, which looks at images: its adapters are trained beside 16-bit weights alone"
+    return None
 
 
 FINE_TUNING_RULES: Final = (
