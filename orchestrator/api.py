@@ -35,6 +35,9 @@ from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
 from orchestrator.key import shown
+from orchestrator.model.families import has_reader
+from orchestrator.model.parts.vision import part_of_weight
+from orchestrator.model.training import SEEING
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
@@ -151,7 +154,8 @@ def ds_config_for(model: Any, *, trainer: bool = False, **keys: Any) -> dict[str
 
     model: a module of transformers, its configuration, a mapping, or a folder or config.json. keys: of a run, as `plan` takes them;
     train.global_batch_size and train.seq_length are needed. gpus: else WORLD_SIZE of the launcher, or what this machine has. The plan
-    recomputes as the module does (`gradient_checkpointing_enable()`), and gives every rank data of its own, unless pin.* says otherwise.
+    recomputes and freezes what the module does (`gradient_checkpointing_enable()`; parts of one that looks at images), and gives every rank
+    data of its own, unless pin.* and train.freeze say otherwise.
     Raises InputError, and NoPlanError where nothing fits.
 
     >>> config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512, "n_positions": 128}
@@ -169,7 +173,7 @@ def ds_config_for(model: Any, *, trainer: bool = False, **keys: Any) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config_of(model)), encoding="utf-8")
-        of = {"engine": DEEPSPEED, "model.hf_config": str(path), "name": "in_a_script"}
+        of = {"engine": DEEPSPEED, "model.hf_config": str(path), "name": "in_a_script", **frozen_of(model)}
         answer = plan(**{**pins, **of, **tree})
     return {**answer.ds_config(trainer=trainer), **{name: answer.ds_config()[name] for name in MICRO_BATCHES}}
 
@@ -252,6 +256,17 @@ def config_of(model: Any) -> dict[str, Any]:
         raise InputError("model", type(model).__name__, why)
     written: dict[str, Any] = json.loads(json.dumps(to_dict(), default=str))
     return written
+
+
+def frozen_of(model: Any) -> dict[str, str]:
+    """The key train.freeze, of parts of a module that looks at images in which nothing is trained now (`requires_grad_(False)`); {} where
+    there are none."""
+    config = {} if not hasattr(model, "named_parameters") else config_of(model)
+    if "vision_config" not in config or not has_reader(config):
+        return {}
+    trained = {part_of_weight(name) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    frozen = [part for part in SEEING if part not in trained]
+    return {"train.freeze": ",".join(frozen)} if frozen and trained else {}
 
 
 def recompute_of(model: Any) -> str:

@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from transformers.initialization import no_init_weights
 
 from orchestrator.errors import InputError
+from orchestrator.model.parts.vision import part_of_weight
 from orchestrator.plan import Plan
 from orchestrator.tracing.dtype import default_dtype
 from orchestrator.workers import lora
@@ -59,28 +60,13 @@ def build_model(fields: dict[str, Any]) -> torch.nn.Module:
 def prepared(model: Any, fields: dict[str, Any]) -> torch.nn.Module:
     """The model with LoRA's adapters, what is frozen, and recompute, as `engine.json`'s "model" has them, for training."""
     for name, parameter in model.named_parameters() if fields.get("freeze") else ():
-        parameter.requires_grad_(part_of(name) not in fields["freeze"])
+        parameter.requires_grad_(part_of_weight(name) not in fields["freeze"])
     if "lora" in fields:
         lora.put_in(model, fields["lora"])
     if fields["gradient_checkpointing"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     return model
-
-
-def part_of(name: str) -> str:
-    """The part that a weight of a model which looks at images is in, by its name in transformers: "vision", "projector" or "language".
-
-    >>> part_of("model.visual.blocks.0.attn.qkv.weight"), part_of("model.visual.merger.ln_q.weight"), part_of("lm_head.weight")
-    ('vision', 'projector', 'language')
-    """
-    if any(word in name for word in PROJECTOR):
-        return "projector"
-    return "vision" if any(word in name for word in TOWER) else "language"
-
-
-PROJECTOR: Final = ("visual.merger.", "visual.deepstack_merger_list.", "multi_modal_projector.", "image_newline")
-TOWER: Final = (".visual.", "vision_tower.")
 
 
 def first_model(plan: Plan, engine: dict[str, Any], device: torch.device) -> torch.nn.Module:

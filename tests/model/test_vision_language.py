@@ -97,6 +97,23 @@ def work(run: LayerRun) -> tuple[int, int, int, int]:
     return run.count, run.layer.parameters, gemms, pairs
 
 
+@pytest.mark.engines
+@pytest.mark.parametrize(("frozen", "key"), [("visual.blocks", None), ("visual", "vision,projector"), ("language_model", None), ("", None)])
+def test_what_a_script_has_frozen_of_its_module_is_frozen_in_its_plan(frozen: str, key: str | None) -> None:
+    """Patches are of the tower, and the head of the text model."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    from orchestrator.api import frozen_of
+
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**json.loads(json.dumps(TINY["qwen2_5_vl"]))))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not frozen or frozen not in name)
+    assert frozen_of(model).get("train.freeze") == key
+    assert frozen_of(model.config) == {}
+
+
 @pytest.mark.parametrize(
     ("name", "tokens", "vectors"),
     [("llava-1.5-7b", 576, 577), ("gemma-3-4b", 256, 4096), ("InternVL3-8B", 256, 1025), ("llava-onevision-qwen2-7b-ov", 729, 729)],

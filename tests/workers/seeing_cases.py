@@ -10,6 +10,7 @@ import torch
 
 from orchestrator.engines import ENGINES
 from orchestrator.model.lora import Lora
+from orchestrator.model.parts.vision import part_of_weight
 from orchestrator.plan import Plan
 from orchestrator.workers import hugging_face, seeing
 from orchestrator.workers.deepspeed_states import parameter_groups
@@ -38,7 +39,7 @@ def plain(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
         adapt(model, plan.training.lora)
     model.load_state_dict(ours.state_dict())
     for name, parameter in model.named_parameters() if plan.training.lora is None else ():
-        parameter.requires_grad_(hugging_face.part_of(name) not in plan.training.freeze)
+        parameter.requires_grad_(part_of_weight(name) not in plan.training.freeze)
     training, samples = plan.training, seeing.ImageSamples(plan)
     optimizer = torch.optim.AdamW(parameter_groups(model), betas=training.betas, eps=training.eps, weight_decay=training.weight_decay)
     found: dict[str, Any] = {"losses": [], "norms": []}

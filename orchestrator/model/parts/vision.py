@@ -99,6 +99,23 @@ def part_of(kind: str) -> Literal["vision", "projector", "language"]:
     return "projector" if kind == "projector" else "vision" if kind in ("patches", "vision", "vision_window") else "language"
 
 
+PROJECTORS: Final = ("visual.merger.", "visual.deepstack_merger_list.", "multi_modal_projector.", "image_newline")
+TOWERS: Final = (".visual.", "vision_tower.")
+
+
+def part_of_weight(name: str) -> Literal["vision", "projector", "language"]:
+    """The part that a weight of a model which looks at images is in, by its name in transformers.
+
+    >>> part_of_weight("model.visual.blocks.0.attn.qkv.weight"), part_of_weight("model.visual.merger.ln_q.weight")
+    ('vision', 'projector')
+    >>> part_of_weight("lm_head.weight")
+    'language'
+    """
+    if any(word in name for word in PROJECTORS):
+        return "projector"
+    return "vision" if any(word in name for word in TOWERS) else "language"
+
+
 class Images(Value, frozen=True, kw_only=True):
     """The images of one sample: `count` of them, each of which becomes `tokens` tokens of the decoder."""
 
