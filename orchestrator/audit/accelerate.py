@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator.audit import megatron
 from orchestrator.audit.document import Content, Given, changed
-from orchestrator.audit.hugging_face import SHARDED, as_ds, fsdp, named_ds_config, read_ds, sorted_out, zero
+from orchestrator.audit.hugging_face import CHECKPOINTS, SHARDED, as_ds, fsdp, named_ds_config, offloads, read_ds, sorted_out, zero
 from orchestrator.audit.megatron_yaml import typed
 from orchestrator.audit.reading import Reading, Setup, Source, changes
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
@@ -77,6 +77,7 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     by_path: dict[str, Any] = {"bf16.enabled": precision in ("bf16", "fp8"), "fp16.enabled": precision == "fp16",
                                "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}  # fmt: skip
     setup: dict[str, Any] = {}
+    host: tuple[str, ...] = ()
     if kind == "DEEPSPEED":
         if file := (content.get("deepspeed_config") or {}).get("deepspeed_config_file"):
             given.take("deepspeed_config.deepspeed_config_file")
@@ -93,9 +94,10 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
             by_path["gradient_clipping"] = given.number("deepspeed_config.gradient_clipping", float) or 1.0
     elif kind == "FSDP":
         stage, strategy = _fsdp_stage(given)
-        ds = zero(stage, given.truth("fsdp_config.fsdp_offload_params"))
+        host = offloads(given)
+        ds = zero(stage, bool(host))
         assumed.append(fsdp(strategy, stage))
-        if given.truth("fsdp_config.fsdp_activation_checkpointing"):
+        if any(given.truth(f"fsdp_config.{name}") for name in CHECKPOINTS):
             setup["recompute"] = "full"
     else:
         assumed.append("priced as DeepSpeed's ZeRO-0: data parallelism alone")
@@ -105,6 +107,7 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     if copies > 1 and shard > 1:
         setup["zero_shard_size"] = shard
     reading = as_ds(read_ds(ds, by_path), f"accelerate's configuration, {kind}", named, assumed)
+    reading = replace(reading, unpriced=(*host, *reading.unpriced))
     if named is None or not ds:
         keep = {"train.precision", "train.grad_reduce_dtype", "train.grad_accum_dtype", "train.clip"}
         reading = replace(reading, keys={key: value for key, value in reading.keys.items() if key in keep})

@@ -40,10 +40,7 @@ def as_trainers(content: Content, program: Around) -> Content:
         found["deepspeed"] = NAMED_CONFIGS[str(found["deepspeed"])]
     if isinstance(fsdp := found.get("fsdp_config"), dict) and not found.get("fsdp"):
         whole = str(fsdp.get("reshard_after_forward", fsdp.get("fsdp_reshard_after_forward", True))).lower() != "false"
-        offload = fsdp.get("offload_params", fsdp.get("fsdp_offload_params"))
-        found["fsdp"] = ("full_shard" if whole else "shard_grad_op") + (" offload" if offload else "")
-        if fsdp.get("activation_checkpointing"):
-            found.setdefault("gradient_checkpointing", True)
+        found["fsdp"] = "full_shard" if whole else "shard_grad_op"
     if isinstance(found.get("gradient_checkpointing"), str):  # where Axolotl keeps what is kept: "offload", "offload_disk"
         found |= {"activation_offloading": found["gradient_checkpointing"], "gradient_checkpointing": True}
     return found

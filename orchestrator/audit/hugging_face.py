@@ -33,6 +33,21 @@ def fsdp(strategy: str, stage: int) -> str:
     return f"FSDP's {strategy} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks"
 
 
+OFFLOADS: Final = ("fsdp_offload_params", "offload_params", "fsdp_cpu_offload", "cpu_offload")
+"""FSDP's CPU offload in a section fsdp_config: accelerate's and Axolotl's names, and the Trainer's (transformers 5)."""
+CHECKPOINTS: Final = ("fsdp_activation_checkpointing", "activation_checkpointing")
+"""Recompute of every wrapped layer there."""
+
+
+def offloads(given: Given, words: Iterable[str] = ()) -> tuple[str, ...]:
+    """Settings that keep FSDP's parameters, gradients and optimizer states on the host, as the file says them. `words`: the Trainer's
+    `fsdp`. The price has gradients and states there and the weights' shards on the GPU, which is said: the setting isn't priced whole."""
+    found = [f"{path}=true" for name in OFFLOADS if given.truth(path := f"fsdp_config.{name}")]
+    found += [f'fsdp="{" ".join(words)}"'] if "offload" in words else []
+    given.assumed += [f"{said}: gradients and optimizer states are on the host, the weights' shards priced as on the GPU" for said in found]
+    return tuple(found)
+
+
 def beside_file(named: str, file: str) -> Path | None:
     """A file that another names: beside it, or below one of the folders above it; None: it is nowhere there."""
     path = Path(named).expanduser()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from orchestrator.audit.around_trainer import GROUPS, around, as_trainers
 from orchestrator.audit.document import Content, Given, changed
-from orchestrator.audit.hugging_face import SHARDED, as_ds, fsdp, named_ds_config, read_ds, sorted_out, zero
+from orchestrator.audit.hugging_face import CHECKPOINTS, SHARDED, as_ds, fsdp, named_ds_config, offloads, read_ds, sorted_out, zero
 from orchestrator.audit.reading import LISTS, Reading, Setup, Source, changes
 from orchestrator.errors import InputError
 from orchestrator.model.families import from_hf_config
@@ -73,6 +73,8 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         why = "is Megatron's, behind a Trainer: no format is read yet that has both"
         raise InputError("tensor_model_parallel_size", content["tensor_model_parallel_size"], why)
     flat = {key: value for key, value in content.items() if not (key == "deepspeed" and isinstance(value, dict))}
+    if isinstance(flat.get("fsdp_config"), str):
+        flat["fsdp_config"] = named_ds_config(flat["fsdp_config"], "fsdp_config", name)[0] or flat["fsdp_config"]
     given = Given(flat)
     assumed: list[str] = []
     named, missing, where, stage = None, None, "", 0
@@ -84,7 +86,8 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     if MICRO not in flat:
         assumed.append(f"{MICRO}=8: TrainingArguments' own")
     sharded = given.get("fsdp")
-    given.take("fsdp_config")
+    host: tuple[str, ...] = ()
+    recomputes = bool(sharded) and any(given.truth(f"fsdp_config.{name}") for name in CHECKPOINTS)
     if content.get("deepspeed"):
         given.used.add("deepspeed")
         ds, named, missing = named_ds_config(content["deepspeed"], "deepspeed", name)
@@ -94,7 +97,8 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         parts = [str(word) for word in (sharded if isinstance(sharded, list) else str(sharded).split())]
         strategy = next((word for word in parts if word.lower() in SHARDED), "full_shard")
         stage, where = SHARDED[strategy.lower()], "fsdp"
-        ds = zero(stage, "offload" in parts)
+        host = offloads(given, parts)
+        ds = zero(stage, bool(host))
         assumed.append(fsdp(strategy, stage))
         kind = ", with FSDP"
     else:
@@ -102,8 +106,11 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         assumed.append("no deepspeed and no fsdp: priced as data parallelism alone, unless accelerate's own file says more")
         kind = ""
     kind = ("arguments of Hugging Face's Trainer" if program is None else program.kind) + kind
+    if isinstance(flat.get("fsdp_config"), dict):
+        given.take("fsdp_config")
     reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
-    checkpoints = given.truth("gradient_checkpointing")
+    reading = replace(reading, unpriced=(*host, *reading.unpriced))
+    checkpoints = given.truth("gradient_checkpointing") or recomputes
     keys = {**reading.keys, **_keys(given, said)}
     reentrant = "gradient_checkpointing_kwargs.use_reentrant"
     if keys.get("lora.bits") == 8 and checkpoints and not given.truth(reentrant, program is not None and program.reentrant):

@@ -200,3 +200,47 @@ def test_each_setting_of_slime_is_in_the_list_of_what_it_does() -> None:
     reading = formats.read(SLIME.rstrip() + " --colocate --not-known 1\n", "slime.sh").reading
     assert (reading.unpriced, reading.unknown) == (("--colocate",), ("--not-known 1",))
     assert "--use-kl-loss" in reading.result
+
+
+ACCELERATE = "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\n"
+ARGUMENTS = "learning_rate: 1e-5\nper_device_train_batch_size: 1\nmax_length: 2048\nbf16: true\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            AXOLOTL.partition("deepspeed")[0] + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: ON}\n",
+            "fsdp_offload_params",
+        ),
+        (AXOLOTL.partition("deepspeed")[0] + "fsdp_config: {reshard_after_forward: true, offload_params: ON}\n", "offload_params"),
+        (ARGUMENTS + "fsdp: full_shard\nfsdp_config: {cpu_offload: ON}\n", "cpu_offload"),
+        (ACCELERATE + "fsdp_config: {fsdp_offload_params: ON, fsdp_version: 2}\n", "fsdp_offload_params"),
+    ],
+)
+def test_fsdps_offload_to_the_host_is_read_and_not_proposed_again(text: str, said: str, tmp_path: Path) -> None:
+    def audited_with(on: str) -> so.Audit:
+        (tmp_path / "run.yaml").write_text(text.replace("ON", on))
+        return so.audit(tmp_path / "run.yaml", gpus=2, cluster="dgx_h100", recipe="llama3_8b")
+
+    on, off = audited_with("true"), audited_with("false")
+    assert (on.reading.setup.offload_optimizer, off.reading.setup.offload_optimizer) == (True, False)
+    assert f"fsdp_config.{said}=true" in on.reading.unpriced, "the weights' shards are priced as on the GPU"
+    assert any(line.startswith(f"fsdp_config.{said}=true: ") for line in on.reading.assumed)
+    assert on.judged is not None
+    assert off.judged is not None
+    states = 12 * 8.03e9 / 2  # fp32 weights and both moments, over two ranks
+    assert off.judged.peak_memory_bytes - on.judged.peak_memory_bytes > states
+    assert not any("offload_optimizer off" in change.what for change in on.changes)
+    assert not any(said in line for line in (*off.reading.unpriced, *off.reading.assumed))
+
+
+def test_the_trainers_word_offload_is_read_too() -> None:
+    reading = formats.read(ARGUMENTS + "fsdp: full_shard auto_wrap offload\n", "run.yaml").reading
+    assert reading.setup.offload_optimizer
+    assert 'fsdp="full_shard auto_wrap offload"' in reading.unpriced
+
+
+def test_recompute_that_fsdps_section_says_is_read_where_strategies_are_listed_too() -> None:
+    section = "fsdp: [full_shard]\nfsdp_config: {activation_checkpointing: true}\n"
+    assert formats.read(ARGUMENTS + section, "run.yaml").reading.setup.recompute == "full"
