@@ -33,9 +33,11 @@ def as_trainers(content: Content, program: Around) -> Content:
         found["lora_target"] = "all-linear"
     if found.get("bf16") == AUTO:
         found["bf16"] = True
-    kind = str(found.pop("torch_dtype", ""))
+    kind = str(found.get("torch_dtype", ""))
     if "float16" in kind:
         found.setdefault("fp16" if kind == "float16" else "bf16", True)
+    elif program.loads_16_bits and not kind and not found.get("fp16"):
+        found.setdefault("bf16", True)
     if str(found.get("deepspeed")) in NAMED_CONFIGS:
         found["deepspeed"] = NAMED_CONFIGS[str(found["deepspeed"])]
     if isinstance(fsdp := found.get("fsdp_config"), dict) and not found.get("fsdp"):

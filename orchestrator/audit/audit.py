@@ -58,7 +58,7 @@ class Audit:
 
     def __init__(self, name: str, source: Source, settings: Settings, setup: Setup) -> None:
         self.name, self.source, self.settings, self.setup = name, source, settings, setup
-        self.judge = Judge(settings, setup.engine)
+        self.judge = Judge(settings, setup.engine, source.reading.states)
         self.problem = ""
         self.judged: Judged | None = None
         try:

@@ -17,6 +17,8 @@ from orchestrator.plan import Plan, Stage
 from orchestrator.plan.check import check_plan
 from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
+from orchestrator.search.question import PlannedEngine
+from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.strategy.divisible import multiples
 from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.megatron_layout import chunk_sizes, layout_string, stages_of, transformer_layers
@@ -26,6 +28,8 @@ from orchestrator.values import Value
 from orchestrator.words.megatron import EXPERT_PARALLEL
 
 OF_EXPERTS: Final = tuple(term.ours for term in EXPERT_PARALLEL[2:])
+EVERY: Final = 1 << 62
+"""Parameters that no model has."""
 DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
 
 
@@ -58,13 +62,17 @@ class Judged(Value, frozen=True, kw_only=True):
 
 
 class Judge:
-    """Builds and prices setups for one model, training and cluster. Layers that two setups share are priced once."""
+    """Builds and prices setups for one model, training and cluster. Layers that two setups share are priced once. `states`: as
+    `Reading.states`."""
 
-    def __init__(self, settings: Settings, engine: str) -> None:
+    def __init__(self, settings: Settings, engine: str, states: StateBytes | None = None) -> None:
         self.settings = settings
         planner = Planner(settings)
         self.prices = planner.prices_for(engine)
         self.engine = self.prices.engine(ENGINES[engine].capabilities(settings.cluster.software))
+        self.plain = self.engine
+        if states is not None and settings.training.precision != "fp32":
+            self.plain = replaced(self.engine, states)
         self.limit = self.prices.limits[0]
         self.workload = planner.workload
         self.model = self.workload.model
@@ -78,12 +86,27 @@ class Judge:
         except InputError as error:
             rule = str(error)
         try:
-            predicted = self.engine.costs(self.workload).price(plan.candidate, plan.stages)
+            engine = self.engine if setup.zero_stage else self.plain
+            predicted = engine.costs(self.workload).price(plan.candidate, plan.stages)
         except (KeyError, ZeroDivisionError, ValueError) as error:
             raise InputError("audit", None, rule or f"has no price: {error}") from None
         plan = replace(plan, predicted=predicted, calibration=self.engine.calibration.name)
         chance = None if self.settings.cluster.is_cpu else self.prices.chance_of(plan)
         return Judged(plan=plan, rule=rule, limit=self.limit, chance=chance)
+
+
+def replaced(engine: PlannedEngine, states: StateBytes) -> PlannedEngine:
+    """The engine, whose stage 0 is torch's data parallelism with these states: more than one rank have a copy of all gradients in its
+    buckets (torch/nn/parallel/distributed.py, gradient_as_bucket_view=False)."""
+    traits = replace(
+        engine.traits,
+        states=engine.traits.states | {"mixed/0": states},
+        gradient_buffer="fixed",
+        bucket_elements=EVERY,
+        bucket_copies=1,
+        bucket_itemsize=int(states.gradient),
+    )
+    return PlannedEngine(capabilities=engine.capabilities, traits=traits, calibration=engine.calibration, policy=engine.policy)
 
 
 def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.strategy.spec import RANK_ORDER, Options, Recompute
 from orchestrator.values import Value
 from orchestrator.words.terms import Kind, Table, decided, differs
@@ -65,6 +66,9 @@ class Reading(Value, frozen=True, kw_only=True):
     """Whether the micro-batch is the batch over `steps` and the ranks: DeepSpeed's own division where a file leaves it out."""
     first_batch: int | None = None
     """Samples of the first step, where Megatron's batch grows (rampup_batch_size); None: it does not."""
+    states: StateBytes | None = None
+    """What stage 0 holds of each parameter in 16 bits, where torch's data parallelism runs it on weights as they were loaded; None: as the
+    engine has it."""
     missing: tuple[str, str] | None = None
     """(Key, value) of a DeepSpeed configuration that the file names and that is not here: without it nobody knows the ZeRO stage."""
     model: str = ""

@@ -13,25 +13,35 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from orchestrator.audit.around_trainer import GROUPS, around, as_trainers
-from orchestrator.audit.document import Content, Given, changed
+from orchestrator.audit.document import AUTO, Content, Given, changed
 from orchestrator.audit.hugging_face import CHECKPOINTS, SHARDED, as_ds, fsdp, named_ds_config, offloads, read_ds, sorted_out, zero
 from orchestrator.audit.reading import LISTS, Reading, Setup, Source, changes
 from orchestrator.errors import InputError
 from orchestrator.model.families import from_hf_config
+from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words import trainer as words
 from orchestrator.words.terms import Term, always, kinds
-from orchestrator.words.trainer import Around
+from orchestrator.words.trainer import AROUND, Around
 
 MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 KINDS: Final = kinds("trainer", "trainer_older", "around_trainer")
 """Fields of TrainingArguments (transformers 5; a test compares) and of older versions, and settings of the programs around the Trainer
 (TRL, alignment-handbook, LLaMA-Factory, transformers' examples), with what each does."""
+LOADED: Final = ("torch_dtype", "dtype", "model_init_kwargs.torch_dtype", "model_init_kwargs.dtype")
+"""The type in which weights are loaded, as TRL, ms-swift and scripts around the Trainer have it."""
+LLAMA_FACTORYS: Final = {"finetuning_type", "cutoff_len", "pure_bf16"}
+"""Settings by which a file is LLaMA-Factory's."""
 ENOUGH: Final = {STEPS, "num_train_epochs", "num_epochs", "micro_batch_size"}
 """Settings of which one, beside a rate, says that a file has such arguments."""
 FILLED: Final = ("packing", "neat_packing", "sample_packing", "pad_to_sequence_len", "pad_to_max_length")
 """Switches with which every sequence is as long as the longest may be."""
 LENGTHS: Final = ("max_seq_length", "max_length", "cutoff_len", "block_size", "model_max_length")
+IN_16_BITS: Final = tuple(StateBytes(weight=2, gradient=2, master=0, moments=4, step=step) for step in (0, 2))
+IN_32_BITS: Final = tuple(StateBytes(weight=4, gradient=4, master=0, moments=8, backward=2, step=step) for step in (0, 4))
+"""Bytes per parameter of torch's data parallelism by the type of the weights; the second of each are of torch's AdamW without fused=True,
+whose step has a square root of every second moment (torch/optim/adamw.py, _multi_tensor_adamw). In fp32 autocast keeps the 16-bit copies of
+weights from forward to backward."""
 QUANTISED: Final = ("quantization_bit", "quant_bits")
 TRAINED: Final = ("lora_r", "lora_rank")
 
@@ -81,6 +91,11 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     ds: Content = {}
     said = given.read(*words.PLAN)
     said["training.betas"] = [given.read(term)["training.betas"] for term in words.OPTIMIZER if term.ours == "training.betas"]
+    plain = not content.get("deepspeed") and not flat.get("fsdp")
+    loaded = next((str(value) for name in LOADED if (value := given.values.get(name)) is not None), "")
+    given.take(*LOADED)
+    if given.truth("pure_bf16") or (plain and loaded == "bfloat16"):
+        said["training.precision"] = "bf16"
     said.setdefault("training.precision", "fp32")
     by_path = {term.theirs: term.to(said[term.ours]) for term in ds_words.PLAN if term.ours in said}
     if MICRO not in flat:
@@ -118,6 +133,9 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     sizes = {axis: next((size for path in names if (size := given.number(path))), 1) for axis, names in GROUPS.items()}
     sizes = {axis: size for axis, size in sizes.items() if size > 1}
     setup = replace(reading.setup, recompute="full" if checkpoints else "none", **sizes)
+    if plain and "lora.rank" not in keys:
+        states, unsaid = _states(given, program, said["training.precision"], loaded)
+        reading = replace(reading, states=states, unpriced=(*reading.unpriced, *unsaid))
     about = [line for line in reading.assumed if not line.startswith("recompute=")]
     longest = next((name for name in LENGTHS if given.values.get(name) is not None), "")
     if longest == "block_size" or any(str(given.values.get(name)).lower() == "true" for name in FILLED):
@@ -125,6 +143,26 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about), longest=longest,
                       model=str(given.values.get("model_name_or_path") or ""))  # fmt: skip
     return sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
+
+
+def _states(given: Given, program: Around | None, precision: str, loaded: str) -> tuple[StateBytes | None, tuple[str, ...]]:
+    """(What each parameter takes without DeepSpeed and FSDP, settings that would change it and that the file does not say). `loaded`: the
+    type in which the file says that weights are loaded, or ""."""
+    foreach = given.values.get("optim") == "adamw_torch"
+    own = program is not None and program.loads_16_bits
+    if precision == "bf16" and (given.truth("pure_bf16") or loaded in ("bfloat16", AUTO) or (own and not loaded)):
+        given.assumed.append("weights are loaded in bf16 and trained so: gradients and moments too, without an fp32 copy of any")
+        if program is AROUND["axolotl"] and not {"cut_cross_entropy", *words.FLASH} & given.used:
+            given.assumed.append(
+                "attn_implementation is not said: without flash attention embeddings and head stay in fp32, priced as bf16"
+            )
+        return IN_16_BITS[foreach], ()
+    if precision not in ("bf16", "fp16") or own:
+        return None, ()
+    if loaded or LLAMA_FACTORYS & {*given.values}:  # which casts to fp32 (model/adapter.py:349)
+        return IN_32_BITS[foreach], ()
+    given.assumed.append("torch_dtype=float32, as TRL loads weights; transformers 5 by itself takes the checkpoint's type")
+    return IN_32_BITS[foreach], ("torch_dtype, which the file does not say",)
 
 
 def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +187,9 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
     given.take("warmup_ratio", "warmup_steps", "num_train_epochs")
     if "training.seed" in said:
         keys["seed"] = said["training.seed"]
+    given.take(*(name for name, values in words.FLASH.items() if given.values.get(name) in values))
+    if given.values.get("optim") in words.ADAMW:
+        given.take("optim")
     if str(given.values.get("optim")) in words.BITSANDBYTES:
         keys["train.optimizer"] = words.BITSANDBYTES[given.get("optim")]
     folder = given.get("model_name_or_path")

@@ -35,6 +35,16 @@ DECAYS: Final = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "1-sqrt"}
 """The Trainer's names of how a rate falls after it was stable (transformers/optimization.py, get_wsd_schedule)."""
 BITSANDBYTES: Final = {name: name for name in EIGHT_BIT} | {"adamw_bnb_8bit": "adamw_8bit"}
 """Optimizers of plans by the Trainer's names of bitsandbytes' (transformers/training_args.py, OptimizerNames)."""
+ADAMW: Final = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
+"""The Trainer's names of torch's AdamW."""
+FLASH: Final[Mapping[str, tuple[Any, ...]]] = {
+    "attn_implementation": ("flash_attention_2", "flash_attention_3", "sdpa"),
+    "attn_impl": ("flash_attn", "flash_attention_2", "flash_attention_3", "sdpa"),
+    "flash_attn": ("fa2", "fa3", "sdpa", "auto"),
+    "flash_attention": (True,),
+    "sdp_attention": (True,),
+}
+"""Settings of these programs, with their values that keep no attention scores, as is priced."""
 PLAN: Final[Table] = (*SIZES, *RATE, *OPTIMIZER)
 
 
@@ -65,6 +75,9 @@ class Around(NamedTuple):
     """What a written file says of a plan's task beside the plan."""
     reentrant: bool = False
     """Whether it recomputes by torch's reentrant function where nothing is said; transformers 5 does not."""
+    loads_16_bits: bool = False
+    """Whether all weights are trained in the 16 bits of the training, in which they are loaded, where neither DeepSpeed nor FSDP keeps
+    fp32 ones. Both programs of which that is so train in bf16 where nothing is said."""
     packs: tuple[str, ...] = ()
     """The program's switches for several supervised samples in a sequence, of which none sees another."""
 
@@ -103,6 +116,7 @@ AROUND: Final[Mapping[str, Around]] = {
         },
         defaults={"per_device_train_batch_size": 1, "lr_scheduler_type": "cosine"},
         reentrant=True,  # utils/config/__init__.py:383
+        loads_16_bits=True,  # utils/config/__init__.py:191, loaders/model.py:611; bf16 is auto (utils/schemas/config.py:559)
         packs=("sample_packing",),
     ),
     "ms_swift": Around(
@@ -111,6 +125,7 @@ AROUND: Final[Mapping[str, Around]] = {
         start="swift sft (swift pt for text) RUN/ms_swift.yaml, with your model and dataset in it",
         names={"model_name_or_path": "model", "finetuning_type": "tuner_type", "lora_target": "target_modules"},
         defaults={"per_device_train_batch_size": 1, "gradient_checkpointing": True, "lr_scheduler_type": "cosine"},
+        loads_16_bits=True,  # arguments/base_args/model_args.py:120, _init_torch_dtype: of a checkpoint in bf16
         packs=("packing",),
     ),
 }  # fmt: skip

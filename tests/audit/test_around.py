@@ -244,3 +244,78 @@ def test_the_trainers_word_offload_is_read_too() -> None:
 def test_recompute_that_fsdps_section_says_is_read_where_strategies_are_listed_too() -> None:
     section = "fsdp: [full_shard]\nfsdp_config: {activation_checkpointing: true}\n"
     assert formats.read(ARGUMENTS + section, "run.yaml").reading.setup.recompute == "full"
+
+
+FULL = (
+    "base_model: a/b\nsequence_len: 2048\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\ngradient_checkpointing: true\nbf16: auto\n"
+)
+FACTORY = """\
+gradient_checkpointing: true
+stage: sft
+finetuning_type: full
+cutoff_len: 2048
+per_device_train_batch_size: 1
+learning_rate: 1e-5
+"""
+SWIFTS = "model: a/b\ntuner_type: full\nmax_length: 2048\nper_device_train_batch_size: 1\nlearning_rate: 1e-5\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "by_cause"),
+    [
+        # Weights, gradients, optimizer's states and what the step has beside them, in bytes per parameter.
+        (FULL + "optimizer: paged_adamw_8bit\n", (2, 2, 0, 0)),
+        (FULL + "optimizer: adamw_bnb_8bit\n", (2, 2, 2 * (1 + 4 / 256), 0)),
+        (FULL + "optimizer: adamw_torch_fused\n", (2, 2, 4, 0)),
+        (FULL + "optimizer: adamw_torch\n", (2, 2, 4, 2)),
+        (SWIFTS, (2, 2, 4, 0)),
+        (FACTORY + "pure_bf16: true\n", (2, 2, 4, 0)),
+        (FACTORY + "bf16: true\n", (4, 4, 8, 2)),  # cast to fp32, and autocast's copies
+        (ARGUMENTS + "gradient_checkpointing: true\ntorch_dtype: bfloat16\n", (2, 2, 4, 0)),
+        (ARGUMENTS + "gradient_checkpointing: true\ntorch_dtype: auto\n", (2, 2, 4, 0)),
+        (ARGUMENTS + "gradient_checkpointing: true\ndtype: float32\n", (4, 4, 8, 2)),
+    ],
+)
+def test_without_deepspeed_and_fsdp_states_are_of_the_type_in_which_weights_are_loaded(
+    text: str, by_cause: tuple[float, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    found = so.audit(tmp_path / "run.yaml", gpus=1, cluster="dgx_h200", recipe="llama3_8b", **{"train.seq_length": 2048})
+    assert found.plan is not None
+    assert found.plan.training.precision == "bf16"
+    stage = found.plan.prediction.by_stage[0]
+    parameters = 8.03e9
+    weights, gradients, optimizer, transient = by_cause
+    assert stage.memory_by_cause["weights"] == pytest.approx(weights * parameters, rel=0.01)
+    assert stage.memory_by_cause["gradients"] == pytest.approx(gradients * parameters, rel=0.01)
+    assert stage.memory_by_cause["optimizer"] == pytest.approx(optimizer * parameters, rel=0.01)
+    states = (weights + gradients + optimizer + transient) * parameters
+    assert states < stage.peak_memory_bytes < states + 16e9, "what is left are activations, logits and the context"
+    assert stage.memory_by_cause["buffers"] < 1e9, "one rank reduces nothing"
+
+
+def test_data_parallel_ranks_have_a_copy_of_all_gradients_in_their_buckets(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(FULL + "optimizer: paged_adamw_8bit\n")
+    found = so.audit(tmp_path / "run.yaml", gpus=8, cluster="dgx_h200", recipe="llama3_8b")
+    assert found.plan is not None
+    assert found.plan.prediction.by_stage[0].memory_by_cause["buffers"] == pytest.approx(2 * 8.03e9, rel=0.01)
+
+
+def test_a_full_fine_tuning_by_axolotl_fits_where_its_bf16_states_do(tmp_path: Path) -> None:
+    """examples/llama-3/fft-8b.yaml, of which an fp32 master of 30 GiB was priced that nobody keeps."""
+    text = FULL.replace("2048", "8192") + "optimizer: paged_adamw_8bit\nattn_implementation: flash_attention_2\nsample_packing: true\n"
+    (tmp_path / "run.yaml").write_text(text)
+    found = so.audit(tmp_path / "run.yaml", gpus=1, cluster="dgx_h100", recipe="llama3_8b")
+    assert found.fits
+    assert not any("attn_implementation" in line or "optim" in line for line in found.reading.unpriced)
+
+
+def test_what_keeps_fp32_weights_is_priced_as_before_and_a_type_that_nobody_says_leaves_doubt(tmp_path: Path) -> None:
+    for more in ("deepspeed: {zero_optimization: {stage: 2}}\n", "fsdp: full_shard\n", "use_peft: true\n"):
+        assert formats.read(ARGUMENTS + "torch_dtype: bfloat16\n" + more, "run.yaml").reading.states is None
+    (tmp_path / "run.yaml").write_text(ARGUMENTS + "packing: true\n")
+    found = so.audit(tmp_path / "run.yaml", gpus=1, cluster="dgx_h100", recipe="llama3_8b")
+    assert found.judged is not None
+    assert found.judged.lacking_bytes
+    assert found.fits is None
+    assert "torch_dtype, which the file does not say" in found.reading.unpriced

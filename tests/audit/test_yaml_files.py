@@ -222,7 +222,8 @@ DEFAULTS = frozenset(
     model.config.max_position_embeddings trainer.strategy.ddp.overlap_grad_reduce trainer.plugins.grad_reduce_in_fp32
     language_model.max_position_embeddings model.optim.sched.name deepspeed_config.offload_optimizer_device
     model.micro_batch_size data.micro_batch_size train.micro_batch_size deepspeed.bf16.enabled model.optim.betas
-    model.config.activation_func._call_ data.seq_length model.data.seq_length model.half""".split()  # noqa: SIM905
+    model.config.activation_func._call_ data.seq_length model.data.seq_length model.half
+    attn_implementation""".split()  # noqa: SIM905
 )
 """Values that are what is taken without them."""
 
