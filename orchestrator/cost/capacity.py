@@ -9,7 +9,7 @@ turn (`Capacity.ranges`). Where a stage may hold several kinds of layers each nu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from math import ceil
 from typing import NamedTuple
 
@@ -145,7 +145,8 @@ class Capacity:
                 known[key] = Layers(here, candidate, key[1], modes, partial)
             self.kinds.append(known[key])
         fastest = {kind: min([costs.layer(candidate, kind, mode).seconds for mode in modes]) for kind in inside}
-        self.before = [0.0, *accumulate(fastest[run.layer.kind] for run in costs.model.runs[1:-1] for _ in range(run.count))]
+        each = chain.from_iterable(repeat(fastest[run.layer.kind], run.count) for run in costs.model.runs[1:-1])
+        self.before = [0.0, *accumulate(each)]
         """Seconds of a micro-batch in the model's first so many layers."""
         first, last = (here.layer(candidate, costs.model.runs[i].layer.kind, "none") for i, here in ((0, prices[0]), (-1, prices[-1])))
         self.ends = [first, *[NOTHING] * (self.pp - 2), last]

@@ -124,7 +124,7 @@ class LayerPrices:
             per_frozen = self.replicas.frozen_of(strategy, layer)
             copies = self.replicas.of(own, strategy, frozen, linears=layer.recomputable, per_frozen=per_frozen)
             if experts:
-                copies = copies.beside(self.replicas.of(routed, folded(strategy), ranks=dp.group(strategy)[0], linears=True))
+                copies = copies.beside(self.replicas.of(routed, folded(strategy), ranks=dp.ranks(strategy), linears=True))
             if self._muon.has(layer):
                 update = sum(self._muon.update_s(layer, strategy, experts=of) for of in (False, True))
                 copies = copies._replace(optimizer_s=copies.optimizer_s + update)
@@ -152,7 +152,9 @@ class LayerPrices:
             _, frozen_itemsize = self.replicas.frozen_of(strategy, layer)
             gathered = (parameters - frozen) * itemsize + frozen * frozen_itemsize
             scattered = float((parameters - frozen) * w.weight_itemsize)
-        unpacked = quantised.working(layer, strategy, micro_batch_size, w.training.precision, w.weight_itemsize, recompute == "full")
+        unpacked = (0.0, 0.0)
+        if w.training.lora is not None and w.training.lora.bits is not None:
+            unpacked = quantised.working(layer, strategy, micro_batch_size, w.training.precision, w.weight_itemsize, recompute == "full")
         return LayerCost(
             forward_s=active * forward_s,
             backward_s=active * backward_s,

@@ -33,7 +33,7 @@ class Phase(NamedTuple):
 def fixed_bytes(workload: EngineWorkload, candidate: Candidate, boundary_bytes: float) -> dict[str, float]:
     """Bytes that every rank has whatever its layers, by cause: context, communicators, workspaces, the pipeline's buffers."""
     c, mesh = workload.calibration, candidate.mesh
-    group = dp.group(candidate.strategy)[0]
+    group = dp.ranks(candidate.strategy)
     communicators = sum(degree > 1 for degree in (mesh.tp, mesh.cp, mesh.pp, group, mesh.world_size))
     buffers = c.workspace_bytes
     if mesh.pp > 1:

@@ -82,12 +82,12 @@ class Muon:
         found = self._padding.get((mesh, experts, strategy.ddp_bucket_size))
         if found is None:
             w = self._workload
-            ranks = mesh.expert_dp if experts else dp.group(strategy)[0]
+            ranks = mesh.expert_dp if experts else dp.ranks(strategy)
             layers = [(layer, max(1, round(w.counts[kind] / mesh.pp))) for kind, layer in w.kinds.items() if layer.recomputable]
             of_layer = [[m.rows * m.columns // m.ranks for m in matrices(layer, mesh, experts=experts) for _ in range(m.copies)]
                         for layer, _ in layers]  # fmt: skip
             sizes = [*chain.from_iterable(chain.from_iterable(repeat(one, n)) for one, (_, n) in zip(of_layer, layers, strict=True))]
-            bucket = strategy.ddp_bucket_size or own_bucket(w.traits, dp.group(strategy)[0])
+            bucket = strategy.ddp_bucket_size or own_bucket(w.traits, dp.ranks(strategy))
             found = padding(sizes, ranks, bucket) if sizes and ranks > 1 else 1.0
             self._padding[mesh, experts, strategy.ddp_bucket_size] = found
         return found
@@ -103,7 +103,7 @@ class Muon:
                 seconds += part.copies * (self._iterations_s(part, mesh) + part.rows * part.columns / part.ranks * ELEMENT_BYTES / moved)
         if strategy.zero_stage == 0:
             return seconds
-        ranks = mesh.expert_dp if experts else dp.group(strategy)[0]
+        ranks = mesh.expert_dp if experts else dp.ranks(strategy)
         return seconds * self.growth(strategy, experts=experts) / ranks
 
     def _parts(self, matrix: Matrix) -> Iterator[Matrix]:

@@ -144,7 +144,7 @@ class ReplicaPrices:
         sync = gather = 0.0
         in_passes = []
         for item in dp.traffic(gathered, trained * self.wire_itemsize(strategy), strategy, w.traits):
-            seconds = self._network.seconds(item, self._messages(trained, strategy, ranks or dp.group(strategy)[0]))
+            seconds = self._network.seconds(item, self._messages(trained, strategy, ranks or dp.ranks(strategy)))
             if item.when != "step":
                 in_passes.append((item, seconds))
             elif item.operation == "all_gather":

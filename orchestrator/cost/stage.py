@@ -84,7 +84,7 @@ def late_share(workload: EngineWorkload, candidate: Candidate, parameters: float
     last and first are in `overlap_efficiency`: the last bucket's gradients are whole when backward ends, and the first one's weights are
     needed when forward begins. Only the first stage has buckets (core/distributed/distributed_data_parallel.py:100), and its first chunk
     of layers (training/training.py, disable_bucketing): the others' passes hide the whole."""
-    bucket, group = candidate.strategy.ddp_bucket_size, dp.group(candidate.strategy)[0]
+    bucket, group = candidate.strategy.ddp_bucket_size, dp.ranks(candidate.strategy)
     if bucket is None or not parameters:
         return 0.0
     return min(1.0, max(0, bucket - own_bucket(workload.traits, group)) / parameters)

@@ -4,6 +4,7 @@ seconds itemised."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from orchestrator.cost import schedule, uncertainty
@@ -45,15 +46,23 @@ def step_seconds(candidate: Candidate, costs: Sequence[StageCost], moving: Trans
     """Seconds of a step with these costs, one a stage. `once_s`: what comes once a step for all stages. A stage exposes its reduction when
     it is through; the update begins when all are, and lasts as long as the slowest one's. `upper`: where the step takes longer, the answer
     may be any seconds above it that the step does not undercut."""
-    forward = [cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
-    backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
-    group = candidate.microbatch_group_size_per_vp_stage
+    forward = tuple([cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs])
+    backward = tuple([cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs])
+    hops = moving.hops if isinstance(moving.hops, float) else tuple(moving.hops)
+    passes = moving.schedule, forward, backward, hops
+    shape = candidate.num_microbatches, candidate.vpp, candidate.microbatch_group_size_per_vp_stage
     update = max(cost.optimizer_s for cost in costs)
-    latest = () if upper == float("inf") else [(upper - update - once_s - cost.exposed_s) * (1 + ROUNDING) for cost in costs]
-    shape = candidate.num_microbatches, candidate.vpp, group
-    ends = schedule.finish_times(moving.schedule, forward, backward, moving.hops, *shape, limits=latest)
+    if upper == float("inf"):
+        ends = _ends(*passes, *shape)
+    else:
+        latest = [(upper - update - once_s - cost.exposed_s) * (1 + ROUNDING) for cost in costs]
+        ends = schedule.finish_times(*passes, *shape, limits=latest)
     finished = max(end + cost.exposed_s for end, cost in zip(ends, costs, strict=True))
     return max(finished, moving.busy_s) + update + once_s
+
+
+_ends = lru_cache(maxsize=64)(schedule.finish_times)
+"""`schedule.finish_times`, kept: a plan is priced with one option after the other, few of which change what a pass takes."""
 
 
 def once_seconds(workload: EngineWorkload, network: Network, replicas: ReplicaPrices, candidate: Candidate) -> float:

@@ -614,7 +614,8 @@ class _Best:
         if self.kind is _itself:
             return self.ranked[-1] if len(self.ranked) == self.k else None
         orders = [other.order for _, other in self.ranked]
-        alike = (item for item in self.ranked if item[1].order != choice.order and self.kind(item[1]) == self.kind(choice))
+        kind = self.kind(choice)
+        alike = (item for item in self.ranked if item[1].order != choice.order and self.kind(item[1]) == kind)
         return next(alike, self.ranked[0] if len(orders) == self.k or choice.order in orders else None)
 
     def threshold(self, choice: Choice) -> float:
@@ -624,6 +625,8 @@ class _Best:
 
     def excludes(self, bound: float, choice: Choice) -> bool:
         """Whether a choice, or the choices of a mesh from this on, with this lower bound can't be among the k best any more."""
+        if self.ranked and bound < self.ranked[0][0].step_time_s and bound <= self.below_s:  # whatever it must beat
+            return False
         worst = self._to_beat(choice)
         if worst is None:
             return bound > self.below_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -11,7 +12,6 @@ from orchestrator.cost.mixed import cost_model
 from orchestrator.key import declared
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
-from orchestrator.plan.check import fits
 from orchestrator.search.planner import Bounds, Near, faster, fastest_of
 from orchestrator.search.question import Engines, PlannedEngine, SearchSettings
 from orchestrator.strategy.choices import Choice, shown
@@ -77,7 +77,8 @@ class _Asked:
         assert choice.offered is not None
         engines = [engine for engine in self.engines if _has(engine, choice, value)]
         known, later, hoped = self.as_they_are(choice, value, {engine.name for engine in engines})
-        best, asks = min(known, key=seconds_of, default=None), choice.offered.asks
+        seconds, peak, best = min(known, key=itemgetter(0), default=(self.worth_s, float("inf"), None))
+        best, asks = self.priced(best) if best is not None and self.worth(seconds, peak) else None, choice.offered.asks
         if best is None or seconds_of(best) >= self.worth_s:
             beside = any(plan.engine == engine.name for plan in self.plans for engine in engines)
             other_mesh = choice.searched and not choice.unit  # a kind whose best meshes the search of the other kinds leaves out
@@ -90,17 +91,21 @@ class _Asked:
                     least = min(least, 1 - OTHERS_GAIN * FURTHER_S)
                 best = (self.near_by(choice, value, engines, least) if least < 1 else None) or best
         if (best is None or seconds_of(best) >= self.worth_s) and later:
-            release, best = min(later, key=lambda item: seconds_of(item[1]))
+            _, release, newer = min(later, key=itemgetter(0))
+            best = self.priced(newer)
             asks = f"{asks}; needs Megatron-core {release} (cluster.software.megatron_core={release})"
-        if best is None or not (seconds_of(best) < self.worth_s or _smaller(best, self.plan)):
+        if best is None or not self.worth(seconds_of(best), best.prediction.peak_memory_bytes):
             return None
         return Unasked(key=f"pin.{choice.pin}={shown(value)}", asks=asks, plan=best)
 
-    def as_they_are(self, choice: Choice, value: Any, able: Container[str]) -> tuple[list[Plan], list[tuple[str, Plan]], float]:
-        """(the plans with this value that are legal and fit; those that are legal in a later release alone, each with it; the least share
-        of its time that any takes with it, legal or not)."""
-        known: list[Plan] = []
-        later: list[tuple[str, Plan]] = []
+    def as_they_are(
+        self, choice: Choice, value: Any, able: Container[str]
+    ) -> tuple[list[tuple[float, float, Plan]], list[tuple[float, str, Plan]], float]:
+        """(the plans with this value that are legal and fit, behind their seconds and peak bytes; those that are legal in a later release
+        alone, behind their seconds and that; the least share of its time that any takes with it, legal or not). Their predictions are
+        those without it."""
+        known: list[tuple[float, float, Plan]] = []
+        later: list[tuple[float, str, Plan]] = []
         hoped = 1.0
         for plan in self.plans:
             if plan.engine not in able:
@@ -110,16 +115,27 @@ class _Asked:
             legal = self.legal(other, self.workload)
             if not legal and choice.unit:  # there is no price of pieces that don't divide a sequence
                 continue
-            other = replace(other, predicted=costs.price(other.candidate, other.stages))
-            hoped = min(hoped, seconds_of(other) / seconds_of(plan))
-            if not fits(other, self.settings.limits_for(engine, self.workload)[0]):
+            by_stage = [costs.stage(other.candidate, stage, index) for index, stage in enumerate(other.stages)]
+            seconds, peak = costs.score_stages(other.candidate, by_stage)
+            hoped, limit = min(hoped, seconds / seconds_of(plan)), self.settings.limits_for(engine, self.workload)[0]
+            if any(stage.peak_bytes > limit.usable_of(plan.cluster.part_of(index, plan.pp)) for index, stage in enumerate(by_stage)):
                 continue
             if legal:
-                known.append(other)
+                known.append((seconds, peak, other))
             else:
                 newer = (item for item in engine.capabilities.later_releases if self.legal(other, _with_release(self.workload, item)))
-                later += [(release, other) for release in newer][:1]
+                later += [(seconds, release, other) for release in newer][:1]
         return known, later, hoped
+
+    def worth(self, seconds: float, peak_bytes: float) -> bool:
+        """Whether such a plan is worth a line: faster, or in less memory no slower."""
+        known = self.plan.prediction
+        return seconds < self.worth_s or (peak_bytes < known.peak_memory_bytes * (1 - WORTH_BYTES) and seconds <= known.step_time_s)
+
+    def priced(self, plan: Plan) -> Plan:
+        """The plan with its own prediction."""
+        costs = self.by_name[plan.engine].costs(self.workload)
+        return replace(plan, predicted=costs.price(plan.candidate, plan.stages))
 
     def near_by(self, choice: Choice, value: Any, engines: Engines, least: float) -> Plan | None:
         """The fastest plan with this value, of choices that might be worth it if it takes `least` times as long with it."""
@@ -152,9 +168,8 @@ class _Asked:
             other, given = replace(plan, training=training), replace(self.workload, training=training)
             if self.legal(other, given):
                 price = cost_model(given, engine.traits, engine.calibration).price(other.candidate, other.stages)
-                other = replace(other, predicted=price)
-                if seconds_of(other) < self.worth_s or _smaller(other, plan):
-                    yield Unasked(key=f"{key.name}={shown(key.offered)}", asks=key.asks, plan=other)
+                if self.worth(price.step_time_s, price.peak_memory_bytes):
+                    yield Unasked(key=f"{key.name}={shown(key.offered)}", asks=key.asks, plan=replace(other, predicted=price))
 
 
 def _has(engine: PlannedEngine, choice: Choice, value: Any) -> bool:
@@ -175,9 +190,3 @@ def _with_release(workload: Workload, release: str) -> Workload:
 def seconds_of(plan: Plan) -> float:
     """Seconds of the plan's predicted step."""
     return plan.prediction.step_time_s
-
-
-def _smaller(other: Plan, plan: Plan) -> bool:
-    """Whether it needs less memory by what is worth a line, and no more time."""
-    peaks = other.prediction.peak_memory_bytes, plan.prediction.peak_memory_bytes
-    return peaks[0] < peaks[1] * (1 - WORTH_BYTES) and seconds_of(other) <= seconds_of(plan)

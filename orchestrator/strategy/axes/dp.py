@@ -18,7 +18,12 @@ def group(strategy: Strategy) -> tuple[int, int]:
     """(size, stride) of the ranks that hold the same weights."""
     mesh = strategy.mesh
     strides = [mesh.stride(axis) for axis in ("cp", "dp") if mesh.degree(axis) > 1]
-    return mesh.dp * mesh.cp, min(strides, default=1)
+    return ranks(strategy), min(strides, default=1)
+
+
+def ranks(strategy: Strategy) -> int:
+    """How many ranks hold the same weights."""
+    return strategy.mesh.dp * strategy.mesh.cp
 
 
 def share(state: str, strategy: Strategy) -> int:
@@ -30,7 +35,7 @@ def share(state: str, strategy: Strategy) -> int:
     """
     if strategy.zero_stage < SHARDED_FROM_STAGE[state]:
         return 1
-    return shard_size(strategy) if divides_states(strategy) else group(strategy)[0]
+    return shard_size(strategy) if divides_states(strategy) else ranks(strategy)
 
 
 def divides_states(strategy: Strategy) -> bool:
@@ -41,7 +46,7 @@ def divides_states(strategy: Strategy) -> bool:
 def shard_size(strategy: Strategy) -> int:
     """Ranks over which one copy of the states is divided: the group, or the part of it that `zero_shard_size` names
     (Megatron's --num-distributed-optimizer-instances, which is HSDP under its own FSDP; InternEvo's zero1 size), or hpZ's second copy."""
-    size = group(strategy)[0]
+    size = ranks(strategy)
     return min(strategy.zero_shard_size or size, size)
 
 
@@ -53,9 +58,9 @@ def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, trai
     `reduces_every_microbatch_from_stage` on, in every micro-batch. Weights: at stages 1 and 2 gathered once a step after the update,
     at stage 3 in the forward and in the backward of every micro-batch (section 7: 2 psi in all at stages 0 to 2, 3 psi at stage 3).
     """
-    size, stride = group(strategy)
-    if size == 1:
+    if ranks(strategy) == 1:
         return
+    size, stride = group(strategy)
     stage = strategy.zero_stage
     scatters = stage >= traits.reduce_scatter_from_stage and stage > 0
     every = stage >= traits.reduces_every_microbatch_from_stage
@@ -70,17 +75,17 @@ def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, trai
         reductions.append(("all_reduce", gradient_bytes / inner, size // inner, stride * inner))
     when: When = "backward" if every else "step"
     hidden: Hidden = "nothing" if not overlaps else "compute" if every else "last_backward"
-    for operation, nbytes, ranks, apart in reductions:
-        yield Traffic(axis=AXIS, operation=operation, nbytes=nbytes, size=ranks, stride=apart, when=when, hidden=hidden)
+    for operation, nbytes, sharing, apart in reductions:
+        yield Traffic(axis=AXIS, operation=operation, nbytes=nbytes, size=sharing, stride=apart, when=when, hidden=hidden)
         if strategy.megatron_fsdp:  # between the copies with the last micro-batch alone (megatron_fsdp.py:768)
             when, hidden = "step", "last_backward" if overlaps else "nothing"
     gathers = strategy.overlap_param_gather and traits.overlaps_param_gather
     if stage >= SHARDED_FROM_STAGE["weight"]:
         hidden = "compute" if gathers else "nothing"
-        for when, ranks in list(zip(PASSES, (inner if divides_states(strategy) else size, inner), strict=True))[
+        for when, sharing in list(zip(PASSES, (inner if divides_states(strategy) else size, inner), strict=True))[
             : traits.weight_gathers_per_microbatch
         ]:
-            yield Traffic(axis=AXIS, operation="all_gather", nbytes=weight_bytes, size=ranks, stride=stride, when=when, hidden=hidden)
+            yield Traffic(axis=AXIS, operation="all_gather", nbytes=weight_bytes, size=sharing, stride=stride, when=when, hidden=hidden)
     elif stage >= SHARDED_FROM_STAGE["optimizer"]:
         hidden = "first_forward" if gathers else "nothing"
         yield Traffic(axis=AXIS, operation="all_gather", nbytes=weight_bytes, size=inner, stride=stride, when="step", hidden=hidden)
