@@ -249,23 +249,18 @@ class Floors:
             floor = max(floor, self._divided(candidate))
         if pp == 1 or not (vpp == 1 or self.even_chunks):
             return floor
-        work = pp * vpp * costs.calibration.microbatch_overhead_s
-        largest = optimizer = 0.0
-        for kind, count in costs.workload.counts.items():
-            cost = costs.layer(candidate, kind, "none")
-            seconds = cost.forward_s + cost.backward_s
-            work += count * seconds
-            largest = max(largest, seconds + cost.forward_s)
-            optimizer += count * cost.optimizer_s
+        work, layers = pp * vpp * costs.calibration.microbatch_overhead_s, costs.added(candidate)
+        for seconds in layers.each_s:
+            work += seconds
         if self.even_chunks:
             work += self.recomputed_seconds(candidate)
         hops, short = costs.hop_seconds(candidate)[: pp - 1], 0.0
         if vpp > 1:
-            hop, short = min(hops), largest
+            hop, short = min(hops), layers.largest_s
         else:  # each transfer of a micro-batch blocks both of its stages: that is work
             work, hop = work + 2 * sum(hops), 0.0
         end = filled(work, pp, candidate.num_microbatches, vpp, hop) - short
-        return max(floor, end + optimizer / pp + costs.once_seconds(candidate))
+        return max(floor, end + layers.optimizer_s / pp + costs.once_seconds(candidate))
 
     def _divided(self, candidate: Candidate) -> float:
         """Seconds of a step whose chunks hold a number of layers that is no choice (`even_chunks`): a stage works once a micro-batch has

@@ -171,8 +171,7 @@ class Capacity:
             for p in range(self.pp):
                 up, down = kind.transfers(self.pp, p, self.m)
                 self.blocked[p] = max(0, up - 2) * hops[p - 1] + down * hops[p]
-        updates = sum([count * costs.layer(candidate, kind, "none").optimizer_s for kind, count in costs.workload.counts.items()])
-        self.once = costs.once_seconds(candidate) + updates / self.pp
+        self.once = costs.once_seconds(candidate) + costs.added(candidate).optimizer_s / self.pp
         """Seconds of a step beside its schedule: the slowest update is at least the mean."""
         self.fewest = [0 if p in (0, self.pp - 1) else 1 for p in range(self.pp)]
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from copy import copy
 from math import ceil
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,10 +35,29 @@ __all__ = ["CostModel", "LayerCost", "Played", "StageCost", "StageMemory", "Stag
 """The public interface: the model, and the values that it answers with."""
 
 
+class Added(NamedTuple):
+    """All layers of a model added up: what they take at least on all stages together."""
+
+    each_s: tuple[float, ...]
+    """Seconds of a micro-batch in all layers of a kind."""
+    busy_s: float
+    """Seconds of a micro-batch in all of them."""
+    forward_s: float
+    longest_backward_s: float
+    """Seconds of the backward passes with as much recompute as the candidate may have: the most that can hide a reduction."""
+    sync_s: float
+    gather_s: float
+    optimizer_s: float
+    slowest_s: float
+    """Seconds of a micro-batch in a stage with its share of the layers of some kind."""
+    largest_s: float
+    """Seconds of a micro-batch in a layer that is computed again."""
+
+
 class _Setting:
     """What a strategy at a micro-batch size has been priced at."""
 
-    __slots__ = ("boundary_bytes", "fixed_bytes", "hops", "layers", "occupied", "without_experts")
+    __slots__ = ("added", "boundary_bytes", "fixed_bytes", "held", "hops", "layers", "occupied", "once", "without_experts")
 
     def __init__(self, strategy: Strategy) -> None:
         mesh = strategy.mesh
@@ -46,7 +66,12 @@ class _Setting:
             self.without_experts = replace(strategy, mesh=replace(mesh, ep=1, etp=1), moe_token_dispatcher_type="alltoall")
         """What a layer without experts knows of the strategy."""
         self.layers: dict[tuple[str, Recompute], LayerCost] = {}
+        self.added: dict[tuple[Recompute, ...], Added] = {}
+        """By the recompute modes that bounds reckon with; so `held`."""
+        self.held: dict[tuple[Recompute, ...], list[tuple[int, float, float, float]]] = {}
+        """For each kind of layer their number, and of one the static bytes, and the least saved and the least transient ones."""
         self.hops: tuple[float, ...] | None = None
+        self.once: float | None = None
         self.occupied: float | None = None
         """Seconds for which a transfer occupies the slowest border between two stages."""
         self.boundary_bytes: float | None = None
@@ -228,7 +253,10 @@ class CostModel:
     def once_seconds(self, candidate: Candidate) -> float:
         """Seconds that a step takes once, whatever its stages: the step's overhead, and the all-reduce of tied embeddings between first and
         last stage."""
-        return once_seconds(self.workload, self.network, self._layers.replicas, candidate)
+        setting = self._setting_of(candidate)
+        if setting.once is None:
+            setting.once = once_seconds(self.workload, self.network, self._layers.replicas, candidate)
+        return setting.once
 
     def score(self, candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[float, float]:
         """(step_time_s, peak_memory_bytes), as `price` reports them, without the itemisation."""
@@ -264,23 +292,36 @@ class CostModel:
         """
         m, stages = candidate.num_microbatches, candidate.mesh.pp
         overhead = self.calibration.microbatch_overhead_s * candidate.vpp
-        busy = sync = gather = optimizer = forward = backward = slowest = 0.0
-        for kind, count in self.workload.counts.items():
-            modes = self.modes_of(candidate, kind)
-            plain = self.layer(candidate, kind, "none")  # no mode is faster: what runs again only takes time, hidden traffic included
-            longest = max([self.layer(candidate, kind, mode).backward_s for mode in (("full",) if "full" in modes else modes)])
-            busy += count * plain.seconds
-            forward += count * plain.forward_s
-            backward += count * longest  # the most that can hide the reduction
-            sync += count * plain.sync_s
-            gather += count * plain.gather_s
-            optimizer += count * plain.optimizer_s
-            slowest = max(slowest, ceil(count / stages) * plain.seconds)
+        layers = self.added(candidate)
         half = stages * overhead / 2
-        slowdown = min(1.0, self.calibration.overlap_slowdown)
-        exposed = exposed_of(self.workload, candidate, sync, gather, forward + half, backward + half, slowdown)
-        mean = (m * busy + exposed + optimizer) / stages + m * overhead
-        return max(mean, m * (slowest + overhead), busy + stages * overhead) + self.once_seconds(candidate)
+        passes = layers.forward_s + half, layers.longest_backward_s + half, min(1.0, self.calibration.overlap_slowdown)
+        exposed = exposed_of(self.workload, candidate, layers.sync_s, layers.gather_s, *passes)
+        mean = (m * layers.busy_s + exposed + layers.optimizer_s) / stages + m * overhead
+        return max(mean, m * (layers.slowest_s + overhead), layers.busy_s + stages * overhead) + self.once_seconds(candidate)
+
+    def added(self, candidate: Candidate) -> Added:
+        """All layers of the model under the candidate, none of them recomputed: what runs again only takes time, hidden traffic included.
+        Candidates that differ in virtual stages have the same."""
+        known = self._setting_of(candidate).added
+        if self.modes not in known:
+            stages, each = candidate.mesh.pp, list[float]()
+            busy = sync = gather = optimizer = forward = backward = slowest = largest = 0.0
+            for kind, count in self.workload.counts.items():
+                modes, plain = self.modes_of(candidate, kind), self.layer(candidate, kind, "none")
+                seconds = plain.seconds
+                each.append(count * seconds)
+                busy += each[-1]
+                forward += count * plain.forward_s
+                backward += count * max(
+                    [self.layer(candidate, kind, mode).backward_s for mode in (("full",) if "full" in modes else modes)]
+                )
+                sync += count * plain.sync_s
+                gather += count * plain.gather_s
+                optimizer += count * plain.optimizer_s
+                slowest = max(slowest, ceil(count / stages) * seconds)
+                largest = max(largest, seconds + plain.forward_s)
+            known[self.modes] = Added(tuple(each), busy, forward, backward, sync, gather, optimizer, slowest, largest)
+        return known[self.modes]
 
     def memory_floor(self, candidate: Candidate) -> float:
         """Bytes that the fullest rank can't go below, whatever the split and the recompute up to the candidate's.
@@ -295,17 +336,25 @@ class CostModel:
         flights = fewest_by_stage(candidate.schedule, stages, *shape)
         least, groups = min(flights), Counter(flights).items()
         mean = floor = 0.0
-        for kind, count in self.workload.counts.items():
-            offered = self.modes_of(candidate, kind)  # none keeps less than full does, and none is in passing less than without recompute
-            modes = [self.layer(candidate, kind, mode) for mode in (("none", "full") if "full" in offered else offered)]
-            static, saved = modes[0].static_bytes, min(cost.saved_bytes for cost in modes)
-            transient = min(max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in modes)
+        for count, static, saved, transient in self._least_held(candidate):
             mean += count * (static + slack * saved * least)
             share = sum(many / nbytes for flight, many in groups if (nbytes := static + slack * saved * flight) > 0)
             alone = count / share if share else 0.0
             one = static + slack * (saved * least + transient)
             floor = max(floor, alone, one)
         return fixed + max(floor, mean / stages)
+
+    def _least_held(self, candidate: Candidate) -> list[tuple[int, float, float, float]]:
+        """For each kind of layer their number, and what one holds at least: static bytes, saved ones and transient ones."""
+        known = self._setting_of(candidate).held
+        if self.modes not in known:
+            found = known[self.modes] = []
+            for kind, count in self.workload.counts.items():
+                offered = self.modes_of(candidate, kind)  # none keeps less than full, and none is in passing less than without recompute
+                modes = [self.layer(candidate, kind, mode) for mode in (("none", "full") if "full" in offered else offered)]
+                transient = min([max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in modes])
+                found.append((count, modes[0].static_bytes, min([cost.saved_bytes for cost in modes]), transient))
+        return known[self.modes]
 
     def _transfers(self, candidate: Candidate) -> Transfers:
         hops = self.hop_seconds(candidate) if candidate.mesh.pp > 1 else 0.0

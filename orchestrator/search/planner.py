@@ -229,11 +229,11 @@ def fastest_of(
         if bound >= below_s:
             break
         modes = allowed.modes(candidate, before_modes)
-        if not modes or costs.time_floor(candidate) >= below_s:
+        if not modes:
             continue
         if same_groups and {*modes} <= {*before_modes} and beside(costs, before, candidate, modes, before_s, below_s) >= below_s:
             continue
-        if costs.memory_floor(candidate) > limit.usable:
+        if costs.time_floor(candidate) >= below_s or costs.memory_floor(candidate) > limit.usable:
             continue
         leaf = Leaf(candidate, modes, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))
         inner = Inner(costs, workload.model, capabilities, leaf, limit, settings.pins.layout)
