@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.cost.price import CostModel, LayerCost
-from orchestrator.cost.schedule import in_flight
+from orchestrator.cost.schedule.flights import in_flight_by_stage
 from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import getter
@@ -295,9 +295,9 @@ class Floors:
         room = self.usable - sum(costs.fixed_bytes(candidate).values())
         left: float = self.model.runs[1].count
         stages = []
-        group = candidate.microbatch_group_size_per_vp_stage
-        for stage in range(pp):
-            held = slack * in_flight(candidate.schedule, pp, stage, candidate.num_microbatches, vpp, group) / vpp
+        flights = in_flight_by_stage(candidate.schedule, pp, candidate.num_microbatches, vpp, candidate.microbatch_group_size_per_vp_stage)
+        for stage, flight in enumerate(flights):
+            held = slack * flight / vpp
             here = room - (ends[0] if stage == 0 else 0.0) - (ends[1] if stage == pp - 1 else 0.0)
             if vpp > 1:  # chunks differ by a layer, and so do the layers of each that are recomputed
                 here += held * (2 * vpp - 1) * plain.saved_bytes

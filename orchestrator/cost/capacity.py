@@ -240,17 +240,17 @@ class Capacity:
         of each stage that more time does not exceed."""
         pp, vpp, layers = self.pp, self.vpp, self.layers
         for _ in range(PASSES if upper < INFINITE else 1):
-            before = sum(most)
+            before = could = sum(most)
             behind = 0  # what the stages from p on can hold
             for p in range(pp - 1, -1, -1):
                 ahead = max(0, layers - behind - most[p] - vpp + 1) if p else 0
                 spent = self.down[p] + self.before[ahead] / vpp + self.blocked[p] + self.once  # in their first chunks (spread)
-                most[p] = self.most(p, (upper - spent) / self.m, most[p])
-                if most[p] < self.fewest[p]:
+                many = self.most(p, (upper - spent) / self.m, most[p])
+                could -= most[p] - many  # what all can hold, as far as is known
+                if many < self.fewest[p] or could < layers:
                     return None
-                behind += most[p]
-            if behind < layers:
-                return None
+                most[p] = many
+                behind += many
             if behind == before:
                 break
         spare = sum(most) - layers

@@ -144,7 +144,8 @@ class LayerPrices:
         )
         graph = self._graphed(layer, strategy, micro_batch_size) if by_layer(strategy) else NO_GRAPH
         active = self.active_share(strategy, micro_batch_size)
-        causes = {cause: active * seconds for cause, seconds in causes.items()}
+        if active != 1.0:
+            causes = {cause: active * seconds for cause, seconds in causes.items()}
         held = copies.held
         gathered = scattered = 0.0  # weights as ZeRO-3 gathers them, and gradients before they are scattered
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
@@ -235,9 +236,11 @@ class LayerPrices:
         """The factor, 0 to 1, on seconds that a layer takes while all ranks compute; 1 on GPUs. Where ranks share cores
         (`Calibration.core_share`), one in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: all
         the work over all the cores bounds the step from below, and so does a rank that is alone on its cores."""
-        mesh = strategy.mesh
+        mesh, least = strategy.mesh, self._workload.calibration.core_share
+        if least >= 1.0:
+            return least
         m = max(1, self._workload.training.global_batch_size // (mesh.dp * micro_batch_size))
-        return max(self._workload.calibration.core_share, m / (m + mesh.pp - 1))
+        return max(least, m / (m + mesh.pp - 1))
 
     def _seconds(
         self,
@@ -274,13 +277,12 @@ class LayerPrices:
             launch["forward"] = max(launch["forward"], FORWARD_SHARE * c.layer_floor_s)
             launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * c.layer_floor_s)
         bound = self._bounded(layer, recompute, strategy, micro_batch_size, passes, launch, plain.behind_dispatch_s, alone)
-        causes["overhead"] += sum(bound.values()) - sum(passes.values())
-        passes = bound
-        for when, seconds in passes.items():
+        causes["overhead"] += (bound["forward"] + bound["backward"]) - (passes["forward"] + passes["backward"])
+        for when, seconds in bound.items() if copy_s else ():
             if copy_s > seconds:
                 causes["offload"] += copy_s - seconds
-                passes[when] = copy_s
-        return passes["forward"], passes["backward"], causes
+                bound[when] = copy_s
+        return bound["forward"], bound["backward"], causes
 
     def _offloaded(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, modules: str
@@ -324,7 +326,7 @@ class LayerPrices:
         """Seconds of the passes, which take the device so long, where the host has `launch` to do for them and the experts' part. `behind`:
         seconds behind a dispatch; `alone`: as `alone_share`."""
         c, host = self._workload.calibration, self._experts_host_seconds(layer)
-        if not c.expert_sync_s:  # the host runs ahead of the device
+        if host and not c.expert_sync_s:  # the host runs ahead of the device
             launch = {when: seconds + host for when, seconds in launch.items()}
             host = 0.0
         if recompute == "full":
@@ -334,7 +336,7 @@ class LayerPrices:
         elif strategy.cuda_graph_impl != "none":
             replayed = self._graphed(layer, strategy, micro_batch_size).launches
             launch = {when: seconds - max(0.0, min(seconds, replayed[when]) - c.graph_launch_s) for when, seconds in launch.items()}
-        bound = {when: max(seconds, launch[when]) for when, seconds in passes.items()}
+        bound = {"forward": max(passes["forward"], launch["forward"]), "backward": max(passes["backward"], launch["backward"])}
         if not host:
             return bound
         if strategy.delay_wgrad_compute and self._workload.training.precision in QUANTISED:

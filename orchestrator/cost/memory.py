@@ -7,6 +7,7 @@ from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.cost.schedule import Slot, in_flight, in_flight_by_chunk
+from orchestrator.cost.schedule.flights import most_in_flight
 from orchestrator.cost.schedule.names import of_chunks
 from orchestrator.cost.stage import StageSums
 from orchestrator.cost.workload import EngineWorkload
@@ -126,7 +127,7 @@ class StageMemory:
         self.borders = borders_kept(candidate, index, self.flight, boundary_bytes)
         self.slack = workload.calibration.allocator_slack
         """Share of activations and transients that fragmentation adds."""
-        self._flown: list[tuple[int, int, int]] | None = None
+        self._flown: tuple[int, int, int] | None = None
         self._buckets = bucket_bytes(workload, candidate, states, 1) > 0
         """Whether there are any."""
 
@@ -152,8 +153,11 @@ class StageMemory:
         if not more:
             return self.flight * saved + self.borders
         if self._flown is None:
-            self._flown = [(sum(counts), counts[0], counts[-1]) for counts in self.flights]
-        return max([together * saved + (head if first else tail) * more for together, head, tail in self._flown]) + self.borders
+            mine = self.candidate
+            shape = mine.num_microbatches, mine.vpp, mine.microbatch_group_size_per_vp_stage
+            self._flown = most_in_flight(mine.schedule, mine.mesh.pp, self.index, *shape)
+        together, head, tail = self._flown
+        return together * saved + (head if first else tail) * more + self.borders
 
     def stiff_bytes(self, static: float, parameters: float) -> float:
         """Bytes that are there in all phases: states, what every rank has, buckets for so many parameters."""

@@ -141,9 +141,9 @@ class _Asked:
         """The fastest plan with this value, of choices that might be worth it if it takes `least` times as long with it."""
         best = None
         for engine in engines:
-            near: dict[Candidate, Near] = {}
+            near, name = dict[Candidate, Near](), engine.name
             for candidate, bound in self.bounds.usual.items():
-                if candidate.engine == engine.name and bound * least < self.worth_s:
+                if bound * least < self.worth_s and candidate.engine == name:
                     other = replace(candidate, strategy=choice.set_on(candidate.strategy, value))
                     known = near.get(other)  # of two that differ in this choice alone
                     lowest = bound * least if known is None else min(bound * least, known.bound_s)

@@ -534,4 +534,7 @@ def _with_mesh(candidate: Candidate, axis: str, value: object) -> Candidate:
 
 
 def _with_strategy(candidate: Candidate, **changes: object) -> Candidate:
-    return replace(candidate, strategy=replace(candidate.strategy, **changes))
+    strategy = candidate.strategy
+    if all(getattr(strategy, name) == value for name, value in changes.items()):
+        return candidate
+    return replace(candidate, strategy=replace(strategy, **changes))

@@ -44,6 +44,26 @@ def in_flight_by_chunk(
     return _corners(kind.name, pp, stage, kind.telling(pp, num_microbatches), vpp, group)
 
 
+@lru_cache(maxsize=8192)
+def most_in_flight(
+    schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1, group: int | None = None
+) -> tuple[int, int, int]:
+    """At the times of `in_flight_by_chunk`: the micro-batches in flight in all chunks together, as many each time, and the most in the
+    first and in the last one.
+
+    >>> most_in_flight("interleaved", 2, 0, 4, 2)
+    (5, 4, 2)
+    """
+    peaks = in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp, group)
+    return sum(peaks[0]), max(counts[0] for counts in peaks), max(counts[-1] for counts in peaks)
+
+
+@lru_cache(maxsize=4096)
+def in_flight_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
+    """`in_flight` of each stage."""
+    return tuple(in_flight(schedule, pp, stage, num_microbatches, vpp, group) for stage in range(pp))
+
+
 def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
     """For each stage the micro-batches in flight of whichever chunk holds fewest, at the time when that is most: each layer holds as many,
     wherever it is.

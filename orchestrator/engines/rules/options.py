@@ -131,10 +131,11 @@ def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
     strategy, a, mesh = candidate.strategy, workload.model.architecture, candidate.mesh
     if not strategy.overlap_moe_expert_parallel_comm:
         return None
+    if not a.experts:
+        return "overlap_moe_expert_parallel_comm a dense model has no experts"
     release = release_of(workload.cluster.software.megatron_core)
     kind, modules = strategy.moe_token_dispatcher_type, RECOMPUTE_MODULES.get(strategy.recompute, ())
     refused = (
-        (not a.experts, "a dense model has no experts"),
         (mesh.ep == 1, "with ep=1 tokens travel nowhere"),
         (kind == "allgather", f"moe_token_dispatcher_type={kind}: Megatron-core has it with alltoall and flex"),
         (
