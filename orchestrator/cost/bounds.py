@@ -13,7 +13,7 @@ w_i gives more total work by an end T: each w_i takes less from the stages behin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import pairwise
 from math import ceil, expm1, log1p
@@ -70,15 +70,15 @@ def rounds(costs: CostModel, candidate: Candidate, group: int | None = None) -> 
     hops = costs.hop_seconds(candidate)[:pp]
     groups = ceil(candidate.num_microbatches / (group or candidate.microbatch_group_size_per_vp_stage or pp))
     through = vpp * pp * costs.calibration.microbatch_overhead_s
-    for kind, count in costs.workload.counts.items():
-        through += count * costs.layer(candidate, kind, "none").seconds
+    for seconds in costs.added(candidate).each_s:
+        through += seconds
     return (groups - 1) * (vpp - 1) * sum(hops) + through + 2 * (vpp * sum(hops) - hops[-1])
 
 
-def beside(costs: CostModel, before: Candidate, after: Candidate, modes: Sequence[Recompute], bound_s: float, below_s: float) -> float:
-    """Seconds that no plan of `after` undercuts in these recompute modes, of those that take less than `below_s`. `before`: the choice
-    that differs from it in an option alone, of which no plan in these modes undercuts `bound_s`; 0 where the option may save bytes, with
-    which other plans fit.
+def beside(costs: CostModel, before: Candidate, after: Candidate, modes: Sequence[Recompute]) -> Callable[[float, float], float]:
+    """Returns a function of (bound_s, below_s): seconds that no plan of `after` undercuts in these recompute modes, of those that take less
+    than `below_s`. `before`: the choice that differs from it in an option alone, of which no plan in these modes undercuts `bound_s`; 0
+    where the option may save bytes, with which other plans fit. Choices that differ from both in virtual stages have the same function.
 
     What fits with the option fits without. Each pass of a layer takes at least the least `share` of its seconds without, and a schedule of
     passes that all take that share takes that share; of embedding and head, which a micro-batch passes once, it counts how much less they
@@ -86,9 +86,9 @@ def beside(costs: CostModel, before: Candidate, after: Candidate, modes: Sequenc
     where a pass is longer, and may hide more, all.
     """
     if costs.cluster.parts or costs.boundary_bytes(after) < costs.boundary_bytes(before):
-        return 0.0
+        return _nothing
     if _everywhere(costs, after) < _everywhere(costs, before):
-        return 0.0
+        return _nothing
     kinds = [(kind, mode, layer.recomputable) for kind, layer in costs.kinds.items() for mode in (modes if layer.recomputable else NONE)]
     olds = [costs.layer(before, kind, mode) for kind, mode, _ in kinds]
     share, slowdown, ends = 1.0, max(1.0, costs.calibration.overlap_slowdown), list[tuple[LayerCost, LayerCost]]()
@@ -102,7 +102,7 @@ def beside(costs: CostModel, before: Candidate, after: Candidate, modes: Sequenc
             or new.backward_bytes < old.backward_bytes
             or new.step_bytes < old.step_bytes
         ):
-            return 0.0
+            return _nothing
         longer = longer or new.forward_s > old.forward_s or new.backward_s > old.backward_s
         if inside:
             share = min(share, new.forward_s / old.forward_s, new.backward_s / old.backward_s)
@@ -110,12 +110,17 @@ def beside(costs: CostModel, before: Candidate, after: Candidate, modes: Sequenc
             less = _largest(less, _less_once(old, new), new.seconds)
         else:
             ends.append((old, new))
-    m = after.num_microbatches
-    gone = below_s / m * sum(whole if longer else less)
+    m, of_ends = after.num_microbatches, costs.once_seconds(before)
     for old, new in ends:
-        gone += sum(_once(old, slowdown) if longer else _less_once(old, new))
-        gone += m * (max(0.0, old.forward_s - new.forward_s / share) + max(0.0, old.backward_s - new.backward_s / share))
-    return (share * (bound_s - costs.once_seconds(before) - gone) + costs.once_seconds(after)) * (1 - ROUNDING)
+        of_ends += sum(_once(old, slowdown) if longer else _less_once(old, new))
+        of_ends += m * (max(0.0, old.forward_s - new.forward_s / share) + max(0.0, old.backward_s - new.backward_s / share))
+    of_layers, once = sum(whole if longer else less) / m, costs.once_seconds(after)
+    return lambda bound_s, below_s: (share * (bound_s - of_ends - below_s * of_layers) + once) * (1 - ROUNDING)
+
+
+def _nothing(_: float, __: float) -> float:
+    """No bound."""
+    return 0.0
 
 
 def _once(layer: LayerCost, slowdown: float) -> tuple[float, float]:

@@ -34,7 +34,7 @@ from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.legality import PLANNER, legal_modes, rules_of
 from orchestrator.strategy.megatron_layout import chunk_sizes
-from orchestrator.strategy.spec import LAST_RESORTS, RECOMPUTE_ORDER, UNUSUAL, Candidate, Recompute, twins, unusual
+from orchestrator.strategy.spec import LAST_RESORTS, RECOMPUTE_ORDER, UNUSUAL, Candidate, Recompute, Strategy, twins, unusual
 from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside, only_axis
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
@@ -225,14 +225,19 @@ def fastest_of(
     same_groups = not any({*changed} & {*rule.needs} for rule in of_groups)
     offered = [mode for mode in capabilities.recompute if mode not in capabilities.pinned_recompute]
     allowed = _Allowed(rules, workload, changed, settings.pins.among("recompute", offered))
+    floors: dict[tuple[Strategy, int, tuple[Recompute, ...]], Callable[[float, float], float]] = {}
     for candidate, (bound, before, before_s, before_modes) in sorted(near.items(), key=lambda item: item[1].bound_s):
         if bound >= below_s:
             break
         modes = allowed.modes(candidate, before_modes)
         if not modes:
             continue
-        if same_groups and {*modes} <= {*before_modes} and beside(costs, before, candidate, modes, before_s, below_s) >= below_s:
-            continue
+        if same_groups and {*modes} <= {*before_modes}:
+            alike = before.strategy, before.micro_batch_size, modes
+            if alike not in floors:
+                floors[alike] = beside(costs, before, candidate, modes)
+            if floors[alike](before_s, below_s) >= below_s:
+                continue
         if costs.time_floor(candidate) >= below_s or costs.memory_floor(candidate) > limit.usable:
             continue
         leaf = Leaf(candidate, modes, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))

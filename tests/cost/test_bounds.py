@@ -93,7 +93,7 @@ def test_no_plan_with_an_option_undercuts_the_bound_by_the_plan_without(
     choice, value = option
     other = replace(cand, strategy=choice.set_on(cand.strategy, value))
     (seconds, _), (with_it, _) = costs.score(cand, stages), costs.score(other, stages)
-    assert beside(costs, cand, other, MODES, seconds, with_it) <= with_it * (1 + 1e-9)
+    assert beside(costs, cand, other, MODES)(seconds, with_it) <= with_it * (1 + 1e-9)
 
 
 def test_the_bound_by_the_plan_without_an_option_is_near_where_it_touches_little() -> None:
@@ -103,7 +103,7 @@ def test_the_bound_by_the_plan_without_an_option_is_near_where_it_touches_little
         cost_model(gpt(num_layers=24)),
         replace(plain, strategy=replace(plain.strategy, reduce_scatter_with_fp32_accumulation=True)),
     )
-    assert 0.99 < beside(costs, plain, other, MODES, 10.0, 10.0) / 10.0 < 1.0
+    assert 0.99 < beside(costs, plain, other, MODES)(10.0, 10.0) / 10.0 < 1.0
 
 
 @pytest.mark.parametrize("recipe_name", ["deepseek_v3", "mixtral_8x7b", "llama3_8b"])
