@@ -29,7 +29,7 @@ from orchestrator.strategy.choices import getter
 from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.legality import stages_offered
 from orchestrator.strategy.megatron_layout import even_chunks, stages_of
-from orchestrator.strategy.spec import CHOICES, Candidate, Options, Recompute, ZeroStage
+from orchestrator.strategy.spec import CHOICES, Candidate, Options, Recompute, Strategy, ZeroStage
 
 ROUNDING = 1e-9
 """Relative slack of a bound that adds the terms of a price in another order."""
@@ -175,6 +175,7 @@ class Floors:
         self.even_chunks = not pinned_layout and self.one_kind
         self.model = costs.model
         self._states: dict[tuple[object, ...], float] = {}
+        self._hulls: dict[tuple[Strategy, int], list[tuple[float, float]]] = {}
         self._fixed_stages: dict[tuple[int, int], list[_Held]] = {}
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
         states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
@@ -312,15 +313,8 @@ class Floors:
             if left <= 0.0:
                 return 0.0
             stages.append((held, here, whole, free))
-        others = [costs.layer(candidate, kind, mode) for mode in costs.modes_of(candidate, kind)[1:]]
-        hull = [(0.0, 0.0)]  # bytes that a layer frees, and the seconds that this takes, at the least of any mix of modes
-        for freed, more in sorted((plain.saved_bytes - cost.saved_bytes, max(0.0, cost.seconds - plain.seconds)) for cost in others):
-            if freed > hull[-1][0]:
-                while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-2], (freed, more)):
-                    hull.pop()
-                hull.append((freed, more))
         further = []
-        for before, after in pairwise(hull):
+        for before, after in pairwise(self._freed(candidate, kind)):
             rate = _slope(before, after)
             for stage, (held, here, whole, begin) in enumerate(stages):
                 end = max(begin, here / (whole - held * after[0]))
@@ -334,3 +328,17 @@ class Floors:
             if left <= 0.0:
                 break
         return total
+
+    def _freed(self, candidate: Candidate, kind: str) -> list[tuple[float, float]]:
+        """Bytes that recompute frees of a layer, and the seconds that this takes, at the least of any mix of modes: corners of a hull."""
+        key = candidate.strategy, candidate.micro_batch_size
+        hull = self._hulls.get(key)
+        if hull is None:
+            plain, *others = [self.costs.layer(candidate, kind, mode) for mode in self.costs.modes_of(candidate, kind)]
+            hull = self._hulls[key] = [(0.0, 0.0)]
+            for freed, more in sorted((plain.saved_bytes - cost.saved_bytes, max(0.0, cost.seconds - plain.seconds)) for cost in others):
+                if freed > hull[-1][0]:
+                    while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-2], (freed, more)):
+                        hull.pop()
+                    hull.append((freed, more))
+        return hull

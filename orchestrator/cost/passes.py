@@ -67,10 +67,14 @@ class PassPrices:
         self._workload, self._network = workload, network
         self._known: dict[tuple[object, ...], Passes] = {}
         self._plain: dict[tuple[object, ...], _Plain] = {}
+        self._latest: tuple[Strategy | None, int, StateBytes | None, tuple[object, ...]] = None, 0, None, ()
+        """A strategy, samples and states, with their `pass_key`: its layers are asked for one after the other."""
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> Passes:
         """The passes of this layer. `states`: bytes per parameter (a weight's gradient is written in backward)."""
-        alike = pass_key(layer, strategy, micro_batch_size, states)
+        if self._latest[0] is not strategy or self._latest[1:3] != (micro_batch_size, states):
+            self._latest = strategy, micro_batch_size, states, pass_key(strategy, micro_batch_size, states)
+        alike = layer.kind, self._latest[3]
         known = self._known.get((recompute, alike))
         if known is None:
             plain = self._plain.get(alike)
@@ -277,9 +281,9 @@ def hidden_shares(
     return {when: hidden[when] / seconds if seconds else 0.0 for when, seconds in exchange.items()}
 
 
-def pass_key(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:
-    """All but the recompute that a price of passes may depend on: of the strategy what its declarations say (`price_key`), and how far
-    apart the ranks of its groups are."""
+def pass_key(strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:
+    """All but the layer's kind and recompute that a price of passes may depend on: of the strategy what its declarations say (`price_key`),
+    and how far apart the ranks of its groups are."""
     mesh = strategy.mesh
     strides = mesh.stride("tp") if mesh.tp > 1 else 1, mesh.stride("cp") if mesh.cp > 1 else 1
-    return (layer.kind, micro_batch_size, states.weight, states.gradient, *strides, *price_key(strategy))
+    return (micro_batch_size, states.weight, states.gradient, *strides, *price_key(strategy))

@@ -137,11 +137,14 @@ def _interleaved_corners(pp: int, stage: int, num_microbatches: int, vpp: int, g
     def peak(k: int) -> tuple[int, ...]:
         return tuple(map(sub, done(k + 1), reversed(done(k - warm_up))))
 
+    def turn(k: int) -> tuple[int, int] | None:
+        """The chunk that has one more at the peak k than at the one before, and the one that has one less; None: that is the same."""
+        more, less = (runs[bisect_right(starts, passes) - 1][0] for passes in (k, k - warm_up - 1))
+        return None if more + less == vpp - 1 else (more, less)
+
     corners = {peak(warm_up): None}
     for k in sorted({start - 1 for start in starts} | {start + warm_up for start in starts}):
-        if warm_up < k < total - 1:
-            here = peak(k)
-            if any(a + b != 2 * n for a, b, n in zip(peak(k - 1), peak(k + 1), here, strict=True)):
-                corners[here] = None
+        if warm_up < k < total - 1 and turn(k) != turn(k + 1):
+            corners[peak(k)] = None
     corners[peak(total - 1)] = None
     return corners
