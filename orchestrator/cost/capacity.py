@@ -79,22 +79,21 @@ class Layers:
         for values in zip(*each, strict=True):
             most = max(values)
             self.lines.append((min(values), most, sum([n * (most - value) for n, value in zip(counts, values, strict=True)])))
-        self._vpp = candidate.vpp
         self._alike = [least for least, most, _ in self.lines if least == most]
         """What a layer takes, where all layers take the same; else fewer numbers than `_Held` has."""
-        self._known: dict[int, _Held] = {}
+        self._known: dict[tuple[int, int], _Held] = {}
 
-    def of(self, n: int) -> _Held:
-        """What n of them take; they save what those of the smallest chunk do, in each chunk."""
-        found = self._known.get(n)
+    def of(self, n: int, vpp: int) -> _Held:
+        """What n of them take; they save what those of the smallest chunk of so many do, in each chunk."""
+        found = self._known.get((n, vpp))
         if found is None:
-            chunk = n // self._vpp
+            chunk = n // vpp
             if len(self._alike) == len(self.lines):
-                found = self._known[n] = _Held._make([*[n * each for each in self._alike[:-1]], chunk * self._alike[-1]])
+                found = self._known[n, vpp] = _Held._make([*[n * each for each in self._alike[:-1]], chunk * self._alike[-1]])
                 return found
             *others, (least, most, lack) = self.lines
             saved = max(chunk * least, chunk * most - lack)
-            found = self._known[n] = _Held._make([*(max(n * low, n * high - less) for low, high, less in others), saved])
+            found = self._known[n, vpp] = _Held._make([*(max(n * low, n * high - less) for low, high, less in others), saved])
         return found
 
 
@@ -142,7 +141,8 @@ class Capacity:
         for here, kinds in zip(prices, by_stage, strict=True):
             key = id(here), kinds or inside
             if key not in known:
-                known[key] = Layers(here, candidate, key[1], modes, partial)
+                shared, what = here.kept(candidate), (key[1], tuple(modes), tuple(partial))
+                known[key] = shared.get(what) or shared.setdefault(what, Layers(here, candidate, key[1], modes, partial))
             self.kinds.append(known[key])
         fastest = {kind: min([costs.layer(candidate, kind, mode).seconds for mode in modes]) for kind in inside}
         each = chain.from_iterable(repeat(fastest[run.layer.kind], run.count) for run in costs.model.runs[1:-1])
@@ -178,7 +178,7 @@ class Capacity:
     def peak(self, p: int, n: int) -> float:
         """Bytes of stage p with n layers that are not recomputed, at least."""
         memory, end, layers = self.memories[p], self.ends[p], self.kinds[p]
-        held = layers.of(n)
+        held = layers.of(n, self.vpp)
         forward, backward = (layers.forward, layers.backward) if n else (0.0, 0.0)
         kept = memory.even_activations(held.saved, end.saved_bytes, first=p == 0)
         stiff = memory.stiff_bytes(end.static_bytes + held.static, end.parameters + held.parameters)
@@ -188,7 +188,7 @@ class Capacity:
     def seconds(self, p: int, n: int) -> float:
         """Seconds that a micro-batch takes at least in stage p with n layers; infinite where they don't fit."""
         if n <= self._fits[p]:
-            return self.empty_s[p] + self.kinds[p].of(n).seconds
+            return self.empty_s[p] + self.kinds[p].of(n, self.vpp).seconds
         found = self._known[p].get(n)
         if found is None:
             found = self._known[p][n] = self._seconds(p, n)
@@ -196,7 +196,7 @@ class Capacity:
 
     def _seconds(self, p: int, n: int) -> float:
         layers, memory = self.kinds[p], self.memories[p]
-        plain, over = self.empty_s[p] + layers.of(n).seconds, self.peak(p, n) - self.usable[p]
+        plain, over = self.empty_s[p] + layers.of(n, self.vpp).seconds, self.peak(p, n) - self.usable[p]
         if over <= 0.0:
             self._fits[p] = n
             return plain

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from copy import copy
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -57,7 +57,7 @@ class Added(NamedTuple):
 class _Setting:
     """What a strategy at a micro-batch size has been priced at."""
 
-    __slots__ = ("added", "boundary_bytes", "fixed_bytes", "held", "hops", "layers", "occupied", "once", "without_experts")
+    __slots__ = ("added", "boundary_bytes", "fixed_bytes", "held", "hops", "kept", "layers", "occupied", "once", "without_experts")
 
     def __init__(self, strategy: Strategy) -> None:
         mesh = strategy.mesh
@@ -70,6 +70,7 @@ class _Setting:
         """By the recompute modes that bounds reckon with; so `held`."""
         self.held: dict[tuple[Recompute, ...], list[tuple[int, float, float, float]]] = {}
         """For each kind of layer their number, and of one the static bytes, and the least saved and the least transient ones."""
+        self.kept: dict[object, Any] = {}
         self.hops: tuple[float, ...] | None = None
         self.once: float | None = None
         self.occupied: float | None = None
@@ -131,6 +132,10 @@ class CostModel:
             among = RECOMPUTE_ORDER[: RECOMPUTE_ORDER.index(strongest) + 1]
             found = self._modes_to[self.modes, strongest] = tuple(mode for mode in self.modes if mode in among)
         return found
+
+    def kept(self, candidate: Candidate) -> dict[object, Any]:
+        """What others made of a candidate's prices, and find by keys of their own for candidates that differ in virtual stages."""
+        return self._setting_of(candidate).kept
 
     def layer_floor_seconds(self, candidate: Candidate, kind: str, states: StateBytes) -> tuple[float, float]:
         """Seconds (forward, backward) that a layer of this kind takes at least, whatever its recompute, ZeRO stage and offload; `states`:

@@ -112,10 +112,11 @@ class Inner:
         """What partitions took, in simulated passes."""
         self.left = INFINITE
         """Seconds that no partition which was left out undercuts; infinite where none was."""
-        parts = [costs.cluster.part_of(p, self.pp) for p in range(self.pp)]
+        parts = [costs.cluster.part_of(p, self.pp) for p in range(self.pp)] if costs.cluster.parts else [0] * self.pp
         self._by_stage = [costs.of_stage(candidate, p) for p in range(self.pp)]
         """The prices of each stage: its own type's."""
-        self._rooms = [limit.usable_of(part) for part in parts]
+        rooms = {part: limit.usable_of(part) for part in {*parts}}
+        self._rooms = [rooms[part] for part in parts]
         """Bytes that each stage may use."""
         self._one_kind = len(model.runs) == 3
         self._by_layer = capabilities.recomputes_by_layer(candidate.schedule)

@@ -535,6 +535,7 @@ def _with_mesh(candidate: Candidate, axis: str, value: object) -> Candidate:
 
 def _with_strategy(candidate: Candidate, **changes: object) -> Candidate:
     strategy = candidate.strategy
-    if all(getattr(strategy, name) == value for name, value in changes.items()):
-        return candidate
-    return replace(candidate, strategy=replace(strategy, **changes))
+    for name, value in changes.items():
+        if getattr(strategy, name) != value:
+            return replace(candidate, strategy=replace(strategy, **changes))
+    return candidate

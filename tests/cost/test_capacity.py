@@ -53,7 +53,7 @@ def test_layers_of_several_kinds_are_no_more_than_the_model_has_of_each(name: st
         ways = [many for many in product(*(range(count + 1) for count in counts)) if sum(many) == n]
         for field, found in (("seconds", "seconds"), ("static_bytes", "static"), ("saved_bytes", "saved"), ("parameters", "parameters")):
             least = min(sum(k * getattr(price, field) for k, price in zip(many, prices, strict=True)) for many in ways)
-            mine = getattr(layers.of(n), found)
+            mine = getattr(layers.of(n, cand.vpp), found)
             assert mine <= least * (1 + 1e-9)
             if exact or n in (0, sum(counts)):
                 assert mine == pytest.approx(least)
