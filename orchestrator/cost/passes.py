@@ -67,14 +67,14 @@ class PassPrices:
         self._workload, self._network = workload, network
         self._known: dict[tuple[object, ...], Passes] = {}
         self._plain: dict[tuple[object, ...], _Plain] = {}
-        self._latest: tuple[Strategy | None, int, StateBytes | None, tuple[object, ...]] = None, 0, None, ()
+        self._last_key: tuple[Strategy | None, int, StateBytes | None, tuple[object, ...]] = None, 0, None, ()
         """A strategy, samples and states, with their `pass_key`: its layers are asked for one after the other."""
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> Passes:
         """The passes of this layer. `states`: bytes per parameter (a weight's gradient is written in backward)."""
-        if self._latest[0] is not strategy or self._latest[1:3] != (micro_batch_size, states):
-            self._latest = strategy, micro_batch_size, states, pass_key(strategy, micro_batch_size, states)
-        alike = layer.kind, self._latest[3]
+        if self._last_key[0] is not strategy or self._last_key[1:3] != (micro_batch_size, states):
+            self._last_key = strategy, micro_batch_size, states, pass_key(strategy, micro_batch_size, states)
+        alike = layer.kind, self._last_key[3]
         known = self._known.get((recompute, alike))
         if known is None:
             plain = self._plain.get(alike)

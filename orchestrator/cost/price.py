@@ -67,7 +67,7 @@ class _Setting:
         """What a layer without experts knows of the strategy."""
         self.layers: dict[tuple[str, Recompute], LayerCost] = {}
         self.added: dict[tuple[Recompute, ...], Added] = {}
-        """By the recompute modes that bounds reckon with; so `held`."""
+        """What all layers take, for each set of recompute modes that bounds reckon with."""
         self.held: dict[tuple[Recompute, ...], list[tuple[int, float, float, float]]] = {}
         """For each kind of layer their number, and of one the static bytes, and the least saved and the least transient ones."""
         self.kept: dict[object, Any] = {}

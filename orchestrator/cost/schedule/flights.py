@@ -48,8 +48,8 @@ def in_flight_by_chunk(
 def most_in_flight(
     schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1, group: int | None = None
 ) -> tuple[int, int, int]:
-    """At the times of `in_flight_by_chunk`: the micro-batches in flight in all chunks together, as many each time, and the most in the
-    first and in the last one.
+    """The micro-batches in flight in all chunks together when saved bytes may peak, as many each time, and the most of the first and of the
+    last chunk.
 
     >>> most_in_flight("interleaved", 2, 0, 4, 2)
     (5, 4, 2)
