@@ -176,7 +176,12 @@ def _changes(before: Setup, after: Setup, kind: str, content: Content) -> dict[s
     if kind == "FSDP" and (after.recompute not in ("none", "full") or after.zero_stage not in (2, 3)):
         return None
     if kind != "MEGATRON_LM":
-        return changes(_table(kind, content), before, after)
+        values = changes(_table(kind, content), before, after)
+        section = content.get("deepspeed_config") or {}
+        on_host = str(section.get("offload_param_device", "none")) != "none"
+        if values is not None and kind == "DEEPSPEED" and on_host and before.zero_stage == 3 != after.zero_stage:
+            values["deepspeed_config.offload_param_device"] = "none"
+        return values
     paths = {term.ours: term.theirs for term in PLUGIN}
     fields = megatron.fields_changed(before, after)
     if any(value is not None and name not in paths for name, value in fields.items()):

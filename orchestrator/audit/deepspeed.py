@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from orchestrator.audit.document import AUTO, Given, changed
+from orchestrator.audit.document import AUTO, Given, changed, leaves
 from orchestrator.audit.reading import Reading, Setup, Source, changes, listed, recipe_keys
 from orchestrator.engines.deepspeed.capabilities import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, paths
@@ -99,12 +99,25 @@ CHANGED: Final = [term for term in words.PLAN if term.ours in {"micro_batch_size
 """AutoEP has more to say than its size."""
 
 
+STAGE_3_ALONE: Final = {"zero_optimization.offload_param.device": "none", "zero_optimization.offload_optimizer.ratio": 1.0}
+"""Settings for stage 3 alone (partition_parameters.py:1160; zero/config.py, offload_ratio_check), with their values elsewhere."""
+
+
+def without_stage_3(content: Mapping[str, Any], before: Setup, after: Setup) -> dict[str, Any]:
+    """What a ds_config that leaves stage 3 must say otherwise, by path."""
+    if not before.zero_stage == 3 != after.zero_stage:
+        return {}
+    said = dict(leaves(content))
+    return {path: value for path, value in STAGE_3_ALONE.items() if said.get(path, value) != value}
+
+
 def _edited(text: str, content: Mapping[str, Any], before: Setup, after: Setup, gpus: int) -> str | None:
     """The text with the changes of a setup, in its own indentation; None: they can't be said in it. Where accumulation is said it follows:
     from the batch over all GPUs, or else from what a step was."""
     values = changes(CHANGED, before, after)
     if values is None:
         return None
+    values |= without_stage_3(content, before, after)
     steps, batch = content.get("gradient_accumulation_steps"), content.get("train_batch_size")
     if isinstance(batch, int) and "train_micro_batch_size_per_gpu" not in content and (after.tp, after.cp) != (before.tp, before.cp):
         values["train_micro_batch_size_per_gpu"] = after.micro_batch_size

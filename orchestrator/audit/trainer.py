@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from orchestrator.audit.around_trainer import GROUPS, around, as_trainers
+from orchestrator.audit.deepspeed import without_stage_3
 from orchestrator.audit.document import AUTO, Content, Given, changed
 from orchestrator.audit.hugging_face import CHECKPOINTS, SHARDED, as_ds, fsdp, named_ds_config, offloads, read_ds, sorted_out, zero
 from orchestrator.audit.reading import LISTS, Reading, Setup, Source, changes
@@ -261,6 +262,8 @@ def _changes(before: Setup, after: Setup, content: Content, where: str) -> dict[
     values = changes(table, before, after)
     if values is None or after.recompute not in ("none", "full"):
         return None
+    if where == "deepspeed":
+        values |= {f"deepspeed.{path}": value for path, value in without_stage_3(content["deepspeed"], before, after).items()}
     if MICRO in values:
         samples = int(content.get(STEPS) or 1) * before.micro_batch_size
         if samples % after.micro_batch_size:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import orchestrator as so
 from orchestrator.audit import formats
+from orchestrator.audit.document import content_of, leaves
 
 SAMPLE = Path(__file__).parent / "samples" / "ds_config.json"
 LLAMA = {
@@ -64,7 +66,7 @@ def test_the_fastest_plan_of_the_files_own_engine_is_a_diff_of_it_too() -> None:
     again = formats.read(str(best.text), "ds_config.json").reading.setup
     assert (again.cp, again.zero_stage) == (best.setup.cp, best.setup.zero_stage)
     changed = [line[1:] for line in best.diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    assert len(changed) == 7, "what does not change stands as it stood"
+    assert len(changed) == 9, "what does not change stands as it stood; offload_param is stage 3's alone"
     assert "\nA search of deepspeed over every choice that needs no pin: zero_stage 3 -> 1, cp 1 -> 4: 17.6 s a step, +0.1%, " in str(found)
     assert found.summary()["changes"][-1]["diff"] == best.diff
 
@@ -207,3 +209,27 @@ def test_a_precision_that_is_auto_is_the_recipes_or_the_users_and_what_nobody_sa
     by_nobody = audited_with()
     assert types(by_nobody) == ("bf16",) * 3
     assert any(line.startswith("train.precision=bf16: bf16.enabled is auto, and nobody says") for line in by_nobody.reading.assumed)
+
+
+def test_a_diff_that_leaves_stage_3_leaves_nothing_that_is_for_stage_3_alone(tmp_path: Path) -> None:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}, "offload_param": {"device": "cpu", "pin_memory": True}}
+    content = {"bf16": {"enabled": True}, "zero_optimization": zero, "train_micro_batch_size_per_gpu": 1}
+    files = {
+        "ds.json": json.dumps(content),
+        "run.yaml": "learning_rate: 1e-5\nper_device_train_batch_size: 1\nbf16: true\ndeepspeed: " + json.dumps(content),
+        "accelerate.yaml": "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config:\n"
+        "  zero_stage: 3\n  offload_param_device: cpu\n  offload_optimizer_device: cpu\n",
+    }
+    for name, text in files.items():
+        source = formats.read(text, name)
+        before = source.reading.setup
+        lower, same = (source.edited(before, replace(before, **new), 8) for new in ({"zero_stage": 2}, {"offload_optimizer": False}))
+        assert lower is not None, name
+        assert same is not None, name
+        now, kept = (dict(leaves(content_of(text, name))) for text in (lower, same))
+        where = "deepspeed_config.offload_param_device" if "accelerate" in name else "zero_optimization.offload_param.device"
+        inside = "deepspeed." if name == "run.yaml" else ""
+        assert (now[inside + where], kept[inside + where]) == ("none", "cpu"), name
+        if "accelerate" not in name:
+            assert now[f"{inside}zero_optimization.offload_optimizer.ratio"] == 1.0
+            assert now[f"{inside}zero_optimization.offload_param.pin_memory"] is True
