@@ -308,6 +308,12 @@ def test_a_full_fine_tuning_by_axolotl_fits_where_its_bf16_states_do(tmp_path: P
     found = so.audit(tmp_path / "run.yaml", gpus=1, cluster="dgx_h100", recipe="llama3_8b")
     assert found.fits
     assert not any("attn_implementation" in line or "optim" in line for line in found.reading.unpriced)
+    (tmp_path / "run.yaml").write_text(text.replace("8192", "16384").replace("paged_adamw_8bit", "adamw_torch_fused"))
+    longer = so.audit(
+        tmp_path / "run.yaml", gpus=1, cluster="dgx_a100_40gb", recipe="llama3_8b", **{"model.max_position_embeddings": 16384}
+    )
+    assert longer.reading.slower == ("sample_packing=true",), "packing fills sequences, as is priced, and its attention takes less time"
+    assert longer.fits is False
 
 
 def test_what_keeps_fp32_weights_is_priced_as_before_and_a_type_that_nobody_says_leaves_doubt(tmp_path: Path) -> None:
