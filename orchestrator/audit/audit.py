@@ -58,7 +58,7 @@ class Audit:
 
     def __init__(self, name: str, source: Source, settings: Settings, setup: Setup) -> None:
         self.name, self.source, self.settings, self.setup = name, source, settings, setup
-        self.judge = Judge(settings, setup.engine, source.reading.states)
+        self.judge = Judge(settings, setup.engine, source.reading)
         self.problem = ""
         self.judged: Judged | None = None
         try:
@@ -122,11 +122,7 @@ class Audit:
         return tuple(found)
 
     def _miscounted(self, plan: Plan) -> str:
-        """Why Megatron refuses the batch that the file begins with, or DeepSpeed its batch, micro-batch and accumulation, on these GPUs;
-        "": they don't, or a key replaces one."""
-        first, share = self.reading.first_batch, plan.micro_batch_size * plan.dp
-        if first is not None and first % share:
-            return f"rampup_batch_size={first}: is no multiple of dp x micro-batch = {plan.dp} x {plan.micro_batch_size}"
+        """Why DeepSpeed refuses its batch, micro-batch and accumulation on these GPUs; "": it doesn't, or a key replaces one."""
         steps, said = self.reading.steps, self.reading.setup
         own = (said.tp, said.cp, said.micro_batch_size) == (plan.tp, plan.cp, plan.micro_batch_size)
         if not own or self._counts(self.reading, plan):
@@ -212,7 +208,8 @@ class Audit:
         for pins in ({}, asked) if asked else ({},):
             settings = msgspec.structs.replace(self.settings, pins=msgspec.structs.replace(self.settings.pins, **pins))
             with suppress(NoPlanError, InputError):
-                found.append(Planner(settings if engine is None else msgspec.structs.replace(settings, engine=engine)).fastest().plan)
+                planner = Planner(settings if engine is None else msgspec.structs.replace(settings, engine=engine))
+                found.append(planner.fastest(planner.space(top_k=1, prunings=self.reading.rules)).plan)
         return min(found, key=lambda plan: plan.prediction.step_time_s, default=None)
 
     @cached_property

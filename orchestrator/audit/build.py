@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from orchestrator.audit.reading import Setup
+from orchestrator.audit.reading import Reading, Setup
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.spec import ModelSpec
@@ -62,17 +62,18 @@ class Judged(Value, frozen=True, kw_only=True):
 
 
 class Judge:
-    """Builds and prices setups for one model, training and cluster. Layers that two setups share are priced once. `states`: as
-    `Reading.states`."""
+    """Builds and prices setups of the file that was read, for one model, training and cluster. Layers that two setups share are priced
+    once."""
 
-    def __init__(self, settings: Settings, engine: str, states: StateBytes | None = None) -> None:
+    def __init__(self, settings: Settings, engine: str, reading: Reading) -> None:
         self.settings = settings
         planner = Planner(settings)
         self.prices = planner.prices_for(engine)
-        self.engine = self.prices.engine(ENGINES[engine].capabilities(settings.cluster.software))
+        able = ENGINES[engine].capabilities(settings.cluster.software)
+        self.engine = self.prices.engine(replace(able, rules=(*able.rules, *reading.rules)))
         self.plain = self.engine
-        if states is not None and settings.training.precision != "fp32":
-            self.plain = replaced(self.engine, states)
+        if reading.states is not None and settings.training.precision != "fp32":
+            self.plain = replaced(self.engine, reading.states)
         self.limit = self.prices.limits[0]
         self.workload = planner.workload
         self.model = self.workload.model

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator.strategy.capabilities import StateBytes
+from orchestrator.audit.ramp import Ramp
+from orchestrator.strategy.capabilities import Rule, StateBytes
 from orchestrator.strategy.spec import RANK_ORDER, Options, Recompute
 from orchestrator.values import Value
 from orchestrator.words.terms import Kind, Table, decided, differs
@@ -64,8 +65,8 @@ class Reading(Value, frozen=True, kw_only=True):
     """Keys of gradients' types that the file does not say: they are of the precision, whoever says that."""
     divided: bool = False
     """Whether the micro-batch is the batch over `steps` and the ranks: DeepSpeed's own division where a file leaves it out."""
-    first_batch: int | None = None
-    """Samples of the first step, where Megatron's batch grows (rampup_batch_size); None: it does not."""
+    ramp: Ramp | None = None
+    """The batches that Megatron's grows through; None: it does not grow."""
     states: StateBytes | None = None
     """What stage 0 holds of each parameter in 16 bits, where torch's data parallelism runs it on weights as they were loaded; None: as the
     engine has it."""
@@ -90,6 +91,11 @@ class Reading(Value, frozen=True, kw_only=True):
     """Settings that change neither: data, logs, checkpoints."""
     assumed: tuple[str, ...] = ()
     """What the file does not say, and what was taken."""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Rules that the file's own settings add to the engine's."""
+        return () if self.ramp is None else (self.ramp.rule,)
 
 
 class Source(msgspec.Struct, frozen=True):

@@ -135,6 +135,7 @@ MODEL = (
         ("--bf16 --rampup-batch-size 30 16 1000", "from 30 to 64 are no whole steps of 16 samples"),
         ("--bf16 --rampup-batch-size 24 8 1000", "rampup_batch_size=24: is no multiple of dp x micro-batch = 16 x 1"),
         ("--bf16 --fp16", "fp16 and bf16: Megatron takes one of them"),
+        ("--bf16 --rampup-batch-size 16 8 1000", "rampup_batch_size=24: is no multiple of dp x micro-batch = 16 x 1"),
         ("--bf16 --overlap-param-gather --use-distributed-optimizer", "overlap_param_gather needs overlap_grad_reduce"),
         ("--bf16 --overlap-param-gather --overlap-grad-reduce", "overlap_param_gather needs use_distributed_optimizer"),
         ("--fp16", "fp16 on H100-SXM-80GB: as fast as bf16"),
