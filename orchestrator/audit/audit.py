@@ -94,6 +94,8 @@ class Audit:
         pinned_here = [f"pin.{name}=" for name in settings.pins.given()]
         kept = [line for line in reading.assumed if not line.startswith(tuple(said)) and not any(pin in line for pin in pinned_here)]
         longest = "" if "train.seq_length" in tree else reading.longest
+        if reading.longest and not longest:
+            kept = [line for line in kept if not line.startswith("every sequence has ")]
         reading = msgspec.structs.replace(reading, assumed=(*kept, *assumed, *more), longest=longest)
         source = msgspec.structs.replace(source, reading=reading)
         return cls(str(path), source, settings, pinned(reading.setup, settings.pins))

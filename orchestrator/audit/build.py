@@ -10,6 +10,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from orchestrator.audit.reading import Reading, Setup
+from orchestrator.engine_prices import EnginePrices
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.spec import ModelSpec
@@ -68,7 +69,9 @@ class Judge:
     def __init__(self, settings: Settings, engine: str, reading: Reading) -> None:
         self.settings = settings
         planner = Planner(settings)
-        self.prices = planner.prices_for(engine)
+        prices = planner.prices_for(engine)
+        traits = prices.traits if reading.logits_bytes is None else replace(prices.traits, logits_bytes=reading.logits_bytes)
+        self.prices = EnginePrices(settings, traits, prices.fitted, prices.kept)
         able = ENGINES[engine].capabilities(settings.cluster.software)
         self.engine = self.prices.engine(replace(able, rules=(*able.rules, *reading.rules)))
         self.plain = self.engine

@@ -12,7 +12,7 @@ from orchestrator.audit.document import Content, Given, changed, resolved
 from orchestrator.audit.hugging_face import as_ds, read_ds, sorted_out
 from orchestrator.audit.reading import Setup, Source, changes
 from orchestrator.words import deepspeed as ds_words
-from orchestrator.words.fsdp import NEMO_RL, VERL, VERL_SFT, Sharded
+from orchestrator.words.fsdp import NEMO_RL, UNPADDED_LOGITS, VERL, VERL_SFT, Sharded
 from orchestrator.words.terms import Term, decided, kinds, nested, section
 
 MEGATRONS: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
@@ -59,10 +59,17 @@ def read(
         ds["train_batch_size"] = int(ds["train_batch_size"]) * samples
     lengths = [given.number(path) for path in program.length]
     switch, most = program.tokens
+    own_lengths = all(lengths) and bool(program.unpadded[0]) and given.truth(program.unpadded[0], True)
+    logits = UNPADDED_LOGITS if own_lengths and not given.values.get(program.unpadded[1]) and ds.get("bf16.enabled", False) else None
+    longest = " + ".join(program.length) if own_lengths else ""
     if switch and given.truth(switch, program.by_tokens) and (tokens := given.number(most)) and all(lengths):
         samples_of_tokens = max(1, tokens * int(ds.get("sequence_parallel_size", 1)) // sum(lengths))
         ds["train_micro_batch_size_per_gpu"] = 1 << samples_of_tokens.bit_length() - 1  # a power of two divides batches
+        longest = ""  # the tokens of a pass are what they are
     assumed = [*said, f"FSDP2 is priced as DeepSpeed's ZeRO-{ds['zero_optimization.stage']}, which shares the same between ranks"]
+    if longest:
+        of = program.unpadded[0].rpartition(".")[2]
+        assumed.append(f"every sequence has {longest} = {sum(map(int, filter(None, lengths)))} tokens ({of}: shorter ones take less)")
     reading = as_ds(read_ds(nested(ds), {}), program.kind, None, assumed)
     keys = dict(reading.keys)
     if all(lengths):
@@ -74,7 +81,9 @@ def read(
         keys["gpus"] = gpus * (nodes or 1)
     mode = "full" if given.truth(program.recompute, program.recomputes) else "none"
     about = tuple(line for line in reading.assumed if not line.startswith("recompute="))
-    reading = replace(reading, keys=keys, setup=replace(reading.setup, recompute=mode), assumed=about, steps=None)
+    reading = replace(
+        reading, keys=keys, setup=replace(reading.setup, recompute=mode), assumed=about, steps=None, longest=longest, logits_bytes=logits
+    )
     reading = sorted_out(given, kinds("verl", "nemo_rl"), reading)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:

@@ -77,6 +77,8 @@ class Reading(Value, frozen=True, kw_only=True):
     longest: str = ""
     """The setting that says the longest sample that is let in, where samples keep their own lengths and nobody says those: every one is
     priced as that long. "" where all are."""
+    logits_bytes: float | None = None
+    """Bytes per logit at the loss's peak, where the program's loss is another than the engine's; None: the engine's."""
     broken: tuple[str, ...] = ()
     """Rules of the engine that the file breaks in what no plan says."""
     unknown: tuple[str, ...] = ()

@@ -25,6 +25,9 @@ class Sharded(NamedTuple):
     tokens: tuple[str, str] = ("", "")
     """Paths of a switch by which a pass has as many samples as tokens allow, and of these; it is on where `by_tokens` says so."""
     by_tokens: bool = False
+    unpadded: tuple[str, str] = ("", "")
+    """Paths of a switch, on by default, by which sequences keep their own lengths and the loss its logits (`UNPADDED_LOGITS`), and of the
+    weight of an entropy, with which it keeps more."""
     beside: Mapping[str, Any] = {}
     """What a written file says whatever the plan, by path."""
     recomputes: bool = False
@@ -50,6 +53,10 @@ def _type(path: str) -> Table:
     ]
 
 
+UNPADDED_LOGITS: Final = 4.0
+"""Bytes per logit of verl's loss over unpadded sequences without an entropy: the 16-bit logits, in whose place flash-attn's cross entropy
+writes their gradient, and what the division by the temperature makes of that (workers/engine/fsdp/transformer_impl.py, div_ and
+inplace_backward; utils/torch_functional.py, logprobs_from_logits_flash_attn)."""
 ADAM: Final = "lr=optimizer.params.lr weight_decay=optimizer.params.weight_decay betas=optimizer.params.betas"
 EPS: Final = "eps=optimizer.params.eps"
 ACTOR: Final = "actor_rollout_ref.actor"
@@ -75,6 +82,7 @@ VERL: Final = Sharded(
     nodes=("trainer.nnodes", "trainer.n_gpus_per_node"),
     samples="actor_rollout_ref.rollout.n",
     tokens=(f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_max_token_len_per_gpu"),
+    unpadded=("actor_rollout_ref.model.use_remove_padding", f"{ACTOR}.entropy_coeff"),
     beside={
         "hydra.searchpath": ["pkg://verl.trainer.config"], "defaults": ["ppo_trainer", "_self_"], f"{ACTOR}.strategy": "fsdp2",
         f"{ACTOR}.fsdp_config.strategy": "fsdp2", "actor_rollout_ref.rollout.n": 1, f"{ACTOR}.use_dynamic_bsz": False,
@@ -120,6 +128,7 @@ VERL_SFT: Final = VERL._replace(
     length=("data.max_length",),
     samples="",
     tokens=("data.use_dynamic_bsz", "data.max_token_len_per_gpu"),
+    unpadded=("model.use_remove_padding", ""),
     by_tokens=True,
     others=("data", "trainer", "model", "checkpoint", "hydra", "defaults", "profiler"),
 )
