@@ -10,7 +10,17 @@ from msgspec.structs import replace
 
 from orchestrator.audit import megatron
 from orchestrator.audit.document import Content, Given, changed
-from orchestrator.audit.hugging_face import CHECKPOINTS, SHARDED, as_ds, fsdp, named_ds_config, offloads, read_ds, sorted_out, zero
+from orchestrator.audit.hugging_face import (
+    CHECKPOINTS,
+    as_ds,
+    fsdp,
+    fsdp_stage,
+    named_ds_config,
+    offloads,
+    read_ds,
+    sorted_out,
+    zero,
+)
 from orchestrator.audit.megatron_yaml import typed
 from orchestrator.audit.reading import Reading, Setup, Source, changes
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
@@ -93,7 +103,8 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
                 assumed.append(f"gradient_accumulation_steps={steps} follows from train.global_batch_size= and pin.micro_batch_size=")
             by_path["gradient_clipping"] = given.number("deepspeed_config.gradient_clipping", float) or 1.0
     elif kind == "FSDP":
-        stage, strategy = _fsdp_stage(given)
+        given.take("fsdp_config.fsdp_version")
+        stage, strategy = fsdp_stage(given, given.get("fsdp_config.fsdp_sharding_strategy"))
         host = offloads(given)
         ds = zero(stage, bool(host))
         assumed.append(fsdp(strategy, stage))
@@ -116,19 +127,6 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
         reading = replace(reading, keys={**reading.keys, "train.precision": "fp8"})
     setup |= {"tp": tp if reading.setup.tp == 1 else reading.setup.tp, "cp": cp * sp if reading.setup.cp == 1 else reading.setup.cp}
     return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, steps=None, missing=missing, assumed=tuple(kept))
-
-
-def _fsdp_stage(given: Given) -> tuple[int, str]:
-    """(ZeRO stage, the file's word for it). Raises InputError."""
-    strategy = given.get("fsdp_config.fsdp_sharding_strategy")
-    reshard = given.get("fsdp_config.fsdp_reshard_after_forward", strategy)
-    given.take("fsdp_config.fsdp_version")
-    word = str("true" if reshard is None else reshard).lower()
-    if word in ("true", "false"):  # the second version's
-        return (3 if word == "true" else 2), f"reshard_after_forward={word}"
-    if word not in SHARDED:
-        raise InputError("fsdp_sharding_strategy", word, "is not known", SHARDED)
-    return SHARDED[word], word
 
 
 def _megatron(given: Given, precision: str) -> Reading:

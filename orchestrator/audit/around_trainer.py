@@ -40,9 +40,8 @@ def as_trainers(content: Content, program: Around) -> Content:
         found.setdefault("bf16", True)
     if str(found.get("deepspeed")) in NAMED_CONFIGS:
         found["deepspeed"] = NAMED_CONFIGS[str(found["deepspeed"])]
-    if isinstance(fsdp := found.get("fsdp_config"), dict) and not found.get("fsdp"):
-        whole = str(fsdp.get("reshard_after_forward", fsdp.get("fsdp_reshard_after_forward", True))).lower() != "false"
-        found["fsdp"] = "full_shard" if whole else "shard_grad_op"
+    if isinstance(found.get("fsdp_config"), dict) and not found.get("fsdp"):
+        found["fsdp"] = True
     if isinstance(found.get("gradient_checkpointing"), str):  # where Axolotl keeps what is kept: "offload", "offload_disk"
         found |= {"activation_offloading": found["gradient_checkpointing"], "gradient_checkpointing": True}
     return found

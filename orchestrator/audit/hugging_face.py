@@ -33,6 +33,23 @@ def fsdp(strategy: str, stage: int) -> str:
     return f"FSDP's {strategy} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks"
 
 
+RESHARDS: Final = ("fsdp_reshard_after_forward", "reshard_after_forward")
+"""Whether FSDP frees weights after forward, or the first version's strategy, in a section fsdp_config: accelerate's name, and the Trainer's
+and Axolotl's."""
+
+
+def fsdp_stage(given: Given, strategy: Any) -> tuple[int, str]:
+    """(ZeRO stage that shares what FSDP shares, the file's word for it). The section comes before the `strategy` that stands elsewhere
+    (transformers' _apply_legacy_fsdp_to_config). Raises InputError."""
+    said = next((value for name in RESHARDS if (value := given.get(f"fsdp_config.{name}")) is not None), strategy)
+    word = str("true" if said is None else said).lower()
+    if word in ("true", "false"):  # the second version's
+        return (3 if word == "true" else 2), f"reshard_after_forward={word}"
+    if word not in SHARDED:
+        raise InputError("fsdp_sharding_strategy", word, "is not known", SHARDED)
+    return SHARDED[word], word
+
+
 OFFLOADS: Final = ("fsdp_offload_params", "offload_params", "fsdp_cpu_offload", "cpu_offload")
 """FSDP's CPU offload in a section fsdp_config: accelerate's and Axolotl's names, and the Trainer's (transformers 5)."""
 CHECKPOINTS: Final = ("fsdp_activation_checkpointing", "activation_checkpointing")

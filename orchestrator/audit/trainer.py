@@ -15,14 +15,26 @@ from msgspec.structs import replace
 from orchestrator.audit.around_trainer import GROUPS, around, as_trainers
 from orchestrator.audit.deepspeed import without_stage_3
 from orchestrator.audit.document import AUTO, Content, Given, changed
-from orchestrator.audit.hugging_face import CHECKPOINTS, SHARDED, as_ds, fsdp, named_ds_config, offloads, read_ds, sorted_out, zero
+from orchestrator.audit.hugging_face import (
+    CHECKPOINTS,
+    RESHARDS,
+    SHARDED,
+    as_ds,
+    fsdp,
+    fsdp_stage,
+    named_ds_config,
+    offloads,
+    read_ds,
+    sorted_out,
+    zero,
+)
 from orchestrator.audit.reading import LISTS, Reading, Setup, Source, changes
 from orchestrator.errors import InputError
 from orchestrator.model.families import from_hf_config
 from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words import trainer as words
-from orchestrator.words.terms import Term, always, kinds
+from orchestrator.words.terms import Term, always, kinds, section
 from orchestrator.words.trainer import AROUND, Around
 
 MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -67,7 +79,7 @@ def read_arguments(text: str, name: str, content: Content, change: Callable[[Map
     reading = replace(reading, longest=_named(reading.longest, names), **theirs)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
-        values = _changes(before, after, given, ds if isinstance(content.get(ds), str | dict) else "")
+        values = _changes(before, after, given, ds if ds == "fsdp" or isinstance(content.get(ds), str | dict) else "")
         return None if values is None else change({names.get(path, path): value for path, value in values.items()})
 
     return Source(text=text, reading=reading, edited=edited)
@@ -111,8 +123,8 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         kind = ", with DeepSpeed"
     elif sharded:
         parts = [str(word) for word in (sharded if isinstance(sharded, list) else str(sharded).split())]
-        strategy = next((word for word in parts if word.lower() in SHARDED), "full_shard")
-        stage, where = SHARDED[strategy.lower()], "fsdp"
+        stage, strategy = fsdp_stage(given, next((word for word in parts if word.lower() in SHARDED), "full_shard"))
+        where = "fsdp"
         host = offloads(given, parts)
         ds = zero(stage, bool(host))
         assumed.append(fsdp(strategy, stage))
@@ -163,7 +175,7 @@ def _states(given: Given, program: Around | None, precision: str, loaded: str) -
     if loaded or LLAMA_FACTORYS & {*given.values}:  # which casts to fp32 (model/adapter.py:349)
         return IN_32_BITS[foreach], ()
     given.assumed.append("torch_dtype=float32, as TRL loads weights; transformers 5 by itself takes the checkpoint's type")
-    return IN_32_BITS[foreach], ("torch_dtype, which the file does not say",)
+    return IN_32_BITS[foreach], ("torch_dtype (the file does not say it)",)
 
 
 def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,6 +268,8 @@ def _changes(before: Setup, after: Setup, content: Content, where: str) -> dict[
     if where == "deepspeed":
         stage, _, offload = ds_words.ZERO
         table += [term._replace(theirs=f"deepspeed.{term.theirs}", when=always) for term in (stage, offload)]
+    elif where == "fsdp" and (named := [name for name in RESHARDS if name in section(content, "fsdp_config")]):
+        table.append(Term(f"fsdp_config.{named[0]}", "zero_stage", to={3: True, 2: False}.get))
     elif where == "fsdp" and isinstance(written := content["fsdp"], str) and after.zero_stage in (2, 3):
         old = next((word for word in written.split() if word.lower() in SHARDED), "full_shard")
         table.append(Term("fsdp", "zero_stage", to=lambda stage: written.replace(old, "full_shard" if stage == 3 else "shard_grad_op")))

@@ -325,4 +325,14 @@ def test_what_keeps_fp32_weights_is_priced_as_before_and_a_type_that_nobody_says
     assert found.judged is not None
     assert found.judged.lacking_bytes
     assert found.fits is None
-    assert "torch_dtype, which the file does not say" in found.reading.unpriced
+    assert "torch_dtype (the file does not say it)" in found.reading.unpriced
+
+
+@pytest.mark.parametrize("section", ["fsdp: true\n", "fsdp: full_shard auto_wrap\n", "fsdp: [full_shard]\n"])
+def test_fsdps_section_says_what_is_freed_after_forward_before_its_strategy_does(section: str) -> None:
+    text = ARGUMENTS + section + "fsdp_config:\n  version: 2\n  reshard_after_forward: false  # kept\n"
+    source = formats.read(text, "run.yaml")
+    before = source.reading.setup
+    assert before.zero_stage == 2
+    assert source.edited(before, replace(before, zero_stage=3), 8) == text.replace("forward: false", "forward: true")
+    assert formats.read(ARGUMENTS + section, "run.yaml").reading.setup.zero_stage == 3
