@@ -35,6 +35,11 @@ class Comparison(Printed, frozen=True, kw_only=True):
     chances: tuple[float | None, float | None] = (None, None)
     """The chances that they run out of memory, 0 to 1; None: not known."""
 
+    def __repr__(self) -> str:
+        """One line: the two plans have megabytes."""
+        one, other = (f"{plan.engine} {choice(plan)}" for plan in (self.one, self.other))
+        return f"<Comparison of {one} with {other}: {100 * self.difference:+.1f}% a step>"
+
     @property
     def difference(self) -> float:
         """How much longer the other's step takes, as a share; below 0: it is the faster one."""

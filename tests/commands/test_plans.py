@@ -279,6 +279,8 @@ def test_a_question_is_no_setting_of_a_sweep(capsys: pytest.CaptureFixture[str])
 def test_two_plans_are_compared_cause_by_cause_to_the_last_second(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = (so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu", pin={"tp": tp}) for tp in (1, 2))
     found = so.compare(one, other)
+    assert repr(found).startswith("<Comparison of ")
+    assert len(repr(found)) < 200
     assert sum(pair[0] for pair in found.seconds.values()) == pytest.approx(one.step_time_s)
     assert sum(pair[1] for pair in found.seconds.values()) == pytest.approx(other.step_time_s)
     for name, answer in (("a", one), ("b", other)):
