@@ -5,13 +5,11 @@ python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED C
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -21,29 +19,11 @@ from orchestrator.launch import program_metrics
 from orchestrator.launch.local import Outcome, Row, by_step, describe_failure, hang, now, write_status
 from orchestrator.launch.render import SAME_AGAIN, TRY_AGAIN
 from orchestrator.launch.slurm import ENDED_FROM_OUTSIDE, REASONS, why_ended
+from orchestrator.launch.stopped import in_plan, stopped
 from orchestrator.report.measured import measured_step_time
 
 SIGNALLED = "ended by SIGTERM: cancelled, or out of time"
 """The reason that is given where Slurm ended the job and can't say why."""
-
-
-def _in_plan(path: Path, group: str, name: str) -> float | None:
-    """A number of plan.json; read as plain JSON, so that a plan of another version still gets its status."""
-    try:
-        plan: Any = json.loads(path.read_text())
-        return float(plan[group][name])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _saved_step(out: Path) -> int | None:
-    """Steps done in the newest whole checkpoint of the folder, our worker's or Megatron-LM's."""
-    with contextlib.suppress(OSError, ValueError):
-        return int((out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    try:
-        return int(json.loads((out / "checkpoints" / "latest.json").read_text())["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _ended(out: Path, log: Path, exit_status: int, rows: Sequence[Row], cause: str) -> Outcome:
@@ -51,11 +31,7 @@ def _ended(out: Path, log: Path, exit_status: int, rows: Sequence[Row], cause: s
     outcome = Outcome(status="finished", exit_status=exit_status, started="", ended=now(), log=str(log), rows=tuple(rows))
     job = os.environ.get("SLURM_JOB_ID")
     if exit_status == 0:
-        steps, done = _in_plan(out / "plan.json", "training", "steps"), _saved_step(out)
-        if steps is None or done is None or done >= steps or not rows or rows[-1].get("step", steps) >= steps:
-            return outcome
-        said = f"stopped as asked, saved after step {done} of {int(steps)}"
-        return replace(outcome, status="stopped", exit_status=TRY_AGAIN, last_line=said)
+        return stopped(out, outcome)
     known = why_ended(job) if job and (cause == "slurm" or hang(out) is None) else None
     if known is not None:
         name, said = known
@@ -81,7 +57,7 @@ def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int =
     outcome = replace(_ended(out, log, exit_status, rows, cause), started=started, restarts=restarts)
     if restarts < allowed and _worth_a_restart(outcome):
         outcome = replace(outcome, status="requeued", exit_status=TRY_AGAIN)
-    predicted = _in_plan(out / "plan.json", "predicted", "step_time_s")
+    predicted = in_plan(out / "plan.json", "predicted", "step_time_s")
     write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured_step_time(rows))
     return outcome
 

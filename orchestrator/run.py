@@ -2,7 +2,8 @@
 
     python -m orchestrator.run recipe=gpt_tiny gpus=4
 
-Exit status: 0; 2 for bad input, no plan, or no way to start; the training's own; 130 on Ctrl-C.
+Exit status: 0; 2 for bad input, no plan, or no way to start; 75 where the training saved and stopped before its end; its own where it
+failed; 130 on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -34,6 +36,7 @@ from orchestrator.folder import all_files, clear_folder, held, new_folder, with_
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
 from orchestrator.launch import render, schedulers
+from orchestrator.launch.stopped import stopped
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner, planned
@@ -483,7 +486,7 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
                 return INTERRUPTED
         else:
             starter = local.start if start.how == "local" else slurm.start_in_allocation
-            outcome = starter(job, out, on_step=progress.step)
+            outcome = stopped(out, starter(job, out, on_step=progress.step))
     predicted = plan.predicted.step_time_s if plan.predicted else None
     measured = measured_step_time(outcome.rows)
     after, said = None, list[str]()
@@ -496,7 +499,7 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
         with reporting_full_disk("the report"):
             for file in pictures.report_files(settings, found, outcome.rows, after):
                 (out / file.path).write_text(file.content, encoding="utf-8")
-    if outcome.status == "finished":
+    if outcome.status in ("finished", "stopped"):
         console.print(comparison_table(plan, outcome.rows))
         if after is not None:
             console.print(after_table(after))
@@ -504,7 +507,8 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
             print(f"after the run: {line}")
         for note in local.preflight_notes(out):
             print(f"preflight: {note}")
-        print(f"Finished: {out}")
+        goes_on = f"{str(outcome.last_line).capitalize()}; resume={shlex.quote(str(out))} goes on"
+        print(f"Finished: {out}" if outcome.status == "finished" else goes_on)
     else:
         host = f" on {outcome.host}" if outcome.host else ""
         rank = "" if outcome.rank is None else f"rank {outcome.rank}{host}: "
@@ -525,8 +529,6 @@ def reporting_full_disk(what: str) -> Iterator[None]:
 
 def start_command(settings: Settings, job: Job, out: Path) -> str:
     """What a user types on the machine where the job can run."""
-    import shlex
-
     if job.without_worker and job.program is None:
         return "the same with that entry"
     folder = shlex.quote(str(out))

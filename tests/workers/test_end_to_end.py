@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -174,3 +175,35 @@ def test_sigusr1_saves_and_ends_well(tmp_path: Path) -> None:
         assert marker["step"] == read_metrics(tmp_path / "run")[-1]["step"]
     finally:
         process.kill()
+
+
+def test_a_local_run_that_sigusr1_ends_says_where_it_stopped_and_how_it_goes_on(tmp_path: Path) -> None:
+    """Saved before its last step: not "Finished", and another exit status."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "orchestrator.run", "recipe=gpt_tiny", "gpus=1", "train.steps=100000", f"out={out}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def ranks() -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and (entry / "cwd").readlink() == out and b"\0--plan\0" in (entry / "cmdline").read_bytes():
+                    found.append(entry)
+        return [int(entry.name) for entry in found if b"torch.distributed.run" not in (entry / "cmdline").read_bytes()]
+
+    try:
+        metrics = out / "metrics.jsonl"
+        deadline = time.monotonic() + 180
+        while not (metrics.is_file() and metrics.read_text()):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.1)
+        (rank,) = ranks()
+        os.kill(rank, signal.SIGUSR1)
+        said = process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+    step = json.loads((out / "checkpoints" / "latest.json").read_text())["step"]
+    assert said.endswith(f"Stopped as asked, saved after step {step} of 100000; resume={out} goes on\n")
+    status = json.loads((out / "status.json").read_text())
+    assert (process.returncode, status["status"], status["exit_status"]) == (75, "stopped", 75)
