@@ -105,7 +105,9 @@ def beside(costs: CostModel, before: Candidate, after: Candidate, modes: Sequenc
             return _nothing
         longer = longer or new.forward_s > old.forward_s or new.backward_s > old.backward_s
         if inside:
-            share = min(share, new.forward_s / old.forward_s, new.backward_s / old.backward_s)
+            share = min(share, new.forward_s / old.forward_s)
+            if old.backward_s:  # a layer below everything that is trained has no backward pass
+                share = min(share, new.backward_s / old.backward_s)
             whole = _largest(whole, _once(old, slowdown), new.seconds)
             less = _largest(less, _less_once(old, new), new.seconds)
         else:

@@ -16,6 +16,8 @@ from orchestrator.cost.bounds import Floors, beside, filled, rounds
 from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
+from orchestrator.model.families import describe
+from orchestrator.model.lora import frozen_layer
 from orchestrator.planning import Planner
 from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.layout import LayerSpan, Stage
@@ -104,6 +106,17 @@ def test_the_bound_by_the_plan_without_an_option_is_near_where_it_touches_little
         replace(plain, strategy=replace(plain.strategy, reduce_scatter_with_fp32_accumulation=True)),
     )
     assert 0.99 < beside(costs, plain, other, MODES)(10.0, 10.0) / 10.0 < 1.0
+
+
+def test_layers_without_a_backward_pass_have_that_bound_too() -> None:
+    """Those of a frozen tower, below everything that is trained."""
+    plain = candidate(dp=8, zero_stage=1, num_microbatches=8)
+    other = replace(plain, strategy=replace(plain.strategy, reduce_scatter_with_fp32_accumulation=True))
+    model = describe(gpt(num_layers=24), 2048)
+    frozen = [replace(run, layer=replace(frozen_layer(run.layer), forward_only=run.layer.kind != "head")) for run in model.runs]
+    costs = cost_model(replace(model, runs=tuple(frozen)))
+    assert costs.layer(plain, "decoder", "none").backward_s == 0.0
+    assert 0.9 < beside(costs, plain, other, MODES)(10.0, 10.0) / 10.0 <= 1.0
 
 
 @pytest.mark.parametrize("recipe_name", ["deepseek_v3", "mixtral_8x7b", "llama3_8b"])
