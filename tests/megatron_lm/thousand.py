@@ -288,8 +288,8 @@ class Megatron:
 
         assert Path(megatron.core.__file__).is_relative_to(checkout), megatron.core.__file__
 
-    def read(self, words: list[str], plan: Any, environment: dict[str, str]) -> Any:
-        """The arguments as the program has them when it starts."""
+    def read(self, words: list[str], plan: Any, environment: dict[str, str], *, known_alone: bool = False) -> Any:
+        """The arguments as the program has them when it starts. `known_alone`: without those that it doesn't know."""
         capability = float(plan.cluster.gpu.compute_capability)
         major = (int(capability), int(10 * capability) % 10)
         self.torch.cuda.get_device_capability = lambda *args: major
@@ -311,7 +311,7 @@ class Megatron:
         os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
         os.environ |= environment | {"WORLD_SIZE": str(plan.world_size), "RANK": "0", "LOCAL_RANK": "0"}
         sys.argv = ["pretrain_gpt.py", *words]
-        args = self.arguments.parse_args()
+        args = self.arguments.parse_args(ignore_unknown_args=known_alone)
         self.arguments.validate_args(args)
         args.iteration = 0
         return args
