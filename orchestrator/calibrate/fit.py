@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from orchestrator.calibrate.pricing import Choose, Pricer, one_value, zero_shot
 from orchestrator.calibrate.runs import Run
-from orchestrator.cost.calibration import SHARES, Calibration
+from orchestrator.cost.calibration import AT_ITS_BOUND, SHARES, Calibration
 from orchestrator.errors import OrchestratorError
 
 Group = tuple[str, str]
@@ -74,7 +74,7 @@ class Fitted(NamedTuple):
 
     def origin(self, name: str) -> str:
         """How a constant came to its value."""
-        return "fitted, at its bound" if name in self.at_bound else "fitted"
+        return AT_ITS_BOUND if name in self.at_bound else "fitted"
 
 
 def chooser(constants: Mapping[Group, Mapping[str, float]]) -> Choose[Run]:

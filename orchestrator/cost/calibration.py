@@ -18,7 +18,8 @@ import msgspec
 from msgspec.structs import fields, replace
 
 from orchestrator.errors import InputError
-from orchestrator.hardware.spec import Cluster
+from orchestrator.hardware.catalog import nearest, reached
+from orchestrator.hardware.spec import Cluster, Gpu
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.layout import FittedOn
 from orchestrator.units import GB, GIB, MIB, US
@@ -302,6 +303,10 @@ class Constant(Value, frozen=True, kw_only=True):
     """Half of the range of its values in a profile's rounds, as a share; 0: there were no rounds."""
 
 
+AT_ITS_BOUND: Final = "fitted, at its bound"
+"""How the `origin` of a constant begins that ended where it can't be: some cost is missing in what it was fitted to."""
+
+
 def digest(traits: Traits) -> str:
     """A short name of an engine's traits, whatever the engine is called: the first 12 hexadecimal digits of the SHA-256 of those that are
     not the default, as JSON with sorted keys. A new field of `Traits` with a default changes none."""
@@ -427,10 +432,41 @@ PRODUCTS: Final = ("gemm_efficiency", "fp8_efficiency")
 runs', a search over both would compare these, not the engines."""
 
 
-def packaged(engine: str, gpu: str) -> Calibrated | None:
-    """The package's constants for this engine and GPU, or for any engine on it; None: the datasheet's."""
-    file = shipped(engine, gpu) or shipped(ANY_ENGINE, gpu)
-    return None if file is None else Calibrated(file)
+BY_POWER: Final = frozenset(("gemm_efficiency", "attention_efficiency", "attention_backward_efficiency"))
+"""Shares of a peak that a GPU's clock bounds."""
+
+
+@cache
+def fitted_gpus(engine: str) -> tuple[str, ...]:
+    """The GPUs that the package has a file of this engine for."""
+    names = (file.name for file in files("orchestrator.cost").joinpath("calibrations").iterdir())
+    return tuple(sorted(name.removeprefix(f"{engine}-").removesuffix(".json") for name in names if name.startswith(f"{engine}-")))
+
+
+def packaged(engine: str, gpu: Gpu) -> Calibrated | None:
+    """The package's constants for this engine and GPU, or for any engine on it, or those of the nearest GPU that has them; None: the
+    datasheet's."""
+    for name in (engine, ANY_ENGINE):
+        if (file := shipped(name, gpu.name)) is not None:
+            return Calibrated(file)
+    for name in (engine, ANY_ENGINE):
+        if (near := nearest(gpu, fitted_gpus(name))) is not None and (file := shipped(name, near.name)) is not None:
+            return Calibrated(moved(file, near, gpu))
+    return None
+
+
+def moved(file: CalibrationFile, near: Gpu, gpu: Gpu) -> CalibrationFile:
+    """A file's constants on a GPU that nobody measured, from those of one near it: shares of the datasheet's rates stay, but what power
+    bounds is as `catalog.reached` says. What was fitted to a bound stands for a cost that is missing there and is left out. `measured` is
+    None: no run was on this GPU."""
+    share = reached(gpu, near)
+    constants = {name: constant for name, constant in file.constants.items() if not constant.origin.startswith(AT_ITS_BOUND)}
+    if share != 1:
+        for name in BY_POWER & constants.keys():
+            value = float(f"{min(1.0, constants[name].value * share):.6g}")
+            constants[name] = replace(constants[name], value=value, origin=f"{constants[name].origin}; by power from {near.name}")
+    origin = file.carried_from or file.engine
+    return replace(file, gpu=gpu.name, carried_from=f"{origin} on {near.name}", constants=constants, interval=None, measured=None)
 
 
 def held(file: CalibrationFile, traits: Traits) -> CalibrationFile:
@@ -491,7 +527,7 @@ def found(choice: str | None, cluster: Cluster, all_traits: Sequence[Traits], fo
         of_engines = zip(*by_type, strict=True)
         return [next((one._replace(parts=each) for one in each if one is not None), None) for each in of_engines]
     gpu = cluster.gpu.name
-    ours = [packaged(traits.engine, gpu) for traits in all_traits]
+    ours = [packaged(traits.engine, cluster.gpu) for traits in all_traits]
     if choice == DATASHEET:
         return [None] * len(all_traits)
     if choice == SHIPPED or (choice is None and folder is None):

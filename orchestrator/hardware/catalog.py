@@ -10,6 +10,8 @@ marketing figure; it differs by a fraction of a per cent between drivers.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from math import log
 from types import MappingProxyType
 from typing import Final
 
@@ -170,6 +172,44 @@ POWER_W: Final = MappingProxyType(
 )  # fmt: skip
 """Watts that a GPU may take for long (thermal design power, the highest where a range can be set), by the datasheets named above; GH200's
 with its CPU."""
+
+NEAR: Final = 1.25
+"""Times as high as another's a GPU's peak may be for the other to tell what it reaches: an H20 has a seventh of an H100's, which no power
+bounds."""
+POWERS_SHARE: Final = 0.66
+"""Exponent by which a generation's reached FLOP/s grow with power, which bounds the clock in a long run: NVIDIA's own peaks of B100, B200
+and GB200, one chip at 700, 1,000 and 1,200 W, are 1,750, 2,250 and 2,500 TFLOP/s (datasheets of 2024)."""
+
+
+def nearest(gpu: Gpu, names: Iterable[str]) -> Gpu | None:
+    """The GPU of these names that tells most of another, which is none of them: a module of the same generation (GPUs with NVLink to all
+    others of a node) and of nearly its peak; the same chip before another. None: there is none.
+
+    >>> measured = ("A100-SXM-80GB", "H100-SXM-80GB", "B200", "GB200")
+    >>> [found and found.name for found in (nearest(GPUS[name], measured) for name in ("H200", "GB300", "B300", "H20", "L40S"))]
+    ['H100-SXM-80GB', 'GB200', 'B200', None, None]
+    """
+    modules = (GPUS[name] for name in names if name != gpu.name and GPUS[name].nvlink and gpu.nvlink)
+    found = [other for other in modules if other.generation == gpu.generation and 1 / NEAR < _faster(other, gpu) < NEAR]
+    return min(found, key=lambda other: (other.compute_capability != gpu.compute_capability, abs(log(_faster(other, gpu)))), default=None)
+
+
+def _faster(one: Gpu, other: Gpu) -> float:
+    """Times as high as the other's peak in 16 bits."""
+    return one.peak_flops["fp16"] / other.peak_flops["fp16"]
+
+
+def reached(gpu: Gpu, other: Gpu) -> float:
+    """The share of its peak that a GPU reaches in products against another's share of its own: 1 for the same chip, whose clocks differ
+    little; otherwise by power.
+
+    >>> round(reached(GPUS["GB300"], GPUS["GB200"]), 3), reached(GPUS["H200"], GPUS["H100-SXM-80GB"])
+    (1.107, 1.0)
+    """
+    if gpu.compute_capability == other.compute_capability or not {gpu.name, other.name} <= POWER_W.keys():
+        return 1.0
+    return float((POWER_W[gpu.name] / POWER_W[other.name]) ** POWERS_SHARE / _faster(gpu, other))
+
 
 DRIVER_NAMES: Final = MappingProxyType(
     {

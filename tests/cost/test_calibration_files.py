@@ -12,8 +12,10 @@ from msgspec.structs import replace
 from orchestrator.cost import calibration
 from orchestrator.cost.calibration import (
     ANY_ENGINE,
+    AT_ITS_BOUND,
     CARRIES_OVER,
     DATASHEET,
+    PRODUCTS,
     SHIPPED,
     Calibrated,
     Calibration,
@@ -24,7 +26,9 @@ from orchestrator.cost.calibration import (
     found,
     held,
     joined,
+    moved,
     own,
+    packaged,
     priced,
     read_file,
     shipped,
@@ -127,6 +131,30 @@ def test_of_a_file_for_other_traits_what_says_nothing_of_the_engine_holds() -> N
     assert held(carried, MEGATRON) is carried
     assert "overlap_efficiency" not in CARRIES_OVER
     assert {"gemm_efficiency", "memory_efficiency", "latency_factor", "core_share"} <= CARRIES_OVER.keys()
+
+
+def test_a_gpu_without_a_file_has_the_nearest_ones() -> None:
+    """An H200 is the H100's chip. A B300 is another than the B200, at more power. An H20, of a seventh of the peak, and what has no NVLink
+    have none."""
+    near, source = packaged("megatron", GPUS["H200"]), shipped("megatron", "H100-SXM-80GB")
+    assert near is not None
+    assert source is not None
+    there = near.file
+    assert (there.gpu, there.carried_from, there.measured) == ("H200", "nemo on H100-SXM-80GB", None)
+    assert there.values()["gemm_efficiency"] == source.values()["gemm_efficiency"]
+    at_bound = {name for name, constant in source.constants.items() if constant.origin.startswith(AT_ITS_BOUND)}
+    assert at_bound
+    assert there.constants.keys() == source.constants.keys() - at_bound
+    assert packaged("megatron", GPUS["H20"]) is packaged("megatron", GPUS["L40S"]) is None
+    products = packaged("deepspeed", GPUS["H200"])
+    assert products is not None
+    assert products.file.engine == ANY_ENGINE
+    assert products.file.constants.keys() <= {*PRODUCTS}
+    b200 = shipped("megatron", "B200")
+    assert b200 is not None
+    values = moved(b200, GPUS["B200"], GPUS["B300"]).values()
+    assert values["gemm_efficiency"] == pytest.approx(b200.values()["gemm_efficiency"] * 1.1**0.66, rel=1e-5)
+    assert values["pointwise_factor"] == b200.values()["pointwise_factor"]
 
 
 def test_traits_are_told_apart_by_what_is_not_the_default_whatever_the_engine_is_called() -> None:

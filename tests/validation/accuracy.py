@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, datasheet, digest, packaged
+from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, datasheet, digest, fitted_gpus, packaged
 from orchestrator.cost.uncertainty import Situation, beyond, interval, known
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Cluster
@@ -27,8 +27,8 @@ def planned(runs: Sequence[Run]) -> list[dict[str, Any]]:
             clusters.setdefault(run.gpu, run.cluster)
     lines = []
     for name in sorted(ENGINES):
-        for gpu, cluster in sorted(clusters.items()):
-            known = packaged(name, gpu)
+        for cluster in (clusters[gpu] for gpu in sorted(clusters)):
+            known = packaged(name, cluster.gpu)
             lines.append(_line(ENGINES[name].traits(cluster.software), cluster, None if known is None else known.file))
     return lines
 
@@ -54,6 +54,9 @@ def _line(traits: Traits, cluster: Cluster, file: CalibrationFile | None) -> dic
         "held_out_runs": file.held_out_runs,
         "held_out_median_error": file.held_out_median_error,
     }
+    if file.gpu not in fitted_gpus(file.engine):
+        alone = ", matrix products alone" if file.engine == ANY_ENGINE else ""
+        return line | none | {"basis": f"the nearest GPU's: {file.carried_from}{alone}"}
     if not file.carried_from:
         same = "fitted on it" if file.traits == digest(traits) else "fitted on other traits of it"
         return line | judged | {"basis": same}

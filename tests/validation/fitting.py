@@ -26,6 +26,7 @@ from orchestrator.calibrate.files import error, files_of, margins, ratios, show_
 from orchestrator.calibrate.fit import Fitted, Group, fit
 from orchestrator.commands import arguments, command_of, write_text
 from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile
+from orchestrator.cost.uncertainty import BITS
 from orchestrator.errors import InputError
 from orchestrator.strategy.layout import FittedOn
 from tests.validation.engines import ENGINES
@@ -124,7 +125,8 @@ def calibrate(runs: Sequence[Run], console: Console, *, everything: bool) -> lis
             def evaluated(done: int, task: TaskID = task) -> None:
                 progress.update(task, completed=done)
 
-            fitted = fit(train, group.names, read, evaluated)
+            in_8_bits = all(run.training.precision in BITS for run in train)
+            fitted = fit(train, [name for name in group.names if not (in_8_bits and name in group.in_16_bits)], read, evaluated)
             source = ", ".join(sorted({run.table for run in train}))
             files = files_of(fitted, train, kept, source, lambda name, group=group, fitted=fitted: origin_of(name, group, fitted))  # type: ignore[misc]
             progress.remove_task(task)

@@ -30,6 +30,10 @@ class FitGroup:
     base: tuple[str, ...] = ()
     """GPUs of which any has that dense group, where its own have none."""
 
+    in_16_bits: tuple[str, ...] = ()
+    """Those of `names` that stay the datasheet's where every run's products are in 8 bits, which tell their rate and not of what it is a
+    share."""
+
     def has(self, run: Run) -> bool:
         """Whether the constants are fitted to this run."""
         if run.precision == NVFP4:
@@ -75,6 +79,7 @@ GROUPS: Final[tuple[FitGroup, ...]] = (
             *("gemm_efficiency", "fp8_efficiency", "tp_overlap", "pointwise_factor", "latency_factor"),
             *("attention_efficiency", "attention_backward_efficiency"),
         ),
+        in_16_bits=("gemm_efficiency",),
     ),
     FitGroup(
         engines=("nemo", "nemo_megatron_fsdp"),

@@ -4,15 +4,18 @@ nothing of it holds them. What comes of it, cost/errors.json, is what intervals 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from math import exp, log
 from statistics import median
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from orchestrator.calibrate.pricing import Choose, Pricer, one_value
-from orchestrator.cost.calibration import Calibration, CalibrationFile, datasheet, shipped
+from orchestrator.cost.calibration import ANY_ENGINE, PRODUCTS, Calibration, CalibrationFile, datasheet, moved, packaged
 from orchestrator.cost.uncertainty import Cell, Errors, Situation, chance_of_not_fitting, interval, situation
-from tests.validation.groups import GROUPS
+from orchestrator.hardware.catalog import GPUS, nearest
+from tests.validation.groups import CARRIED, GROUPS
 from tests.validation.pricing import named
 from tests.validation.runs import Run, counts, doubted, small_experts
 
@@ -36,9 +39,18 @@ class LeftOut(NamedTuple):
 
 
 def left_out(runs: Sequence[Run], fit: Callable[[Sequence[Run]], Sequence[CalibrationFile]]) -> list[LeftOut]:
-    """Every run, predicted by constants that `fit` makes of the other tables' runs of its engines and GPUs; of the datasheet where there
-    are none. Runs that nobody trusts (validate.runs.doubted) and tests of small experts are on neither side; tables that nothing is fitted
-    on are predicted by the package's constants."""
+    """Every run, predicted by constants that `fit` makes of the other tables' runs, as the package has them (calibration.packaged): of its
+    engine and GPU, else the GPU's products by runs of any engine (groups.CARRIED), else either of the nearest GPU, else the datasheet's.
+    Runs that nobody trusts (validate.runs.doubted) and tests of small experts are on neither side; tables that nothing is fitted on are
+    predicted by the package's constants."""
+    fitted: dict[tuple[str, ...], Sequence[CalibrationFile]] = {}
+
+    def files_of(those: Sequence[Run]) -> Sequence[CalibrationFile]:
+        key = tuple(run.run_id for run in those)
+        if key not in fitted:
+            fitted[key] = fit(those) if those else ()
+        return fitted[key]
+
     trusted = [run for run in runs if not (doubted(run) or small_experts(run))]
     timed = [run for run in trusted if run.time_s is not None and counts(run)]
     found: list[LeftOut] = []
@@ -46,19 +58,39 @@ def left_out(runs: Sequence[Run], fit: Callable[[Sequence[Run]], Sequence[Calibr
         mine = [run for run in trusted if run.table == table]
         choose = named(None)
         if any(counts(run) for run in mine):
-            pairs = {(run.engine.name, run.gpu) for run in mine}
-            for group in GROUPS:
-                ours = {(engine, gpu) for engine in group.engines for gpu in group.gpus}
-                pairs |= ours if pairs & ours else set()
-            rest = [run for run in timed if run.table != table and (run.engine.name, run.gpu) in pairs]
-            choose = constants_of(fit(rest) if rest else ())
+            others = [run for run in timed if run.table != table]
+            wanted = {(run.engine.name, run.gpu) for run in mine}
+            wanted |= {(engine, near.name) for engine, gpu in wanted if (near := nearest(GPUS[gpu], {run.gpu for run in others}))}
+            own = together(wanted)
+            files = [*files_of([run for run in others if (run.engine.name, run.gpu) in own])]
+            for carry in CARRIED:
+                if carry.to == ANY_ENGINE:
+                    products = together({(carry.source, gpu) for _, gpu in wanted if gpu in carry.gpus})
+                    made = files_of([run for run in others if (run.engine.name, run.gpu) in products])
+                    files += [products_of(file) for file in made if file.engine == carry.source and file.gpu in carry.gpus]
+            choose = constants_of(files)
         found += predicted(mine, choose, {run.gpu for run in timed if run.table != table})
     return found
 
 
+def together(pairs: Set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """These engines on these GPUs, and those that are fitted together with one of them."""
+    found = set(pairs)
+    for group in GROUPS:
+        ours = {(engine, gpu) for engine in group.engines for gpu in group.gpus}
+        found |= ours if found & ours else set()
+    return found
+
+
+def products_of(file: CalibrationFile) -> CalibrationFile:
+    """Of an engine's file what holds for any engine on its GPU: the matrix products."""
+    constants = {name: constant for name, constant in file.constants.items() if name in PRODUCTS}
+    return replace(file, engine=ANY_ENGINE, carried_from=file.engine, constants=constants, interval=None, measured=None)
+
+
 def constants_of(files: Sequence[CalibrationFile]) -> Choose[Run]:
-    """The constants for a run: of its engine's file, or of a file of an engine that shares its constants with the run's (a fit's group);
-    elsewhere the datasheet's."""
+    """The constants for a run: of its engine's file, of a file of an engine that shares its constants with the run's (a fit's group), or of
+    the GPU's products; of the nearest GPU's; elsewhere the datasheet's."""
     known = {(file.engine, file.gpu): file for file in files}
     shared = {
         (engine, gpu): known[other, gpu]
@@ -71,9 +103,16 @@ def constants_of(files: Sequence[CalibrationFile]) -> Choose[Run]:
 
     def constants(run: Run) -> Calibration:
         base = datasheet(run.cluster, run.engine.traits)
-        file = known.get((run.engine.name, run.gpu)) or shared.get((run.engine.name, run.gpu))
         if run.engine.constants_of:
-            file = shipped(run.engine.constants_of, run.gpu)
+            package = packaged(run.engine.constants_of, run.cluster.gpu)
+            return base if package is None else package.file.calibration(base)
+        pair = (run.engine.name, run.gpu)
+        file = known.get(pair) or shared.get(pair) or known.get((ANY_ENGINE, run.gpu))
+        for engine in () if file is not None else (run.engine.name, ANY_ENGINE):
+            found = {gpu: of for (name, gpu), of in (shared | known).items() if name == engine}
+            if (near := nearest(run.cluster.gpu, found)) is not None:
+                file = moved(found[near.name], near, run.cluster.gpu)
+                break
         return base if file is None else file.calibration(base)
 
     return one_value(constants)

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from orchestrator.calibrate.pricing import Choose, Outcome, Pricer, one_value, zero_shot
-from orchestrator.cost.calibration import CHOICES, Calibration, CalibrationFile, digest, held, read_file, shipped
+from orchestrator.cost.calibration import CHOICES, Calibration, CalibrationFile, digest, held, packaged, read_file
 from orchestrator.errors import InputError
 from tests.validation.engines import ENGINES
 from tests.validation.runs import Run
@@ -37,8 +37,11 @@ def _fitting(file: CalibrationFile) -> CalibrationFile:
 
 def _shipped(run: Run) -> Calibration:
     """The constants that come with the package: those fitted to a measured engine, or those of the planned one that is the same program."""
-    file = shipped(run.engine.constants_of, run.gpu) if run.engine.constants_of else shipped_file(run.engine.name, run.gpu)
     base = zero_shot(run)
+    if run.engine.constants_of:
+        package = packaged(run.engine.constants_of, run.cluster.gpu)
+        return base if package is None else package.file.calibration(base)
+    file = shipped_file(run.engine.name, run.gpu)
     return base if file is None else file.calibration(base)
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
+
+import msgspec
+import pytest
+from rich.console import Console
 
 from orchestrator.calibrate.pricing import Pricer, zero_shot
 from orchestrator.cost.calibration import CalibrationFile, Constant
 from orchestrator.units import GIB
 from tests.validation.engines import ENGINES
+from tests.validation.fitting import calibrate
 from tests.validation.groups import GROUPS
-from tests.validation.left_out import cells_of, constants_of, coverage, errors_of, judged, left_out, ran_out
+from tests.validation.left_out import cells_of, constants_of, coverage, errors_of, judged, left_out, products_of, ran_out
 from tests.validation.runs import Run
 from tests.validation.test_validate import only
 
@@ -52,6 +58,37 @@ def test_an_engine_has_the_constants_of_another_one_that_they_are_fitted_with() 
                            interval=None)  # fmt: skip
     assert constants_of([file])(given).gemm_efficiency == 0.123
     assert constants_of([file])(replace(given, engine=ENGINES["nemo"])).gemm_efficiency != 0.123
+
+
+def test_constants_are_the_packages_where_an_engine_has_none_on_the_gpu() -> None:
+    """Its own on the nearest GPU, else the products that any engine's runs tell, on the GPU itself or on the nearest."""
+    (run,) = only({"engine": "NeMo", "gpu": "B300"})
+
+    def file(engine: str, gpu: str, value: float) -> CalibrationFile:
+        constants = {name: Constant(value=value, unit="share", origin="fitted") for name in ("gemm_efficiency", "overlap_efficiency")}
+        return CalibrationFile(engine=engine, gpu=gpu, traits="", fitted_on="10 runs", fitted_runs=10, constants=constants,
+                               fitted_median_error=0.0, held_out_runs=0, held_out_median_error=None, interval=None)  # fmt: skip
+
+    near, products = file("nemo", "B200", 0.4), products_of(file("nemo", "B300", 0.5))
+    faster = 1.1**0.66  # B300's power over B200's
+    assert constants_of([near])(run).gemm_efficiency == pytest.approx(0.4 * faster, rel=1e-5)
+    assert constants_of([near])(run).overlap_efficiency == 0.4
+    assert constants_of([near])(run).fitted is None
+    assert constants_of([near, products])(run).gemm_efficiency == 0.5
+    other = replace(run, engine=ENGINES["fsdp_torchtitan"])
+    found, plain = constants_of([products_of(near)])(other), zero_shot(other)
+    assert found.gemm_efficiency == pytest.approx(0.4 * faster, rel=1e-5)
+    assert found.overlap_efficiency == plain.overlap_efficiency != 0.4
+
+
+def test_of_runs_in_8_bits_alone_no_share_of_16_is_fitted() -> None:
+    """They tell how fast their products are, and not which share of it is 8 bits'; with one in 16 bits both are told."""
+    fast = [replace(run, time_s=0.5 * (run.time_s or 0.0)) for run in runs_of("a", 1.0)]
+    eight = [replace(run, engine=ENGINES["nemo"], training=msgspec.structs.replace(run.training, precision="fp8")) for run in fast]
+    console = Console(file=StringIO())
+    alone, both = (calibrate(runs, console, everything=True)[0] for runs in (eight, [*eight, replace(fast[0], engine=ENGINES["nemo"])]))
+    assert "gemm_efficiency" not in alone.constants
+    assert {"gemm_efficiency", "fp8_efficiency"} <= {*both.constants}
 
 
 def test_an_interval_knows_nothing_of_the_source_that_it_is_judged_on() -> None:

@@ -550,7 +550,10 @@ def test_every_planned_engine_says_where_its_constants_are_from() -> None:
     assert alone["basis"] == "from datasheets; matrix products carried over from megatron_lm_2021"
     assert alone["runs"] == 0
     assert alone["interval"][1] > lines["megatron", "A100-SXM-80GB"]["interval"][1]
-    assert lines["megatron", "H100-SXM-96GB"]["basis"] == "from datasheets"
+    near = lines["megatron", "H100-SXM-96GB"]
+    assert near["basis"] == "the nearest GPU's: nemo on H100-SXM-80GB"
+    assert near["runs"] == 0
+    assert near["interval"][1] / near["interval"][0] > megatron["interval"][1] / megatron["interval"][0]
 
 
 def test_a_pages_tables_are_written_between_their_marks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
