@@ -73,6 +73,9 @@ class Calibration(Value, frozen=True, kw_only=True):
     # Memory-bound operations
     memory_efficiency: float = 0.80
     """Share of the memory bandwidth that elementwise kernels and norms reach (STREAM-like kernels reach 85 to 92%; short ones less)."""
+    scan_efficiency: float = 0.48
+    """Share of the memory bandwidth that mamba-ssm's Triton kernels reach: those of 184 layers and micro-batches of Nemotron-3 Nano take
+    .393 s on GH200 for 4.4 GB each, convolutions included (torch's profile in Geodesic's Nano-30B campaign at 3b764d6, E-036)."""
     pointwise_backward: float = 1.75
     """Bytes that a memory-bound operation's backward moves, against its forward: reads the gradient and the saved input, writes one."""
     optimizer_efficiency: float = 0.70

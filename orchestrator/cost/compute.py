@@ -26,6 +26,8 @@ BACKWARD_LAUNCHES = 2.0
 QUANTISING_LAUNCHES = 2
 """Kernels more that a product in 8 or 4 bits launches beside itself: the largest value of its input, and the cast by it (Transformer
 Engine, pytorch/csrc/extensions/cast.cpp). Weights are cast once a step, with the first micro-batch."""
+SCAN_LAUNCHES = 4
+"""Kernels of a state space's forward beside the first (cumulated steps, the chunks' states, their passing on, C B, the output)."""
 TENSOR_CORE_ELEMENTS = 8
 """16-bit elements in the 16 bytes that a tensor-core load wants aligned."""
 FULL_PRECISION_MOVED = 2
@@ -172,7 +174,7 @@ _all_gather_fp8, _all_gather_mxfp8). Sums travel in 16 bits."""
 def quantised_bytes(op: Gemm, strategy: Strategy, precision: str, gpu: Gpu, *, gathered: bool) -> float:
     """Bytes moved to quantise each element of a product's input, or of its output's gradient, as the product takes it. `gathered`: under
     sequence parallelism a rank casts its own share to FP8, which is then gathered."""
-    if op.pad_to or precision not in QUANTISED:
+    if not op.narrows or precision not in QUANTISED:
         return 0.0
     if precision == "nvfp4":
         return NVFP4_BYTES
@@ -227,7 +229,7 @@ def layer_seconds(
         if isinstance(op, Gemm):
             m, k, n = local_gemm(op, strategy, micro_batch_size)
             groups = op.experts / mesh.ep if op.experts else 1.0
-            op_rates = wide_rates if op.pad_to else rates
+            op_rates = rates if op.narrows else wide_rates
             # The weight's gradient is added to what the micro-batches before left: read and written by the GEMM's epilogue, or by a
             # kernel of its own that reads the fresh gradient too.
             accumulate = 2 * states.gradient * k * n
@@ -269,9 +271,9 @@ def layer_seconds(
             factor = c.loss_factor if op.role == "loss" else c.pointwise_factor
             f_memory += elements * op.moved * factor / memory
             b_memory += elements * back * factor / memory
-    kernels = sum(not isinstance(op, tp.BORDERS) for op in layer.ops)
+    kernels = sum((not isinstance(op, tp.BORDERS)) + SCAN_LAUNCHES * isinstance(op, Scan) for op in layer.ops)
     if precision in QUANTISED and not one_by_one:  # a layer of experts has it in `expert_quantise_s`, which was fitted to such layers
-        kernels += QUANTISING_LAUNCHES * sum(isinstance(op, Gemm) and not op.pad_to for op in layer.ops)
+        kernels += QUANTISING_LAUNCHES * sum(isinstance(op, Gemm) and op.narrows for op in layer.ops)
     launches = kernels * c.op_overhead_s + one_by_one * c.grouped_launch_s
     in_8_bits = c.op_overhead_s * sum(isinstance(op, Gemm) and op.bits == 8 for op in layer.ops)
     forward_more, backward_more = (count * in_8_bits for count in quantised.INT8_LAUNCHES)
@@ -285,13 +287,13 @@ def layer_seconds(
 
 def _scan(op: Scan | DeltaRule, strategy: Strategy, micro_batch_size: int, rates: Rates, c: Calibration) -> tuple[float, float]:
     """Seconds (forward, backward) of a state space, or of a delta rule: its products at the efficiency of flash attention's, whose kernels
-    they are like (small products of tiles that stay on the chip; nothing that was measured tells them apart), or the time of its bytes,
-    twice them in backward, as long as that is more."""
+    they are like (small products of tiles that stay on the chip), or the time of its bytes, as long as that is more; a delta rule's at the
+    rate of other memory-bound operations."""
     share = micro_batch_size / (strategy.mesh.tp * strategy.mesh.cp)
-    moved = op.elements * rates.itemsize * share / (rates.bandwidth * c.memory_efficiency)
+    moved = rates.itemsize * share / (rates.bandwidth * (c.scan_efficiency if isinstance(op, Scan) else c.memory_efficiency))
     forward = sum(op.products) * share / (rates.peak * c.attention_efficiency)
     backward = op.backward_flops * share / (rates.peak * c.attention_backward_efficiency)
-    return max(forward, moved), max(backward, 2 * moved)
+    return max(forward, op.elements * moved), max(backward, op.backward_elements * moved)
 
 
 def _attention(

@@ -18,7 +18,7 @@ from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
-from orchestrator.model.spec import Dispatch, LayerSpec
+from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
@@ -166,7 +166,8 @@ class LayerPrices:
             + unpacked[1]
             + passing
             + scattered
-            + (kept.saved + kept.transient_forward if strategy.overlap_moe_expert_parallel_comm else 0.0),  # of the forward pass beside it
+            + (kept.saved + kept.transient_forward if strategy.overlap_moe_expert_parallel_comm and layer.recomputable else 0.0),
+            # of the layer that goes forward beside it; the ends have none (model_chunk_schedule_plan.py, run)
             weight_bytes=held.weights + self._copies_beside(layer, strategy) * parameters,
             gradient_bytes=held.gradients,
             optimizer_bytes=held.optimizer,
@@ -348,8 +349,9 @@ class LayerPrices:
         """Seconds that the host needs to launch a pass of the layer's routed experts beyond its operations."""
         host = self._experts_host_s.get(layer.kind)
         if host is None:
-            c, quantised = self._workload.calibration, self._workload.training.precision in QUANTISED
-            routed = any(isinstance(op, Dispatch) for op in layer.ops)
+            c, routed = self._workload.calibration, any(isinstance(op, Dispatch) for op in layer.ops)
+            narrow = any(isinstance(op, Gemm) and op.experts and op.narrows for op in layer.ops)
+            quantised = narrow and self._workload.training.precision in QUANTISED
             host = self._experts_host_s[layer.kind] = routed * (c.expert_sync_s + quantised * c.expert_quantise_s)
         return host
 

@@ -161,6 +161,13 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     """Whether the weight is not trained: backward then has the gradient of the input alone."""
     bits: Literal[4, 8] | None = None
     """Bits that bitsandbytes holds a frozen weight in (`Lora.bits`); None: those of the training."""
+    wide: bool = False
+    """Whether it takes 16 bits in a training whose products take fewer, as the vocabulary's projection always does."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it takes FP8 or NVFP4 where the training is in that."""
+        return not (self.pad_to or self.wide)
 
     def of_piece(self, pieces: int) -> Self:
         """The operation for the largest of `pieces` pieces of the sequence."""
@@ -250,14 +257,30 @@ class Scan(Value, frozen=True, kw_only=True, tag="scan", omit_defaults=True):
 
     @property
     def elements(self) -> int:
-        """Elements of 16 bits that are read and written in forward: inputs by two kernels, the gate and the output (heads x head_dim each),
-        B and C by two kernels each, the steps (heads), and the fp32 states of all chunks written, passed on and read.
+        """Elements of 16 bits that are read and written in forward by mamba-ssm's kernels (ops/triton/ssd_combined.py at e9594ce,
+        _mamba_chunk_scan_combined_fwd): inputs by two, the gate and both outputs (channels each), B and C by two each, the steps, C B of
+        all pairs in fp32 written and read, the chunks' states written in fp32, passed on and read in 16 bits.
 
         >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).elements
-        664
+        600
         """
-        channels, chunks = self.heads * self.head_dim, -(-self.tokens // self.chunk)
-        return self.tokens * (4 * channels + 4 * self.groups * self.state + self.heads) + 2 * 4 * chunks * channels * self.state
+        return self._elements(5, 4, 4, 6) + self.tokens * self.heads
+
+    @property
+    def backward_elements(self) -> int:
+        """The same in backward, whose fifteen kernels make C B and the states again and keep gradients of states in fp32 until they are
+        passed on (_mamba_chunk_scan_combined_bwd).
+
+        >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).backward_elements
+        1904
+        """
+        return self._elements(17, 19, 12, 17)
+
+    def _elements(self, channels: int, shared: int, pairs: int, states: int) -> int:
+        """16-bit elements of so many passes over tensors of channels, of B or C, of C B, and of all chunks' states."""
+        width, chunks = self.heads * self.head_dim, -(-self.tokens // self.chunk)
+        by_token = channels * width + self.groups * (shared * self.state + pairs * self.chunk)
+        return self.tokens * by_token + states * chunks * width * self.state
 
     @property
     def model_flops(self) -> int:
@@ -325,6 +348,11 @@ class DeltaRule(Value, frozen=True, kw_only=True, tag="delta_rule", omit_default
         chunks = -(-self.tokens // self.chunk)
         token = 7 * self.key_dim + 6 * self.value_dim + 6 * self.chunk
         return self.heads * (self.tokens * token + 2 * chunks * self.key_dim * self.value_dim)
+
+    @property
+    def backward_elements(self) -> int:
+        """The same in backward, which reads and writes a gradient for each."""
+        return 2 * self.elements
 
     @property
     def model_flops(self) -> int:

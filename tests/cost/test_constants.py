@@ -28,6 +28,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "unfused_forward_bytes": (9, 13),  # write, read and write, read and write and a mask
     "unfused_backward_bytes": (13, 17),
     "memory_efficiency": (0.7, 0.92),  # STREAM-like kernels
+    "scan_efficiency": (0.4, 0.55),  # with the convolutions' bytes and without, in torch's profile on GH200
     "pointwise_backward": (1.5, 2.0),
     "optimizer_efficiency": (0.6, 0.85),
     "pointwise_factor": (1.0, 1.0),

@@ -494,8 +494,6 @@ def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
         return "nvfp4", NVFP4
     if "_fp4.sh" in row.get("notes", ""):
         return "nvfp4", NVFP4  # the table says FP8, the run's own configuration NVFP4
-    if "experts bf16" in text:
-        raise SkipError("experts in 16 bits beside linears in 8 are not priced")
     for word, precision in PRINTED_PRECISIONS:
         if word in text:
             return precision, precision

@@ -101,6 +101,7 @@ def test_rows_of_one_printed_name_are_of_the_engine_that_their_kernels_and_preci
         *(library, {**library, "notes": "attention-backend=unfused"}),
         *(adapters, {**adapters, "engine": "litgpt, FSDP", "zero_stage": "3"}),
         *({**paper, "source": source} for source in ("SC21 Table 1", "tab5 of arXiv 2205.05198", "bigscience gpt2 V100 experiments")),
+        *({"engine": "megatron-core (fork of Megatron-Bridge)", "notes": notes} for notes in ("posture 0", "posture 6: SSM state in bf16")),
     )
     assert [run.engine.name for run in runs] == [
         *("bigscience_2022", "bigscience_2022_bf16"),
@@ -109,8 +110,9 @@ def test_rows_of_one_printed_name_are_of_the_engine_that_their_kernels_and_preci
         *("bridge_library", "bridge_library_unfused"),
         *("litgpt", "litgpt_fsdp"),
         *("megatron_lm_2021", "megatron_lm_2022", "megatron_lm_bigscience"),
+        *("bridge_fork_wide_scans", "bridge_fork"),
     ]
-    assert [run.candidate.strategy.grad_reduce_dtype for run in (*runs[:2], *runs[-3:])] == ["fp16", "fp32", "fp16", "fp32", "fp32"]
+    assert [run.candidate.strategy.grad_reduce_dtype for run in (*runs[:2], *runs[-5:-2])] == ["fp16", "fp32", "fp16", "fp32", "fp32"]
     assert {engine.name for engine in ENGINES.values() if engine.printed} | {run.engine.name for run in runs} == ENGINES.keys()
 
 

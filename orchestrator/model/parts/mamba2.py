@@ -10,6 +10,10 @@ from orchestrator.model.parts.part import READ, WRITE, Part, linear_weights
 from orchestrator.model.shared import Shared
 from orchestrator.values import Value
 
+CONVOLVED_AGAIN = 2 * READ + READ + 2 * WRITE
+"""Bytes that the convolution's backward moves an element: forward again, which nothing keeps, then input and output's gradient read and the
+input's written (mamba-ssm, ops/triton/ssd_combined.py)."""
+
 
 class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", omit_defaults=True):
     """Heads, groups and widths are its own; `num_attention_heads` and `num_query_groups` don't matter here."""
@@ -72,13 +76,14 @@ class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", o
         )
         norm = Pointwise(name=f"{name}.norm", role="scan_norm", elements=tokens * inner, moved=READ + WRITE, shard="tp",
                          saves=(kept("norm.input", inner),))  # fmt: skip
+        conv = Pointwise(name=f"{name}.conv1d", elements=tokens * convolved, moved=READ + WRITE, moved_backward=CONVOLVED_AGAIN, shard="tp")
         entering = kept("in_proj.input", h, shard="sequence", group="norm")
         return Part(
             tuple(weights),
             (
                 Enter(elements=tokens * h),
                 Gemm(name=f"{name}.in_proj", tokens=tokens, k=h, n=projected, split="column", saves=(entering,)),
-                Pointwise(name=f"{name}.conv1d", elements=tokens * convolved, moved=READ + WRITE, shard="tp"),
+                conv,
                 scan,
                 norm,
                 Gemm(name=f"{name}.out_proj", tokens=tokens, k=inner, n=h, split="row", saves=(kept("out_proj.input", inner),)),

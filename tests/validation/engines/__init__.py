@@ -15,7 +15,7 @@ ENGINES: Final[dict[str, MeasuredEngine]] = {
         *(internevo.INTERNEVO_FSDP, internevo.INTERNEVO),
         *(hf_deepspeed.HF_DEEPSPEED, hf_deepspeed.HF_DEEPSPEED_UNFUSED, hf_deepspeed.HF_DEEPSPEED_TILED_LOSS),
         *(bigscience.BIGSCIENCE, bigscience.BIGSCIENCE_BF16),
-        *(megatron.BRIDGE_FORK, megatron.NEMO_FSDP, megatron.NEMO, megatron.MEGATRON_LM_2021),
+        *(megatron.BRIDGE_FORK, megatron.BRIDGE_FORK_WIDE, megatron.NEMO_FSDP, megatron.NEMO, megatron.MEGATRON_LM_2021),
         *(megatron.MEGATRON_LM_2022, megatron.MEGATRON_LM_BIGSCIENCE),
         *(adapters.PEFT, adapters.LITGPT, adapters.LITGPT_FSDP, adapters.FSDP_QLORA),
         *(megatron.MEGATRON_CORE, megatron.MEGATRON_CORE_FUSED_LOSS, megatron.MEGATRON_CORE_UNFUSED),

@@ -13,12 +13,13 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.stage import StageCost, StageSums
 from orchestrator.hardware.spec import Cluster
-from orchestrator.model.ops import Dispatch, Op, Pointwise
+from orchestrator.model.ops import Dispatch, Gemm, Op, Pointwise, Scan
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Precision
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.spec import Candidate
+from orchestrator.units import ITEMSIZE
 from tests.validation.engines.bigscience import PartitionedBoundaries
 from tests.validation.engines.engine import EAGER, FP32_STATES, MEGATRON_STATES, MeasuredEngine, all_stages, with_separate_gate
 
@@ -153,15 +154,68 @@ MEGATRON_CORE: Final = MeasuredEngine(
 MEGATRON_CORE_FUSED_LOSS: Final = replace(
     MEGATRON_CORE, traits=_traits(FUSED_LOSS, logits_bytes=FUSED_LOSS_LOGITS), printed=(), variant=None
 )
+GEODESIC, GEODESIC_WIDE = "bridge_fork", "bridge_fork_wide_scans"
+
+
+def _wide_experts(model: ModelSpec) -> ModelSpec:
+    """The model with routed experts in 16 bits whatever its other products take: torch._grouped_mm of bf16 tensors."""
+
+    def wide(op: Op) -> Op:
+        return replace(op, wide=True) if isinstance(op, Gemm) and op.experts else op
+
+    runs = (replace(run, layer=replace(run.layer, ops=tuple(map(wide, run.layer.ops)))) for run in model.runs)
+    return replace(model, runs=tuple(runs))
+
+
+def _scans_in_32_bits(model: ModelSpec) -> ModelSpec:
+    """The model with state spaces computed in 32 bits and their forward again in backward: the scan is handed its inputs in fp32, in a
+    checkpoint of its own (pipeline_training_patches.py of Geodesic's fork, ISAMBARD_FP32_SSM_STATE=checkpoint). Tensors of 16 bits take
+    another element; seconds are by `scan_efficiency`, as the scan's own."""
+    slower = Calibration().memory_efficiency / Calibration().scan_efficiency * ITEMSIZE["bf16"]
+
+    def with_more(op: Op) -> tuple[Op, ...]:
+        if not isinstance(op, Scan):
+            return (op,)
+        channels, shared = op.heads * op.head_dim, op.groups * op.state
+        states = op.state * channels / op.chunk  # of a chunk, by token
+        forward = 5 * channels + 4 * shared + 2 * states
+        backward = 17 * channels + 19 * shared + 5 * states
+        again = op.elements / op.tokens + forward
+        moved, moved_backward = (slower * each / channels for each in (forward, backward + again))
+        name = f"{op.name}.wide"
+        return op, Pointwise(name=name, elements=op.tokens * channels, moved=moved, moved_backward=moved_backward, shard="tp")
+
+    runs = (
+        replace(run, layer=replace(run.layer, ops=tuple(each for op in run.layer.ops for each in with_more(op))))
+        for run in _wide_experts(model).runs
+    )
+    return replace(model, runs=tuple(runs))
+
+
+def _by_scans(row: Mapping[str, str], precision: Precision) -> str:
+    notes = row.get("notes", "")
+    return GEODESIC if any(words in notes for words in ("SSM state in bf16", "posture 15: all of them")) else GEODESIC_WIDE
+
+
 BRIDGE_FORK: Final = MeasuredEngine(
-    traits=_traits("bridge_fork", gradient_buffer="grad_accum_dtype"),
+    traits=_traits(GEODESIC, gradient_buffer="grad_accum_dtype", fp32_gradient_fusion=False),
     printed=("fork of megatron-bridge",),
     resembles=PLANNED,
     zero_stage=1,
     says_recompute=True,
     constants_of=PLANNED,
+    variant=_by_scans,
+    layers=_wide_experts,
 )
-"""Megatron-Bridge as others changed it, whose rows say what it sets."""
+"""Geodesic's fork of Megatron-Bridge, whose rows say what it sets. Its experts are torch._grouped_mm, whose weights' gradients a kernel of
+its own adds up (E-036 of its campaign: 3,056 additions a step; of linears without experts, a tenth of the weights, products add up)."""
+BRIDGE_FORK_WIDE: Final = replace(
+    BRIDGE_FORK,
+    traits=_traits(GEODESIC_WIDE, gradient_buffer="grad_accum_dtype", fp32_gradient_fusion=False),
+    printed=(),
+    variant=None,
+    layers=_scans_in_32_bits,
+)
 BRIDGE_LIBRARY: Final = replace(
     MEGATRON_CORE,
     traits=_traits(LIBRARY, logits_bytes=FUSED_LOSS_LOGITS),
