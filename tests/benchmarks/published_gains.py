@@ -5,7 +5,8 @@
 A pair is two configurations of one table that name the same value in every column but those of one setting below and of what was
 measured, so that nothing but that setting, and what the notes say, is otherwise; runs of one configuration count once, by their geometric
 mean. A gain is the logarithm of the ratio of times, from the setting's plainer value to the other. Pairs that are nearer than `NOISE` say
-nothing of the sign. Half a minute of one core.
+nothing of the sign. Then the steps of one campaign, each of which changed one thing of the step before it (`LADDER`). Half a minute of one
+core.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 
 from orchestrator.commands import arguments, command_of
 from tests.validation.__main__ import price_all
@@ -39,6 +41,17 @@ MEASURED = frozenset(
 PLAIN = ("", "0", "no", "none", "alltoall")
 NOISE = 0.02
 """By so much two runs of one configuration differ in the median (`again` among the pairs of validate's report)."""
+
+CAMPAIGN = "geodesic_gh200_nemotron3"
+LADDER = (
+    ("E-001", "E-004", "parameters gathered beside forward"), ("E-004", "E-008", "gradients in 16 bits"),
+    ("E-008", "E-009", "experts not recomputed"), ("E-010", "E-016", "routing forced to be even"), ("E-018", "E-022", "scans in 16 bits"),
+    ("E-023", "E-024", "dense layers in FP8"), ("E-024", "E-028", "HybridEP"), ("E-044-6933820", "E-044-6933731", "exchange beside passes"),
+    ("E-024", "E-025", "micro-batch 2 and experts offloaded"), ("E-001", "E-005", "HybridEP beside blocking copies"),
+    ("E-004", "E-007", "scans in 16 bits, which its authors doubt"), ("E-015-6932314", "E-015-6932313", "micro-batch 2"),
+    ("E-010", "E-011", "nothing recomputed"), ("E-028", "E-035-6932739", "graphs of Mamba"),
+)  # fmt: skip
+"""Steps of Geodesic's pretraining campaign (its log by experiments): the parent's and the child's runs, by what is in their names."""
 
 Columns = tuple[tuple[str, str], ...]
 
@@ -102,6 +115,21 @@ def run(words: Sequence[str]) -> None:
     print(f"{counted} pairs apart by more than {NOISE:.0%}: {right} with the right sign, {half} with half of the measured gain or more")
     for why, count in sorted(without.items()):
         print(f"{count} pairs not priced: {why}")
+    ladder(price_all([one for one in runs if one.table == CAMPAIGN and one.time_s is not None], named(None))[0])
+
+
+def ladder(priced: Sequence[Priced]) -> None:
+    """Prints the steps of the campaign, how many have the right sign, and the median of predicted over measured gain."""
+    told: list[float] = []
+    for parent, child, what in LADDER:
+        rows = [[row for row in priced if f"{name}-" in f"{row.run.run_id}-"] for name in (parent, child)]
+        if all(rows):
+            measured, predicted = gain(*rows, "measured"), gain(*rows, "predicted")
+            told += [predicted / measured] if abs(measured) > NOISE else []
+            print(f"{measured:+8.1%} {predicted:+9.1%}  {what}{'' if abs(measured) > NOISE else ' (noise)'}")
+    if told:
+        right = sum(ratio > 0 for ratio in told)
+        print(f"{len(told)} steps of {CAMPAIGN}: {right} with the right sign, predicted over measured {median(told):.2f} in the median")
 
 
 def gain(plain: Sequence[Priced], other: Sequence[Priced], of: str) -> float:
