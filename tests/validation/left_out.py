@@ -4,18 +4,16 @@ nothing of it holds them. What comes of it, cost/errors.json, is what intervals 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from math import exp, log
 from statistics import median
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
 from orchestrator.calibrate.pricing import Choose, Pricer, one_value
-from orchestrator.cost.calibration import ANY_ENGINE, PRODUCTS, Calibration, CalibrationFile, datasheet, moved, packaged
+from orchestrator.cost.calibration import ANY_ENGINE, Calibration, CalibrationFile, datasheet, fitted_gpus, moved, packaged, shipped
 from orchestrator.cost.uncertainty import Cell, Errors, Situation, chance_of_not_fitting, interval, situation
 from orchestrator.hardware.catalog import GPUS, nearest
-from tests.validation.groups import CARRIED, GROUPS
+from tests.validation.groups import GROUPS
 from tests.validation.pricing import named
 from tests.validation.runs import Run, counts, doubted, small_experts
 
@@ -40,17 +38,10 @@ class LeftOut(NamedTuple):
 
 def left_out(runs: Sequence[Run], fit: Callable[[Sequence[Run]], Sequence[CalibrationFile]]) -> list[LeftOut]:
     """Every run, predicted by constants that `fit` makes of the other tables' runs, as the package has them (calibration.packaged): of its
-    engine and GPU, else the GPU's products by runs of any engine (groups.CARRIED), else either of the nearest GPU, else the datasheet's.
+    engine and GPU, else the package's for any engine there, if the table had no part in them, else either of the nearest GPU, else the
+    datasheet's.
     Runs that nobody trusts (validate.runs.doubted) and tests of small experts are on neither side; tables that nothing is fitted on are
     predicted by the package's constants."""
-    fitted: dict[tuple[str, ...], Sequence[CalibrationFile]] = {}
-
-    def files_of(those: Sequence[Run]) -> Sequence[CalibrationFile]:
-        key = tuple(run.run_id for run in those)
-        if key not in fitted:
-            fitted[key] = fit(those) if those else ()
-        return fitted[key]
-
     trusted = [run for run in runs if not (doubted(run) or small_experts(run))]
     timed = [run for run in trusted if run.time_s is not None and counts(run)]
     found: list[LeftOut] = []
@@ -61,31 +52,19 @@ def left_out(runs: Sequence[Run], fit: Callable[[Sequence[Run]], Sequence[Calibr
             others = [run for run in timed if run.table != table]
             wanted = {(run.engine.name, run.gpu) for run in mine}
             wanted |= {(engine, near.name) for engine, gpu in wanted if (near := nearest(GPUS[gpu], {run.gpu for run in others}))}
-            own = together(wanted)
-            files = [*files_of([run for run in others if (run.engine.name, run.gpu) in own])]
-            for carry in CARRIED:
-                if carry.to == ANY_ENGINE:
-                    products = together({(carry.source, gpu) for _, gpu in wanted if gpu in carry.gpus})
-                    made = files_of([run for run in others if (run.engine.name, run.gpu) in products])
-                    files += [products_of(file) for file in made if file.engine == carry.source and file.gpu in carry.gpus]
-            choose = constants_of(files)
+            for group in GROUPS:
+                ours = {(engine, gpu) for engine in group.engines for gpu in group.gpus}
+                wanted |= ours if wanted & ours else set()
+            rest = [run for run in others if (run.engine.name, run.gpu) in wanted]
+            choose = constants_of([*(fit(rest) if rest else ()), *products_without(table)])
         found += predicted(mine, choose, {run.gpu for run in timed if run.table != table})
     return found
 
 
-def together(pairs: Set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """These engines on these GPUs, and those that are fitted together with one of them."""
-    found = set(pairs)
-    for group in GROUPS:
-        ours = {(engine, gpu) for engine in group.engines for gpu in group.gpus}
-        found |= ours if found & ours else set()
-    return found
-
-
-def products_of(file: CalibrationFile) -> CalibrationFile:
-    """Of an engine's file what holds for any engine on its GPU: the matrix products."""
-    constants = {name: constant for name, constant in file.constants.items() if name in PRODUCTS}
-    return replace(file, engine=ANY_ENGINE, carried_from=file.engine, constants=constants, interval=None, measured=None)
+def products_without(table: str) -> list[CalibrationFile]:
+    """The package's matrix products for any engine, by GPU, where no run of this table was fitted."""
+    files = (shipped(ANY_ENGINE, gpu) for gpu in fitted_gpus(ANY_ENGINE))
+    return [file for file in files if file is not None and table not in file.fitted_on]
 
 
 def constants_of(files: Sequence[CalibrationFile]) -> Choose[Run]:

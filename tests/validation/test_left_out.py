@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from orchestrator.calibrate.pricing import Pricer, zero_shot
-from orchestrator.cost.calibration import CalibrationFile, Constant
+from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, Constant
 from orchestrator.units import GIB
 from tests.validation.engines import ENGINES
 from tests.validation.fitting import calibrate
 from tests.validation.groups import GROUPS
-from tests.validation.left_out import cells_of, constants_of, coverage, errors_of, judged, left_out, products_of, ran_out
+from tests.validation.left_out import cells_of, constants_of, coverage, errors_of, judged, left_out, products_without, ran_out
 from tests.validation.runs import Run
 from tests.validation.test_validate import only
 
@@ -69,16 +69,18 @@ def test_constants_are_the_packages_where_an_engine_has_none_on_the_gpu() -> Non
         return CalibrationFile(engine=engine, gpu=gpu, traits="", fitted_on="10 runs", fitted_runs=10, constants=constants,
                                fitted_median_error=0.0, held_out_runs=0, held_out_median_error=None, interval=None)  # fmt: skip
 
-    near, products = file("nemo", "B200", 0.4), products_of(file("nemo", "B300", 0.5))
+    near, products = file("nemo", "B200", 0.4), file(ANY_ENGINE, "B300", 0.5)
     faster = 1.1**0.66  # B300's power over B200's
     assert constants_of([near])(run).gemm_efficiency == pytest.approx(0.4 * faster, rel=1e-5)
     assert constants_of([near])(run).overlap_efficiency == 0.4
     assert constants_of([near])(run).fitted is None
     assert constants_of([near, products])(run).gemm_efficiency == 0.5
-    other = replace(run, engine=ENGINES["fsdp_torchtitan"])
-    found, plain = constants_of([products_of(near)])(other), zero_shot(other)
-    assert found.gemm_efficiency == pytest.approx(0.4 * faster, rel=1e-5)
-    assert found.overlap_efficiency == plain.overlap_efficiency != 0.4
+    other = replace(run, engine=ENGINES["fsdp_torchtitan"], traits=ENGINES["fsdp_torchtitan"].traits)
+    assert constants_of([near])(other) == zero_shot(other)
+    assert constants_of([near, products])(other).gemm_efficiency == 0.5
+    assert constants_of([file(ANY_ENGINE, "B200", 0.4)])(other).gemm_efficiency == pytest.approx(0.4 * faster, rel=1e-5)
+    everything = {file.gpu for file in products_without("none")}
+    assert everything - {file.gpu for file in products_without("megatron_lm_readme_tables")} == {"A100-SXM-80GB"}
 
 
 def test_of_runs_in_8_bits_alone_no_share_of_16_is_fitted() -> None:
