@@ -268,8 +268,8 @@ class Scan(Value, frozen=True, kw_only=True, tag="scan", omit_defaults=True):
 
     @property
     def backward_elements(self) -> int:
-        """The same in backward, whose fifteen kernels make C B and the states again and keep gradients of states in fp32 until they are
-        passed on (_mamba_chunk_scan_combined_bwd).
+        """Elements of 16 bits that are read and written in backward, whose fifteen kernels make C B and the states again and keep gradients
+        of states in fp32 until they are passed on (_mamba_chunk_scan_combined_bwd).
 
         >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).backward_elements
         1904
@@ -351,7 +351,7 @@ class DeltaRule(Value, frozen=True, kw_only=True, tag="delta_rule", omit_default
 
     @property
     def backward_elements(self) -> int:
-        """The same in backward, which reads and writes a gradient for each."""
+        """Elements that are read and written in backward: each and its gradient."""
         return 2 * self.elements
 
     @property
