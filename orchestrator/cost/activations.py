@@ -35,7 +35,7 @@ def _quantised(layer: LayerSpec, strategy: Strategy, saved: float, copied: float
     mesh = strategy.mesh
     change = 0.0
     for op in layer.ops:
-        if isinstance(op, Gemm) and op.narrows and op.role != "router":
+        if isinstance(op, Gemm) and not (op.pad_to or op.wide) and op.role != "router":
             for tensor in op.saves:
                 if tensor.group not in without:
                     elements = tensor.local_elements(mesh.tp, sequence_parallel=strategy.sequence_parallel, cp=mesh.cp)

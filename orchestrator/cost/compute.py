@@ -174,7 +174,7 @@ _all_gather_fp8, _all_gather_mxfp8). Sums travel in 16 bits."""
 def quantised_bytes(op: Gemm, strategy: Strategy, precision: str, gpu: Gpu, *, gathered: bool) -> float:
     """Bytes moved to quantise each element of a product's input, or of its output's gradient, as the product takes it. `gathered`: under
     sequence parallelism a rank casts its own share to FP8, which is then gathered."""
-    if not op.narrows or precision not in QUANTISED:
+    if op.pad_to or op.wide or precision not in QUANTISED:
         return 0.0
     if precision == "nvfp4":
         return NVFP4_BYTES
@@ -229,7 +229,7 @@ def layer_seconds(
         if isinstance(op, Gemm):
             m, k, n = local_gemm(op, strategy, micro_batch_size)
             groups = op.experts / mesh.ep if op.experts else 1.0
-            op_rates = rates if op.narrows else wide_rates
+            op_rates = wide_rates if op.pad_to or op.wide else rates
             # The weight's gradient is added to what the micro-batches before left: read and written by the GEMM's epilogue, or by a
             # kernel of its own that reads the fresh gradient too.
             accumulate = 2 * states.gradient * k * n
@@ -273,7 +273,7 @@ def layer_seconds(
             b_memory += elements * back * factor / memory
     kernels = sum((not isinstance(op, tp.BORDERS)) + SCAN_LAUNCHES * isinstance(op, Scan) for op in layer.ops)
     if precision in QUANTISED and not one_by_one:  # a layer of experts has it in `expert_quantise_s`, which was fitted to such layers
-        kernels += QUANTISING_LAUNCHES * sum(isinstance(op, Gemm) and op.narrows for op in layer.ops)
+        kernels += QUANTISING_LAUNCHES * sum(isinstance(op, Gemm) and not (op.pad_to or op.wide) for op in layer.ops)
     launches = kernels * c.op_overhead_s + one_by_one * c.grouped_launch_s
     in_8_bits = c.op_overhead_s * sum(isinstance(op, Gemm) and op.bits == 8 for op in layer.ops)
     forward_more, backward_more = (count * in_8_bits for count in quantised.INT8_LAUNCHES)

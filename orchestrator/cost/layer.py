@@ -350,7 +350,7 @@ class LayerPrices:
         host = self._experts_host_s.get(layer.kind)
         if host is None:
             c, routed = self._workload.calibration, any(isinstance(op, Dispatch) for op in layer.ops)
-            narrow = any(isinstance(op, Gemm) and op.experts and op.narrows for op in layer.ops)
+            narrow = any(isinstance(op, Gemm) and op.experts and not op.wide for op in layer.ops)
             quantised = narrow and self._workload.training.precision in QUANTISED
             host = self._experts_host_s[layer.kind] = routed * (c.expert_sync_s + quantised * c.expert_quantise_s)
         return host

@@ -164,11 +164,6 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     wide: bool = False
     """Whether it takes 16 bits in a training whose products take fewer, as the vocabulary's projection always does."""
 
-    @property
-    def narrows(self) -> bool:
-        """Whether it takes FP8 or NVFP4 where the training is in that."""
-        return not (self.pad_to or self.wide)
-
     def of_piece(self, pieces: int) -> Self:
         """The operation for the largest of `pieces` pieces of the sequence."""
         return replace(self, tokens=-(-self.tokens // pieces))

@@ -238,9 +238,9 @@ def test_each_type_of_gpu_has_the_constants_of_its_own_runs_or_the_datasheets() 
 
 
 def test_an_interval_leaves_out_a_little_less_at_either_end_than_a_ninety_percent_one_would() -> None:
-    """Of one source's evenly spread ratios: 94% are inside, since sources differ more than the runs of one."""
+    """Of one source's evenly spread ratios: 96% are inside, since sources differ more than the runs of one."""
     cells = (Cell(situation=H100, seconds=tuple(0.5 + i / 1000 for i in range(1001))),)
     found = interval(H100, Calibration(), cells)
     assert found is not None
-    assert 0.90 < found[1] - found[0] <= 0.95
+    assert 0.95 < found[1] - found[0] <= 0.97
     assert found[0] - 0.5 == pytest.approx(1.5 - found[1], abs=0.002)
