@@ -506,6 +506,24 @@ def refused(f: Fields) -> list[str]:
     return found
 
 
+NOT_BOTH: Final = {
+    "train_iters": ("train_samples", "lr_decay_samples", "lr_warmup_samples", "rampup_batch_size"),
+    "train_samples": ("lr_decay_iters", "lr_warmup_iters"),
+    "step_batch_size_schedule": ("global_batch_size",),
+}
+"""Flags, and what Megatron refuses beside them (training/arguments.py:756-780, core_v0.16.1; the last :680, core_v0.19.0)."""
+
+
+def not_both(f: Fields) -> list[str]:
+    """The flags of a command line that Megatron's programs refuse beside each other, a sentence each.
+
+    >>> not_both(Fields({"train_iters": 9, "lr_warmup_samples": 0, "lr_decay_samples": 7}))
+    ['train_iters and lr_decay_samples: Megatron takes one of them']
+    """
+    pairs = ((name, other) for name, others in NOT_BOTH.items() for other in others)
+    return [f"{name} and {other}: Megatron takes one of them" for name, other in pairs if f.given.get(name) and f.given.get(other)]
+
+
 def setup_of(f: Fields, engine: str) -> Setup:
     """Parallel sizes, stages, recompute and options as these settings choose them. Raises InputError for what is missing."""
     f.assumed += idle(f)

@@ -264,6 +264,7 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     else:  # another file's, that this one sources
         keys = megatron.part_keys(fields, stack, [*fields.given])
     setup, missing = megatron.setup_of(fields, engine), None
+    fields.broken += megatron.not_both(fields)
     if engine != "megatron":
         setup, missing = _with_deepspeed(setup, fields, given, script, name, said.get("deepspeed_config", ""))
     if (gpus := actors[0] * actors[1] if len(actors) == len(ACTORS) else gpus_of(line, script)) is not None:

@@ -124,8 +124,8 @@ def test_nemo_rl_s_defaults_are_the_file_that_they_name(tmp_path: Path) -> None:
 
 
 MODEL = (
-    "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --lr 1e-4 --train-iters 9 "
-    "--micro-batch-size 1 --global-batch-size 64"
+    "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --lr 1e-4 "
+    "--train-samples 576 --micro-batch-size 1 --global-batch-size 64"
 )
 
 
@@ -135,6 +135,8 @@ MODEL = (
         ("--bf16 --rampup-batch-size 30 16 1000", "from 30 to 64 are no whole steps of 16 samples"),
         ("--bf16 --rampup-batch-size 24 8 1000", "rampup_batch_size=24: is no multiple of dp x micro-batch = 16 x 1"),
         ("--bf16 --fp16", "fp16 and bf16: Megatron takes one of them"),
+        ("--bf16 --train-iters 9", "train_iters and train_samples: Megatron takes one of them"),
+        ('--bf16 --step-batch-size-schedule "0:16 1M:64"', "step_batch_size_schedule and global_batch_size: Megatron takes one of them"),
         ("--bf16 --rampup-batch-size 16 8 1000", "rampup_batch_size=24: is no multiple of dp x micro-batch = 16 x 1"),
         ("--bf16 --overlap-param-gather --use-distributed-optimizer", "overlap_param_gather needs overlap_grad_reduce"),
         ("--bf16 --overlap-param-gather --overlap-grad-reduce", "overlap_param_gather needs use_distributed_optimizer"),
