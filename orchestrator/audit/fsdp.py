@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from orchestrator.audit.document import Content, Given, changed, resolved
 from orchestrator.audit.hugging_face import as_ds, read_ds, sorted_out
 from orchestrator.audit.reading import Setup, Source, changes
+from orchestrator.audit.rollouts import of_a_policy
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words.fsdp import NEMO_RL, UNPADDED_LOGITS, VERL, VERL_SFT, Sharded
 from orchestrator.words.terms import Term, decided, kinds, nested, section
@@ -66,7 +67,11 @@ def read(
         samples_of_tokens = max(1, tokens * int(ds.get("sequence_parallel_size", 1)) // sum(lengths))
         ds["train_micro_batch_size_per_gpu"] = 1 << samples_of_tokens.bit_length() - 1  # a power of two divides batches
         longest = ""  # the tokens of a pass are what they are
-    assumed = [*said, f"FSDP2 is priced as DeepSpeed's ZeRO-{ds['zero_optimization.stage']}, which shares the same between ranks"]
+    assumed = [
+        *said,
+        *of_a_policy(content),
+        f"FSDP2 is priced as DeepSpeed's ZeRO-{ds['zero_optimization.stage']}, which shares the same between ranks",
+    ]
     if longest:
         of = program.unpadded[0].rpartition(".")[2]
         assumed.append(f"every sequence has {longest} = {sum(map(int, filter(None, lengths)))} tokens ({of}: shorter ones take less)")

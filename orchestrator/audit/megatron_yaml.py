@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from orchestrator.audit import megatron
 from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, resolved
 from orchestrator.audit.reading import Lists, Reading, Setup, Source, listed
+from orchestrator.audit.rollouts import of_a_policy
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
@@ -64,7 +65,7 @@ def read(text: str, name: str, content: Content, tool: Tool, change: Change | No
     longest = path if path == "max_length" and not content.get("packing") else ""  # ms-swift's samples, each as long as it is
     if longest:
         notes.append(f"every sequence has {path} = {length} tokens: shorter samples take less")
-    reading = replace(_reading(seen, lists, [*said, *notes], tool, content), longest=longest)
+    reading = replace(_reading(seen, lists, [*said, *of_a_policy(content), *notes], tool, content), longest=longest)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes: dict[str, Any] = {}

@@ -70,6 +70,10 @@ class Overrides(NamedTuple):
     """A setting as such a word."""
 
 
+HYDRA: Final = frozenset({"actor_rollout_ref", "policy", "training"})
+"""Sections of programs (verl, NeMo-RL, NeMo's launcher) whose overrides Hydra parses: with ++ it adds what its files lack."""
+
+
 def found_in(script: Script) -> Overrides | None:
     """The overrides of the command that has most of them; None: none has enough."""
     commands = [_unpacked(command.words) for command in script.commands]
@@ -98,7 +102,8 @@ def found_in(script: Script) -> Overrides | None:
             continue
         terms.put(content, path, _value(said))
         places[path] = place
-    return Overrides(content, places, tuple(notes), tuple(others), lambda path, value: shlex.quote(f"{path}={value}"))
+    more = "++" if not HYDRA.isdisjoint(content) else ""
+    return Overrides(content, places, tuple(notes), tuple(others), lambda path, value: shlex.quote(f"{more}{path}={value}"))
 
 
 SWIFT: Final = ("swift", "megatron")

@@ -17,6 +17,7 @@ from orchestrator.audit import accelerate, fsdp, megatron, megatron_yaml, overri
 from orchestrator.audit.document import Given, content_of
 from orchestrator.audit.hugging_face import beside_file, named_ds_config
 from orchestrator.audit.reading import LISTS, Reading, Setup, Source
+from orchestrator.audit.rollouts import NOT_PRICED
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
 from orchestrator.errors import InputError
@@ -249,6 +250,7 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
             said.setdefault(destination, shown)
             given.setdefault(destination, None)
     if by_slime := any(found for name, found in others.items() if name != LISTS[None]):
+        assumed.append(f"a step is an update of the policy; {NOT_PRICED}")
         given = {"use_distributed_optimizer": True, "bf16": not given.get("fp16")} | given  # _set_default_megatron_args
     fields = megatron.Fields({name: value for name, value in given.items() if value is not None})
     trains = PROGRAM_WORD.search(line.program)

@@ -11,8 +11,10 @@ from rich.console import Console
 
 from orchestrator.audit.audit import Audit, Change
 from orchestrator.audit.build import Judged
+from orchestrator.audit.reading import differing
 from orchestrator.report import text
 from orchestrator.screen import FILE_WIDTH, Trimmed
+from orchestrator.strategy.spec import CHOICES
 from orchestrator.units import format_amount, format_bytes, format_seconds
 
 SHOWN_LENGTH = 90
@@ -139,6 +141,10 @@ def _change(title: str, audit: Audit, change: Change) -> Iterator[str]:
     room = f"{need} at the peak" if not judged.lacking_bytes else f"still lacks {format_bytes(judged.lacking_bytes)}"
     yield ""
     yield f"{title}: {change.what}: {format_seconds(judged.step_time_s)} a step{gain}, {room}{chance_text(judged)}"
+    changed = differing(audit.setup, change.setup)
+    for choice in CHOICES:
+        if choice.name in changed and choice.offered is not None and getattr(change.setup, choice.name) in choice.offered.values:
+            yield f"  ({choice.name} {choice.offered.asks})"
     if change.text is None:
         yield "  (the file has no place where this could be said by changing a word)"
     yield from (f"  {line}" for line in change.diff.splitlines())
