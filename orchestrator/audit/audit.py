@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +15,9 @@ import msgspec
 from orchestrator import recipe
 from orchestrator.audit import changes, formats
 from orchestrator.audit.build import Judge, Judged, setup_of
-from orchestrator.audit.changes import Better
+from orchestrator.audit.changes import RECOMPUTE, Better
 from orchestrator.audit.deepspeed import is_of_buffers
-from orchestrator.audit.reading import Reading, Setup, Source
+from orchestrator.audit.reading import Reading, Setup, Source, differing
 from orchestrator.cost.memory_policy import LIKELY
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
@@ -36,14 +37,13 @@ HAS_BF16: Final = 8.0
 ASSUMED_CLUSTER: Final = "dgx_h100"
 PADDED: Final = "model.make_vocab_size_divisible_by"
 """A key that may follow a change of tp, by which Megatron pads the vocabulary."""
-RECOMPUTE: Final = ("recompute", "recompute_layers", "stage_recompute")
 REFUSED: Final = ("plan", "resume", "profile", "largest", "target", "explain", "entry", "out", "launch")
 """Keys and groups that ask for something else."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One or more choices changed: `what` in words, its price, and the file with it. `text` None: the file can't say it in its places;
-    `left`: what of it the file can't say, where the text says the rest."""
+    `left`: what of it the file can't say, where the text says the rest; `elsewhere`: what a pin or another file says, and which."""
 
     what: str
     setup: Setup
@@ -51,6 +51,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None
     diff: str
     left: str = ""
+    elsewhere: str = ""
 
 
 class Audit:
@@ -231,30 +232,49 @@ class Audit:
         return self._change(Better(names=("search",), setup=setup, judged=judged))
 
     def _change(self, better: Better) -> Change:
-        text, left = self._edited(better.setup), ""
-        if text is None:  # a ds_config says no recompute: the model's own code does
-            kept = {name: getattr(self.setup, name) for name in RECOMPUTE}
-            rest = msgspec.structs.replace(better.setup, **kept)
-            text = None if rest in (better.setup, self.setup) else self._edited(rest)
-            left = "" if text is None else f"recompute={changes.recompute_text(better.setup)}"
+        places, moved, text = self._places, differing(self.setup, better.setup), None
+        away: tuple[str, ...] = ()
+        # A ds_config says no recompute: the model's own code does.
+        for away in dict.fromkeys(((), (*self.reading.elsewhere,), RECOMPUTE, (*RECOMPUTE, *places))):
+            text = self._edited(better.setup, away)
+            if text is not None:
+                break
+        same = text == self.source.text
+        beyond = moved if same else moved & {*away}
+        left = "" if text is None or not away or beyond <= {*places} else changes.choice_text("recompute", better.setup)
+        said = {f"{changes.choice_text(name, better.setup)} is said by {places[name]}" for name in beyond & {*places}}
+        if same and left and not said:
+            text, left = None, ""
         diff = "" if text is None else "".join(_diff(self.source.text, text, Path(self.name).name))
         what = changes.said(self.setup, better.setup)
-        return Change(what=what, setup=better.setup, judged=better.judged, text=text, diff=diff, left=left)
+        other = ", ".join(sorted(said))
+        return Change(what=what, setup=better.setup, judged=better.judged, text=text, diff=diff, left=left, elsewhere=other)
 
-    def _edited(self, setup: Setup) -> str | None:
-        """The file's text with this setup; None: it can't say that."""
-        text = self.source.edited(self.reading.setup, setup, self.settings.cluster.num_gpus)
-        return text if text is not None and self._says(text, setup) else None
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        """Choices that something beside the file says, with what does: a pin, or a setting of a file that it names."""
+        by_pin = {choice.pin: choice.name for choice in CHOICES}
+        pins = {by_pin.get(pin, pin): f"pin.{pin}" for pin in self.settings.pins.given()}
+        if "recompute" in pins:
+            pins |= dict.fromkeys(RECOMPUTE, pins["recompute"])
+        return {name: place for name, place in (self.reading.elsewhere | pins).items() if name in Setup.__struct_fields__}
 
-    def _says(self, text: str, setup: Setup) -> bool:
-        """Whether the changed file, read again, is this plan and otherwise what it was."""
+    def _edited(self, setup: Setup, away: Iterable[str]) -> str | None:
+        """The file's text with this setup but for the choices that are said away from it; None: it can't say that."""
+        own = msgspec.structs.replace(setup, **{name: getattr(self.reading.setup, name) for name in away})
+        text = self.source.edited(self.reading.setup, own, self.settings.cluster.num_gpus)
+        return text if text is not None and self._says(text, setup, away) else None
+
+    def _says(self, text: str, setup: Setup, away: Iterable[str]) -> bool:
+        """Whether the changed file, read again, is this plan with what is said away from it, and otherwise what it was."""
         try:
             again, _ = divided(formats.read(text, self.name).reading, self.settings)
             follow = (PADDED, *(("gpus",) if self.reading.steps else ()))
             before, after = ({name: value for name, value in one.keys.items() if name not in follow} for one in (self.reading, again))
             same = before == after and self._samples(self.reading) == self._samples(again)
             plan = self.judge.judged(setup).plan
-            return same and self._counts(again, plan) and self.judge.judged(again.setup).plan == plan
+            whole = msgspec.structs.replace(again.setup, **{name: getattr(setup, name) for name in away})
+            return same and self._counts(again, plan) and self.judge.judged(whole).plan == plan
         except InputError:
             return False
 
@@ -294,7 +314,7 @@ class Audit:
             "remarks": list(self.remarks),
             "changes": [{"what": row.what, "step_time_s": row.judged.step_time_s, "peak_memory_bytes": row.judged.peak_memory_bytes,
                          "fits": not row.judged.lacking_bytes, "chance_of_not_fitting": row.judged.chance, "diff": row.diff,
-                         "not_in_diff": row.left}
+                         "not_in_diff": ", ".join(filter(None, (row.left, row.elsewhere)))}
                         for row in rows],
         }  # fmt: skip
 

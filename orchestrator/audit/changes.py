@@ -18,6 +18,7 @@ SHOWN: Final = 3
 WORTH: Final = 0.005
 """Share of the step that a change must gain."""
 MOST_TP, MOST_MICRO_BATCH = 16, 64
+RECOMPUTE: Final = ("recompute", "recompute_layers", "stage_recompute")
 ROUNDS: Final = 2
 """Rounds of trying every value of the three choices again, from what they are together."""
 NO_LAYOUT: Final[dict[str, Any]] = dict.fromkeys(("layout", "first_layers", "last_layers", "stage_recompute")) | {
@@ -193,6 +194,17 @@ def said(before: Setup, after: Setup) -> str:
 def recompute_text(setup: Setup) -> str:
     """The recompute of a setup in words: "full(4 of a chunk)", "selective", "none"."""
     return f"full({setup.recompute_layers} of a chunk)" if setup.recompute == "full" and setup.recompute_layers else setup.recompute
+
+
+def choice_text(name: str, setup: Setup) -> str:
+    """One choice of a setup in words.
+
+    >>> choice_text("tp", Setup(engine="megatron", tp=2)), choice_text("recompute_layers", Setup(engine="megatron", recompute="full"))
+    ('tp=2', 'recompute=full')
+    """
+    if name in RECOMPUTE:
+        return f"recompute={recompute_text(setup)}"
+    return f"{name}={_word(name, getattr(setup, name))}"
 
 
 def _word(name: str, value: Any) -> str:

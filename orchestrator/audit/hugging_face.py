@@ -14,6 +14,7 @@ from orchestrator.audit.document import AUTO, Content, Given, content_of, leaves
 from orchestrator.audit.reading import LISTS, Reading, listed
 from orchestrator.errors import InputError
 from orchestrator.recipe.sources import read_text
+from orchestrator.words import deepspeed as words
 from orchestrator.words.terms import Kind, kind_in, nested
 
 SHARDED: Final = {
@@ -106,7 +107,9 @@ def as_ds(reading: Reading, kind: str, named: str | None, assumed: Iterable[str]
         return tuple(f"{f'{Path(named).name}: ' if named else inside}{line}" for line in lines)
 
     lists = {name: said(getattr(reading, name)) for name in LISTS.values()}
-    return replace(reading, format=kind, assumed=(*assumed, *reading.assumed), **lists)
+    stage, _, offload = words.ZERO
+    elsewhere = {term.ours: f"{term.theirs} in {Path(named).name}" for term in (stage, offload)} if named else {}
+    return replace(reading, format=kind, assumed=(*assumed, *reading.assumed), elsewhere=elsewhere, **lists)
 
 
 def sorted_out(given: Given, known: Mapping[str, Kind], reading: Reading) -> Reading:

@@ -70,6 +70,8 @@ class Reading(Value, frozen=True, kw_only=True):
     states: StateBytes | None = None
     """What stage 0 holds of each parameter in 16 bits, where torch's data parallelism runs it on weights as they were loaded; None: as the
     engine has it."""
+    elsewhere: dict[str, str] = msgspec.field(default_factory=dict)
+    """Choices that a DeepSpeed configuration says which the file names, with their place there."""
     missing: tuple[str, str] | None = None
     """(Key, value) of a DeepSpeed configuration that the file names and that is not here: without it nobody knows the ZeRO stage."""
     model: str = ""

@@ -150,3 +150,5 @@ def _change(title: str, audit: Audit, change: Change) -> Iterator[str]:
     yield from (f"  {line}" for line in change.diff.splitlines())
     if change.left:
         yield f"  (and {change.left}, which the file has no place for)"
+    if change.elsewhere:
+        yield f"  ({change.elsewhere})"

@@ -233,3 +233,40 @@ def test_a_diff_that_leaves_stage_3_leaves_nothing_that_is_for_stage_3_alone(tmp
         if "accelerate" not in name:
             assert now[f"{inside}zero_optimization.offload_optimizer.ratio"] == 1.0
             assert now[f"{inside}zero_optimization.offload_param.pin_memory"] is True
+
+
+CHECKPOINTED = {"train_batch_size": 256, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+BY_A_TRAINER = """deepspeed --num_gpus=8 run_clm.py --deepspeed ds.json --model_name_or_path meta-llama/Llama-2-7b-hf \\
+  --per_device_train_batch_size 4 --gradient_accumulation_steps 8 --block_size 2048 --learning_rate 2e-5 --bf16 True \\
+  --gradient_checkpointing True --output_dir out --do_train
+"""
+
+
+def test_a_pinned_recompute_keeps_no_diff_from_a_ds_config_and_is_said_by_its_pin(tmp_path: Path) -> None:
+    """The file's words for stage and micro-batch were "no place", as the file read back has no recompute."""
+    (tmp_path / "ds.json").write_text(json.dumps(CHECKPOINTED, indent=1))
+    found = so.audit(tmp_path / "ds.json", recipe="llama2_7b", gpus=8, cluster="dgx_a100_80gb", pin={"recompute": "full"})
+    by_what = {row.what.partition(" ")[0]: row for row in found.changes}
+    assert {*by_what} == {"micro_batch_size", "recompute", "zero_stage"}
+    for name, path in (("micro_batch_size", "train_micro_batch_size_per_gpu"), ("zero_stage", "zero_optimization.stage")):
+        row = by_what[name]
+        assert dict(leaves(json.loads(str(row.text))))[path] == getattr(row.setup, name)
+        assert (row.diff.count("\n-"), row.diff.count("\n+"), row.left, row.elsewhere) == (1, 2, "", "")
+        assert row.setup.recompute == "full"
+    assert (by_what["recompute"].diff, by_what["recompute"].elsewhere) == ("", "recompute=none is said by pin.recompute")
+    assert "no place" not in str(found)
+    assert "\n  (recompute=none is said by pin.recompute)\n" in str(found)
+
+
+def test_what_the_ds_config_of_a_trainers_command_says_is_said_with_its_place(tmp_path: Path) -> None:
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": "auto"}, "zero_optimization": zero}))
+    (tmp_path / "run.sh").write_text(BY_A_TRAINER)
+    found = so.audit(tmp_path / "run.sh", recipe="llama2_7b", gpus=8, cluster="dgx_a100_80gb")
+    by_what = {row.what: row for row in (*found.changes, found.together, found.searched) if row is not None}
+    row = by_what["offload_optimizer on -> off"]
+    assert (row.diff, row.elsewhere) == ("", "offload_optimizer=off is said by zero_optimization.offload_optimizer.device in ds.json")
+    mixed = next(row for row in by_what.values() if "offload_optimizer on -> off" in row.what and "recompute full -> none" in row.what)
+    assert "+  --gradient_checkpointing false" in mixed.diff
+    assert (mixed.left, mixed.elsewhere) == ("", row.elsewhere)
+    assert f"  ({by_what['offload_optimizer on -> off'].elsewhere})\n" in str(found)
