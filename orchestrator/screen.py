@@ -224,6 +224,8 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     if brief and (more := len(gains) - SHOWN_UNASKED) > 0:
         say(f"Not asked for: {more} more of which each gains less (verbose=true)")
     say(text.proof(fastest, found.at_least_s, found.searched, brief=brief, taken=fastest is plan) + ".")
+    if (padded := Planner(settings).padded(fastest)) is not None:
+        say(text.padded_text(fastest, padded, modes_said=not brief))
     if uneven := text.left_over_text(plan):
         say(uneven)
     if brief:

@@ -500,6 +500,15 @@ def samples_text(plan: Plan, padded: Plan) -> str:
     return f"{said}about {share:.1f} share a sequence, {faster:.1f} times the samples a second of padded ones under this plan"
 
 
+def padded_text(plan: Plan, padded: Plan, *, modes_said: bool) -> str:
+    """What `padded`, a faster plan whose samples don't share sequences, takes beside `plan`, which packs samples of unknown lengths.
+    `modes_said`: as of `choice`."""
+    seconds = padded.prediction.step_time_s
+    gain = f"{format_seconds(seconds)} a step ({100 * (seconds / plan.prediction.step_time_s - 1):+.1f}%)"
+    why = "no lengths are known (data.lengths=), and samples as long as the sequence gain nothing by packing"
+    return f"faster: data.packing=false: {gain}: {padded.engine} {choice(padded, modes_said=modes_said)}; {why}"
+
+
 def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities], *, brief: bool = False, taken: bool = True) -> str:
     """What is known of the best plan of the space that was searched, which the sentence names: plans of these engines under the pins and
     the memory limit, and what of theirs only a pin takes.

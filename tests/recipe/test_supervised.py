@@ -152,6 +152,24 @@ def test_what_packing_gains_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "88% of a sequence of 8,192 is padding" in capsys.readouterr().out
 
 
+LONG = ("recipe=llama3_8b_128k", "task=sft", "train.seq_length=1048576", "model.max_position_embeddings=1048576", "gpus=64")
+
+
+def test_a_faster_plan_without_packing_is_said_where_no_lengths_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """Packed samples have no context parallelism under Megatron; the line's seconds are those that its key then takes."""
+
+    def said(*words: str) -> str:
+        assert main(["plan", *words, "cluster=dgx_h100"]) == 0
+        return capsys.readouterr().out
+
+    (seconds, rest) = re.findall(r"\nfaster: data\.packing=false: (\S+ s) a step \(-\d\d\.\d%\): (.*)\n", said(*LONG))[0]
+    assert " cp=" in rest
+    assert "data.lengths=" in rest
+    assert f"predicted  {seconds} a step" in said(*LONG, "data.packing=false")
+    for words in ([*LONG, "data.packing=true"], [*LONG, "data.lengths=1000+0"], ["recipe=qwen3_8b_sft", "gpus=8"]):
+        assert "data.packing=false" not in said(*words), words
+
+
 @pytest.mark.parametrize(("packing", "steps"), [(True, 30), (False, 30), (False, 30_000)])
 def test_how_often_the_samples_are_seen_is_said(packing: bool, steps: int, pairs: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=llama_tiny", "task=sft", f"data={pairs}", "train.seq_length=100", f"train.steps={steps}", "train.global_batch_size=8"]
