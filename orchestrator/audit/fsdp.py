@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator.audit.document import Content, Given, changed, resolved
 from orchestrator.audit.hugging_face import as_ds, read_ds, sorted_out
-from orchestrator.audit.reading import Setup, Source, changes
+from orchestrator.audit.reading import Reading, Setup, Source, changes
 from orchestrator.audit.rollouts import of_a_policy
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words.fsdp import NEMO_RL, UNPADDED_LOGITS, VERL, VERL_SFT, Sharded
@@ -89,7 +89,11 @@ def read(
     reading = replace(
         reading, keys=keys, setup=replace(reading.setup, recompute=mode), assumed=about, steps=None, longest=longest, logits_bytes=logits
     )
-    reading = sorted_out(given, kinds("verl", "nemo_rl"), reading)
+    if program.model:
+        reading = _with_adapters(given, program.model, reading)
+    if not str(optimizer := given.get(OPTIMIZER, "AdamW")).endswith("AdamW"):
+        reading = replace(reading, unpriced=(f"{OPTIMIZER}={optimizer}", *reading.unpriced))
+    reading = sorted_out(given, kinds("verl", "nemo_rl"), reading, (program.model,))
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         to_ds = {term.theirs: term for term in ds_words.PLAN if term not in ds_words.OTHERWISE}
@@ -104,6 +108,23 @@ def read(
         return (change or partial(changed, text, name))(values) if values is not None and ends else None
 
     return Source(text=text, reading=reading, edited=edited)
+
+
+def _with_adapters(given: Given, section: str, reading: Reading) -> Reading:
+    """The reading with the adapters that verl's section of the model has. Frozen weights stay in the type in which they are loaded, fp32
+    (workers/engine/fsdp/transformer_impl.py, model_dtype), where the price has 16 bits. Raises InputError."""
+    rank = given.number(f"{section}.lora_rank")
+    if not rank:
+        return reading
+    targets = given.get(f"{section}.target_modules", "all-linear")
+    keys = {"lora.rank": rank, "lora.targets": ",".join(map(str, targets)) if isinstance(targets, list) else str(targets)}
+    if alpha := given.number(f"{section}.lora_alpha", float):
+        keys["lora.alpha"] = alpha
+    return replace(reading, keys={**reading.keys, **keys}, unpriced=(FROZEN, *reading.unpriced))
+
+
+FROZEN: Final = "model_dtype (frozen weights are in fp32 unless it says else, priced as 16 bits)"
+OPTIMIZER: Final = "policy.optimizer.name"
 
 
 def _theirs(term: Term, ours: Term, setup: Setup) -> Any:

@@ -3,6 +3,7 @@ LoRA's."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from orchestrator.audit.reading import LISTS, Reading, listed
 from orchestrator.errors import InputError
 from orchestrator.recipe.sources import read_text
 from orchestrator.words import deepspeed as words
-from orchestrator.words.terms import Kind, kind_in, nested
+from orchestrator.words.terms import Kind, kind_in, kinds, nested
 
 SHARDED: Final = {
     "full_shard": 3, "hybrid_shard": 3, "1": 3, "4": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "_hybrid_shard_zero2": 2, "2": 2,
@@ -66,6 +67,29 @@ def offloads(given: Given, words: Iterable[str] = ()) -> tuple[str, ...]:
     return tuple(found)
 
 
+AS_PRICED: Final = {
+    "auto_wrap_policy": ("transformer_based_wrap",), "backward_prefetch": ("backward_pre",), "forward_prefetch": ("false",),
+    "limit_all_gathers": ("true",),
+}  # fmt: skip
+"""Values of FSDP's settings with which it is priced: one layer is gathered ahead (torch/distributed/fsdp/fully_sharded_data_parallel.py)."""
+ON: Final = ("limit_all_gathers", "cpu_offload_pin_memory")
+"""Those of FSDP that are on where nothing is said, so that false says something."""
+LAYERS: Final = re.compile(r"\w+(Layer|Block)")
+"""A class of layers that transformers' models consist of."""
+
+
+def _is_priced(name: str, value: Any) -> bool:
+    """Whether FSDP's setting of this name, without its prefix, has the value that the price rests on."""
+    if name == "transformer_layer_cls_to_wrap":
+        return LAYERS.fullmatch(str(value[0] if isinstance(value, list) and len(value) == 1 else value)) is not None
+    return str(value).lower() in AS_PRICED.get(name, ())
+
+
+FSDP: Final = kinds("fsdp")
+"""FSDP's settings in a section fsdp_config without the prefix fsdp_ (transformers' TrainingArguments and Axolotl take both, accelerate the
+longer), with what each does."""
+
+
 def beside_file(named: str, file: str) -> Path | None:
     """A file that another names: beside it, or below one of the folders above it; None: it is nowhere there."""
     path = Path(named).expanduser()
@@ -112,14 +136,20 @@ def as_ds(reading: Reading, kind: str, named: str | None, assumed: Iterable[str]
     return replace(reading, format=kind, assumed=(*assumed, *reading.assumed), elsewhere=elsewhere, **lists)
 
 
-def sorted_out(given: Given, known: Mapping[str, Kind], reading: Reading) -> Reading:
-    """The reading with what is left of the file in its lists. `known`: settings that the tools have; those in a group that costs cost."""
+def sorted_out(given: Given, known: Mapping[str, Kind], reading: Reading, beside: tuple[str, ...] = ()) -> Reading:
+    """The reading with what is left of the file in its lists. `known`: settings that the tools have; those in a group that costs cost.
+    `beside`: sections of which what isn't known is of data, logs and checkpoints."""
 
     def kind(path: str) -> Kind | None:
         group, *parts = path.split(".")
+        if group == "fsdp_config" and parts:
+            name = parts[0].removeprefix("fsdp_")
+            return "harmless" if _is_priced(name, given.values[path]) else kind_in(FSDP, name)
         found = [of for name in (path, group, *parts) if (of := kind_in(known, name)) is not None]
+        if not found and path.startswith(tuple(f"{section}." for section in beside)):
+            return "harmless"
         return "cost" if "cost" in found else next(iter(found), None)
 
-    lists = listed((said, kind(path), given.values[path]) for path, said in given.left())
+    lists = listed((said, kind(path), path.endswith(ON) or given.values[path]) for path, said in given.left())
     return replace(reading, assumed=(*given.assumed, *reading.assumed),
                    **{name: (*lines, *getattr(reading, name)) for name, lines in lists.items()})  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import yaml
@@ -70,6 +71,13 @@ class Overrides(NamedTuple):
     """A setting as such a word."""
 
 
+def _adapters(words: Sequence[str]) -> str:
+    """The kind of adapters that Megatron-Bridge's run_recipe.py is told to train; "": none, or another program."""
+    flags = {flag: value for flag, value in pairwise(part for word in words for part in word.split("=", 1)) if flag.startswith("--")}
+    said = next((value for name in ("--mode", "--peft_scheme", "--peft") if (value := flags.get(name)) in ("lora", "dora")), "")
+    return said or ("lora" if flags.get("--recipe", "").endswith("_peft_config") else "")
+
+
 HYDRA: Final = frozenset({"actor_rollout_ref", "policy", "training"})
 """Sections of programs (verl, NeMo-RL, NeMo's launcher) whose overrides Hydra parses: with ++ it adds what its files lack."""
 
@@ -102,6 +110,8 @@ def found_in(script: Script) -> Overrides | None:
             continue
         terms.put(content, path, _value(said))
         places[path] = place
+    if scheme := _adapters(others):
+        terms.put(content, "peft.scheme", scheme)
     more = "++" if not HYDRA.isdisjoint(content) else ""
     return Overrides(content, places, tuple(notes), tuple(others), lambda path, value: shlex.quote(f"{more}{path}={value}"))
 

@@ -134,8 +134,6 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         assumed.append("no deepspeed and no fsdp: priced as data parallelism alone, unless accelerate's own file says more")
         kind = ""
     kind = ("arguments of Hugging Face's Trainer" if program is None else program.kind) + kind
-    if isinstance(flat.get("fsdp_config"), dict):
-        given.take("fsdp_config")
     reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
     reading = replace(reading, unpriced=(*host, *reading.unpriced))
     checkpoints = given.truth("gradient_checkpointing") or recomputes

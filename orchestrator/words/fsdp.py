@@ -34,6 +34,8 @@ class Sharded(NamedTuple):
     """Whether activations are computed again where the file does not say."""
     others: tuple[str, ...] = ()
     """Sections of data, logs, checkpoints and generation."""
+    model: str = ""
+    """The section of the model: of adapters, and of what its layers are run by."""
 
 
 def _stage(path: str) -> Term:
@@ -88,7 +90,8 @@ VERL: Final = Sharded(
         f"{ACTOR}.fsdp_config.strategy": "fsdp2", "actor_rollout_ref.rollout.n": 1, f"{ACTOR}.use_dynamic_bsz": False,
     },
     others=("data", "algorithm", "reward", "reward_model", "custom_reward_function", "critic", "trainer", "global_profiler", "ray_kwargs",
-            "actor_rollout_ref.rollout", "actor_rollout_ref.ref", "actor_rollout_ref.model", "hydra", "defaults"),
+            "actor_rollout_ref.rollout", "actor_rollout_ref.ref", "hydra", "defaults"),
+    model="actor_rollout_ref.model",
 )  # fmt: skip
 NEMO_RL: Final = Sharded(
     kind="NeMo-RL's configuration for FSDP",
@@ -112,7 +115,7 @@ NEMO_RL: Final = Sharded(
     },
     others=("sft", "grpo", "dpo", "ppo", "rm", "distillation", "checkpointing", "data", "env", "logger", "cluster", "loss_fn", "teacher",
             "policy.tokenizer", "policy.generation", "policy.megatron_cfg", "policy.scheduler", "value", "reward_model", "defaults",
-            "policy.optimizer.name", "data_plane"),
+            "data_plane"),
 )  # fmt: skip
 VERL_SFT: Final = VERL._replace(
     table=[
@@ -130,7 +133,8 @@ VERL_SFT: Final = VERL._replace(
     tokens=("data.use_dynamic_bsz", "data.max_token_len_per_gpu"),
     unpadded=("model.use_remove_padding", ""),
     by_tokens=True,
-    others=("data", "trainer", "model", "checkpoint", "hydra", "defaults", "profiler"),
+    others=("data", "trainer", "checkpoint", "hydra", "defaults", "profiler"),
+    model="model",
 )
 """verl's supervised training, which is read alone."""
 SHARDED: Final[Mapping[str, Sharded]] = {"verl": VERL, "nemo_rl": NEMO_RL}

@@ -338,3 +338,55 @@ def test_fsdps_section_says_what_is_freed_after_forward_before_its_strategy_does
     assert before.zero_stage == 2
     assert source.edited(before, replace(before, zero_stage=3), 8) == text.replace("forward: false", "forward: true")
     assert formats.read(ARGUMENTS + section, "run.yaml").reading.setup.zero_stage == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "where"),
+    [
+        ("limit_all_gathers: true", "beside"),
+        ("limit_all_gathers: false", "unpriced"),
+        ("fsdp_limit_all_gathers: false", "unpriced"),
+        ("backward_prefetch: BACKWARD_PRE", "beside"),
+        ("backward_prefetch: NO_PREFETCH", "slower"),
+        ("forward_prefetch: true", "slower"),
+        ("forward_prefetch: false", "beside"),
+        ("auto_wrap_policy: TRANSFORMER_BASED_WRAP", "beside"),
+        ("auto_wrap_policy: NO_WRAP", "unpriced"),
+        ("fsdp_min_num_params: 100000000", "unpriced"),
+        ("transformer_layer_cls_to_wrap: MistralDecoderLayer", "beside"),
+        ("transformer_layer_cls_to_wrap: MistralModel", "unpriced"),
+        ("fsdp_state_dict_type: FULL_STATE_DICT", "beside"),
+        ("use_orig_params: true", "beside"),
+        ("gathers_of_tomorrow: 3", "unknown"),
+    ],
+)
+@pytest.mark.parametrize("program", [AXOLOTL.split("deepspeed")[0], ARGUMENTS + "fsdp: full_shard\n", ACCELERATE])
+def test_each_setting_of_fsdps_section_is_in_the_list_of_what_it_does(program: str, setting: str, where: str) -> None:
+    reading = formats.read(f"{program}fsdp_config:\n  {setting}\n", "run.yaml").reading
+    name, value = setting.split(": ")
+    lists = {one for one in ("unknown", "unpriced", "slower", "beside") for line in getattr(reading, one) if f"fsdp_config.{name}=" in line}
+    assert lists == {where}, value
+
+
+BRIDGES = "python scripts/training/run_recipe.py {} model.tensor_model_parallel_size=2 train.micro_batch_size=1 train.global_batch_size=16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "adapters"),
+    [
+        ("--recipe glm_45v_peft_config", True),
+        ("--recipe glm_45v_sft_config --mode=lora", True),
+        ("--model glm_45v --mode dora", True),
+        ("--recipe glm_45v_sft_config --mode sft", False),
+        ("--recipe glm_45v_pretrain_config", False),
+    ],
+)
+def test_adapters_that_bridges_flags_ask_for_are_said_to_be_unpriced(flags: str, adapters: bool) -> None:
+    unpriced = formats.read(f"{BRIDGES.format(flags)}\n", "run.sh").reading.unpriced
+    assert any("all weights are priced as trained" in line for line in unpriced) == adapters
+
+
+def test_another_optimizer_of_nemo_rls_fsdp_is_said_to_be_unpriced() -> None:
+    text = "policy: {{train_global_batch_size: 8, dtensor_cfg: {{enabled: true}}, optimizer: {{name: {}}}}}"
+    plain, other = (formats.read(text.format(name), "run.yaml").reading for name in ("torch.optim.AdamW", "torch.optim.SGD"))
+    assert {*other.unpriced} - {*plain.unpriced} == {"policy.optimizer.name=torch.optim.SGD"}

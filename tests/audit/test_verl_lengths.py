@@ -67,3 +67,20 @@ def test_lengths_that_are_said_are_the_verdict_s(tmp_path: Path) -> None:
     assert not any(line.startswith("every sequence has") for line in said.reading.assumed)
     by_tokens = audited(tmp_path, actor__use_dynamic_bsz=True, actor__ppo_max_token_len_per_gpu=32768, actor__entropy_coeff=0.01)
     assert by_tokens.fits is False, "the tokens of a pass are what they are, whatever the lengths"
+
+
+def test_adapters_of_a_policy_are_priced_as_adapters_and_the_type_of_frozen_weights_leaves_doubt(tmp_path: Path) -> None:
+    plain, tuned = audited(tmp_path), audited(tmp_path, model__lora_rank=64, model__lora_alpha=32)
+    assert tuned.plan is not None
+    assert tuned.plan.training.lora is not None
+    assert (tuned.plan.training.lora.rank, tuned.plan.training.lora.alpha) == (64, 32)
+    assert peak(tuned) < peak(plain) - 7.6e9 * 8 / 8, "no fp32 master, moments and gradients of 7.6B weights on eight ranks"
+    assert any("model_dtype" in line for line in tuned.reading.unpriced)
+
+
+@pytest.mark.parametrize("setting", ["use_liger", "enable_activation_offload", "tiled_mlp__enabled", "use_fused_kernels"])
+def test_what_runs_a_models_layers_otherwise_is_said_to_be_unpriced(setting: str, tmp_path: Path) -> None:
+    said = f"actor_rollout_ref.model.{setting.replace('__', '.')}=true"
+    assert said in audited(tmp_path, **{f"model__{setting}": True}).reading.unpriced
+    off = audited(tmp_path, **{f"model__{setting}": False}).reading
+    assert not any(setting.split("__")[0] in line for line in off.unpriced)
