@@ -302,7 +302,7 @@ def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: M
     """All that a file of this kind says. `said`: its settings by name, in its own words, of which those that nothing has read are listed by
     what they do; `lists`: more for the lists of a Reading."""
     left = {name: text for name, text in said.items() if name not in f.used and f.given.get(name) not in AS_PRICED.get(name, ())}
-    found = listed((text, terms.kind("megatron_lm", name), f.given.get(name, True)) for name, text in left.items())
+    found = listed((text, terms.kind("megatron_lm", name), name in AS_PRICED or f.given.get(name, True)) for name, text in left.items())
     found["unpriced"] += tuple(f.unpriced)
     return Reading(
         format=kind,

@@ -271,11 +271,15 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
         setup, missing = _with_deepspeed(setup, fields, given, script, name, said.get("deepspeed_config", ""))
     if (gpus := actors[0] * actors[1] if len(actors) == len(ACTORS) else gpus_of(line, script)) is not None:
         keys["gpus"] = gpus
+    if fields.given.get("num_moe_experts") and not fields.given.get("moe_grouped_gemm") and engine == "megatron":
+        others["slower"].append(ONE_BY_ONE)
     kind = "Megatron-DeepSpeed" if engine != "megatron" else "slime" if by_slime else "Megatron-LM"
     found = megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **others, assumed=assumed)
     return replace(found, missing=missing)
 
 
+ONE_BY_ONE: Final = "no --moe-grouped-gemm: a rank's experts run one by one, priced as one product"
+"""Megatron-LM's default (core/models/gpt/moe_module_specs.py, SequentialMLP)."""
 PER_NODE: Final = re.compile(r"^\s*(NNODES|NPROC_PER_NODE)=(\d{1,6})\b", re.MULTILINE)
 ACTORS: Final = ("--actor-num-nodes", "--actor-num-gpus-per-node")
 """slime's flags of how many GPUs train (slime/utils/arguments.py)."""

@@ -564,3 +564,18 @@ def test_a_strategy_of_megatrons_fsdp_is_said_to_do_nothing_without_it() -> None
         reading = formats.read(f"torchrun pretrain_gpt.py {sizes} {steps} {flags}\n", "train.sh").reading
         assert reading.setup.zero_stage == stage
         assert any("does nothing without use_megatron_fsdp" in line for line in reading.assumed) is said
+
+
+@pytest.mark.parametrize(("flags", "where"), [
+    ("--no-gradient-accumulation-fusion", "unpriced"), ("--no-bias-dropout-fusion", "slower"), ("--no-rope-fusion", "slower"),
+])  # fmt: skip
+def test_a_kernel_that_is_off_and_on_in_the_price_is_said(flags: str, where: str) -> None:
+    assert any(flags in line for line in getattr(formats.read(f"torchrun pretrain_gpt.py {MODEL} {REST} {flags}", "run.sh").reading, where))
+
+
+def test_experts_that_run_one_by_one_are_said() -> None:
+    slower = [
+        formats.read(f"torchrun pretrain_gpt.py {MODEL} {REST} --num-experts 8 {flag}", "run.sh").reading.slower
+        for flag in ("", "--moe-grouped-gemm")
+    ]
+    assert [any("experts run one by one" in line for line in lines) for lines in slower] == [True, False]

@@ -17,7 +17,7 @@ COSTLY = (
 )  # fmt: skip
 """What stands in the names of settings that cost."""
 NAMED_SO = {
-    "fsdp_offload_params", "fsdp_activation_checkpointing", "gradient_checkpointing", "offload_optimizer_device",  # which are read
+    "offload_params", "cpu_offload", "activation_checkpointing", "gradient_checkpointing", "offload_optimizer_device",  # which are read
     "eval_packing", "ckpt_parallel_save_optim", "ckpt_include_optimizer", "setup_optimizers", "no_load_optim", "no_save_optim",
     "use_distributed_optimizer", "trackio_bucket_id", "cpu_offloading_num_layers",  # which means nothing without cpu_offloading
 }  # fmt: skip
