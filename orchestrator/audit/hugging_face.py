@@ -71,7 +71,7 @@ AS_PRICED: Final = {
     "auto_wrap_policy": ("transformer_based_wrap",), "backward_prefetch": ("backward_pre",), "forward_prefetch": ("false",),
     "limit_all_gathers": ("true",),
 }  # fmt: skip
-"""Values of FSDP's settings with which it is priced: one layer is gathered ahead (torch/distributed/fsdp/fully_sharded_data_parallel.py)."""
+"""Values of FSDP's settings with which it is priced: one layer is gathered ahead (torch/distributed/fsdp/api.py, BackwardPrefetch)."""
 ON: Final = ("limit_all_gathers", "cpu_offload_pin_memory")
 """Those of FSDP that are on where nothing is said, so that false says something."""
 LAYERS: Final = re.compile(r"\w+(Layer|Block)")

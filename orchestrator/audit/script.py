@@ -263,6 +263,8 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     engine = "megatron" if not given.get("deepspeed") and given.get("zero_stage") is None else "megatron_deepspeed"
     if any(name in fields for name in megatron.WHOLE):
         keys = megatron.model_keys(fields, stack) | megatron.training_keys(fields, stack)
+        if fields.given.get("num_moe_experts") and not fields.given.get("moe_grouped_gemm") and engine == "megatron":
+            others["slower"].append(ONE_BY_ONE)
     else:  # another file's, that this one sources
         keys = megatron.part_keys(fields, stack, [*fields.given])
     setup, missing = megatron.setup_of(fields, engine), None
@@ -271,8 +273,6 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
         setup, missing = _with_deepspeed(setup, fields, given, script, name, said.get("deepspeed_config", ""))
     if (gpus := actors[0] * actors[1] if len(actors) == len(ACTORS) else gpus_of(line, script)) is not None:
         keys["gpus"] = gpus
-    if fields.given.get("num_moe_experts") and not fields.given.get("moe_grouped_gemm") and engine == "megatron":
-        others["slower"].append(ONE_BY_ONE)
     kind = "Megatron-DeepSpeed" if engine != "megatron" else "slime" if by_slime else "Megatron-LM"
     found = megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **others, assumed=assumed)
     return replace(found, missing=missing)

@@ -360,7 +360,7 @@ def test_fsdps_section_says_what_is_freed_after_forward_before_its_strategy_does
         ("gathers_of_tomorrow: 3", "unknown"),
     ],
 )
-@pytest.mark.parametrize("program", [AXOLOTL.split("deepspeed")[0], ARGUMENTS + "fsdp: full_shard\n", ACCELERATE])
+@pytest.mark.parametrize("program", [AXOLOTL.split("deepspeed", maxsplit=1)[0], ARGUMENTS + "fsdp: full_shard\n", ACCELERATE])
 def test_each_setting_of_fsdps_section_is_in_the_list_of_what_it_does(program: str, setting: str, where: str) -> None:
     reading = formats.read(f"{program}fsdp_config:\n  {setting}\n", "run.yaml").reading
     name, value = setting.split(": ")

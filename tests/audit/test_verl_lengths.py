@@ -83,4 +83,4 @@ def test_what_runs_a_models_layers_otherwise_is_said_to_be_unpriced(setting: str
     said = f"actor_rollout_ref.model.{setting.replace('__', '.')}=true"
     assert said in audited(tmp_path, **{f"model__{setting}": True}).reading.unpriced
     off = audited(tmp_path, **{f"model__{setting}": False}).reading
-    assert not any(setting.split("__")[0] in line for line in off.unpriced)
+    assert not any(setting.split("__", maxsplit=1)[0] in line for line in off.unpriced)
