@@ -73,7 +73,7 @@ AS_PRICED: Final = {
 }  # fmt: skip
 """Values of FSDP's settings with which it is priced: one layer is gathered ahead (torch/distributed/fsdp/api.py, BackwardPrefetch)."""
 ON: Final = ("limit_all_gathers", "cpu_offload_pin_memory")
-"""Those of FSDP that are on where nothing is said, so that false says something."""
+"""FSDP settings that are on where nothing is said, so that false says something."""
 LAYERS: Final = re.compile(r"\w+(Layer|Block)")
 """A class of layers that transformers' models consist of."""
 
