@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -96,7 +97,11 @@ class Found(Value, frozen=True, kw_only=True):
     bounds: Bounds = UNKNOWN
     """Seconds that no plan undercuts by the search, by what was left out (`SearchResult.bounds`)."""
     space: Space | None = None
-    """What was searched, under the last of the memory policy's limits alone where no plan keeps the first; None for a saved plan."""
+    """What was searched, under the last of the memory policy's limits alone where no plan keeps the first; None for a saved plan and
+    one that was pickled, which has neither engines nor priced layers."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Value.__reduce__(self if self.space is None else msgspec.structs.replace(self, space=None))
 
 
 class Space(Value, frozen=True, kw_only=True):

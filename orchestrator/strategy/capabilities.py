@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +23,14 @@ class Rule(Value, frozen=True, kw_only=True):
     """The engine's own rule: its id in the rule table, file and line."""
     check: Callable[[Candidate, Workload], str | None]
     needs: tuple[str, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A rule's check, which pickle takes by its name, is a rule there (engines/rules/rule.py)."""
+        return _named, (f"{self.check.__module__}:{self.check.__qualname__}", self.id, self.engine_rule, self.needs)
+
+
+def _named(check: str, id: str, engine_rule: str, needs: tuple[str, ...]) -> Rule:
+    return Rule(id=id, engine_rule=engine_rule, check=resolve_name(check).check, needs=needs)
 
 
 class Capabilities(Value, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -229,6 +230,15 @@ def test_a_notebook_shows_a_line_and_takes_flat_records() -> None:
     shown = repr(found.points[0].answer)
     assert shown.startswith("<Answer llama3_8b, 8 x H100-SXM-80GB: megatron tp=")
     assert len(shown) < 300
+
+
+def test_a_plan_goes_through_a_pickle_as_processes_send_it() -> None:
+    for keys in (LLAMA | {"gpus": 8}, {"recipe": "qwen3_moe_tiny", "gpus": 4, "cluster": "cpu", "pin.zero_stage": 1}):
+        answer = so.plan(**keys)
+        again = pickle.loads(pickle.dumps(answer))
+        assert again.found.searched == answer.found.searched != ()  # rules are the engine's own functions
+        assert (again.plan, again.found.outcomes, str(again)) == (answer.plan, answer.found.outcomes, str(answer))
+        assert str(so.explain(again, tp=2)) == str(so.explain(answer, tp=2))
 
 
 def test_no_point_beats_one_of_the_front_and_one_of_the_front_beats_or_equals_every_other() -> None:
