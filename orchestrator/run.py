@@ -38,9 +38,10 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render, schedulers
 from orchestrator.launch.stopped import stopped
 from orchestrator.model.spec import ModelSpec
-from orchestrator.plan import Plan, to_json
+from orchestrator.plan import Plan, RunSettings, to_json
 from orchestrator.planning import Found, Planner, planned
 from orchestrator.recipe import Settings, resuming, supervised
+from orchestrator.recipe.sources import has_tokenizer
 from orchestrator.recipe.whole_data import check_bytes, check_first_texts, check_whole, is_made_up
 from orchestrator.screen import SearchProgress, data_key, made_up_data, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
@@ -508,12 +509,28 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
         for note in local.preflight_notes(out):
             print(f"preflight: {note}")
         goes_on = f"{str(outcome.last_line).capitalize()}; resume={shlex.quote(str(out))} goes on"
+        if plan.run.export_to and outcome.status == "finished":
+            print(f"Exported: {plan.run.export_to}, {exported_tokenizer(plan.run)}")
         print(f"Finished: {out}" if outcome.status == "finished" else goes_on)
     else:
         host = f" on {outcome.host}" if outcome.host else ""
         rank = "" if outcome.rank is None else f"rank {outcome.rank}{host}: "
         print(f"error: training {outcome.status}: {rank}{outcome.last_line}\nlog: {outcome.log}", file=sys.stderr)
     return outcome.exit_status
+
+
+def exported_tokenizer(settings: RunSettings) -> str:
+    """Which tokenizer lies in a finished run's model.export_to=.
+
+    >>> exported_tokenizer(RunSettings(export_to="/w", tokenizer="/tok", init_from="/base"))
+    'with the tokenizer of /tok'
+    >>> exported_tokenizer(RunSettings(export_to="/w", data="/a.txt"))
+    'without a tokenizer: tokenizer= was not given'
+    """
+    source = settings.tokenizer or settings.init_from
+    if source and (settings.tokenizer or has_tokenizer(source)):
+        return f"with the tokenizer of {source}"
+    return f"without a tokenizer: tokenizer= was not given{f', and {source} has none' if source else ''}"
 
 
 @contextlib.contextmanager

@@ -147,10 +147,15 @@ TOKENIZERS: Final = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "v
 """Files of which a folder with a tokenizer has one."""
 
 
+def has_tokenizer(folder: str) -> bool:
+    """Whether a tokenizer lies in the folder."""
+    return any(next(Path(folder).glob(pattern), None) for pattern in TOKENIZERS)
+
+
 def existing_tokenizer(key: str, folder: str) -> str:
     """The absolute path of a folder with a tokenizer. Raises InputError where there is none."""
     path = existing_folder(key, folder)
-    if not any(next(Path(path).glob(pattern), None) for pattern in TOKENIZERS):
+    if not has_tokenizer(path):
         raise InputError(key, shown(folder), f"holds no tokenizer: none of {', '.join(TOKENIZERS)}")
     return path
 

@@ -26,10 +26,10 @@ FILE_BYTES = 4 * 2**30
 """Bytes of one written file: as transformers' own shards."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENIZER_FILES = (
-    *("tokenizer*", "chat_template.jinja", "vocab.*", "merges.txt"),
-    *("special_tokens_map.json", "added_tokens.json", "spiece.model"),
+    *("tokeniz*", "chat_template.*", "additional_chat_templates", "vocab.*", "merges.txt"),
+    *("special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken"),
 )
-"""Files that transformers' tokenizers save, as patterns."""
+"""Files and folders that transformers' tokenizers save, or are read from, as patterns."""
 SECOND_NAMES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
 """Second names of tensors: BERT's output bias stands under either."""
 
@@ -127,24 +127,33 @@ def write_files(like: dict[str, torch.Tensor], read: Callable[[str], torch.Tenso
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """The files of a tokenizer that lies in `source`."""
-    for file in (path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
-        shutil.copyfile(file, folder / file.name)
+def copy_tokenizer(run: RunSettings, folder: Path) -> None:
+    """The files of the tokenizer that the run read with, else of the checkpoint's that training began with."""
+    source = run.tokenizer or run.init_from
+    for path in {path for pattern in TOKENIZER_FILES for path in Path(source).glob(pattern)} if source else ():
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name)
+        else:
+            shutil.copyfile(path, folder / path.name)
 
 
 def special_tokens(run: RunSettings) -> dict[str, Any]:
-    """Special tokens of the checkpoint that training began with, else of the tokenizer that it read with: without an end-of-sequence token
-    generation would not end."""
-    if run.init_from:
-        before = json.loads(Path(run.init_from, CONFIG).read_text())
-        return {name: before[name] for name in SPECIAL_TOKENS if name in before}
+    """Special tokens of the tokenizer that the run read with, over those of the checkpoint that training began with: without the
+    end-of-sequence token that was learnt generation would not end."""
+    before = json.loads(Path(run.init_from, CONFIG).read_text()) if run.init_from else {}
+    found = {name: before[name] for name in SPECIAL_TOKENS if name in before}
     if run.tokenizer:
         import transformers
 
         tokenizer = transformers.AutoTokenizer.from_pretrained(run.tokenizer, local_files_only=True)
-        return {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS if getattr(tokenizer, name, None) is not None}
-    return {}
+        read = {name: getattr(tokenizer, name, None) for name in SPECIAL_TOKENS}
+        found |= {name: token for name, token in read.items() if token is not None and token not in _several(found.get(name))}
+    return found
+
+
+def _several(tokens: Any) -> list[Any]:
+    """The tokens of a config's field, which names one or several."""
+    return tokens if isinstance(tokens, list) else [tokens]
 
 
 def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path, dtype: torch.dtype, run: RunSettings) -> None:
@@ -152,6 +161,5 @@ def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path,
     import transformers
 
     keywords = keywords | {"architectures": [fields["model_class"]], "dtype": str(dtype).removeprefix("torch.")} | special_tokens(run)
-    if source := run.init_from or run.tokenizer:
-        copy_tokenizer(Path(source), folder)
+    copy_tokenizer(run, folder)
     getattr(transformers, fields["config_class"])(**keywords).save_pretrained(folder)  # last: where it is, the checkpoint is whole

@@ -190,8 +190,8 @@ class HuggingFaceModel(DeepSpeedStates):
             whole.save_pretrained(folder, state_dict=state)
             for path in folder.glob("*.safetensors"):
                 let_others_read(path)
-            for source in filter(None, (run.tokenizer, run.init_from)):
-                copy_tokenizer(Path(source), folder)
+        if dist.get_rank() == 0:
+            copy_tokenizer(run, folder)
         dist.barrier()
 
     def _whole_state(self) -> dict[str, torch.Tensor]:

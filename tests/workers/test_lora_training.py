@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chats import write_tokenizer
 from msgspec.structs import replace
 from test_hf_parity import hf_plan, measure
 from worker_plans import BERT, GPT, LLAMA, QWEN3, make_plan, samples_of
@@ -184,6 +185,7 @@ def test_an_exported_adapter_and_merged_weights_give_the_same_logits_in_plain_tr
     plan = hf_plan(model, **layouts[0], lora=lora, lr=3e-2)
     torch.manual_seed(3)
     base_of(plan).save_pretrained(tmp_path / "base")
+    write_tokenizer(tmp_path / "base")
     run = RunSettings(init_from=str(tmp_path / "base"), export_to=str(tmp_path / "adapter"))
     pool.run("train_and_save", 2, to_json(replace(plan, run=run)), corpus, str(tmp_path / "first"))
     whole = replace(run, export_to=str(tmp_path / "merged"), merge_lora=True)
@@ -200,7 +202,9 @@ def test_an_exported_adapter_and_merged_weights_give_the_same_logits_in_plain_tr
     torch.testing.assert_close(merged, adapted, rtol=0, atol=1e-4)
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == str(tmp_path / "base")
-    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    written = sorted(path.name for path in (tmp_path / "adapter").iterdir() if "token" not in path.name)
+    assert written == ["adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"]
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "adapter").chat_template
 
 
 RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

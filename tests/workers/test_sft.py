@@ -272,6 +272,29 @@ def test_an_export_from_scratch_ends_as_its_tokenizer_says_and_can_be_read(token
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode
 
 
+def test_an_export_of_weights_without_a_tokenizer_has_the_one_that_was_read_with(tokenizer: str, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    from orchestrator.workers import hf_files
+
+    fields = {"config_class": "LlamaConfig", "model_class": "LlamaForCausalLM"}
+    base, new, old = (tmp_path / name for name in ("base", "new", "old"))
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({"eos_token_id": 2, "pad_token_id": 7}))
+    for out, run in ((new, RunSettings(init_from=str(base), tokenizer=tokenizer)), (old, RunSettings(init_from=str(base)))):
+        out.mkdir()
+        hf_files.write_config(fields, {"hidden_size": 32}, out, torch.float32, run)
+    given, read = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (tokenizer, new))
+    assert read.apply_chat_template(CHAT, tokenize=False) == given.apply_chat_template(CHAT, tokenize=False)
+    written, before = (json.loads((out / "config.json").read_text()) for out in (new, old))
+    assert (written["eos_token_id"], before["eos_token_id"]) == (given.eos_token_id, 2)
+    assert written["pad_token_id"] == before["pad_token_id"] == 7
+    assert sorted(path.name for path in old.iterdir()) == ["config.json"]
+    (base / "config.json").write_text(json.dumps({"eos_token_id": [2, given.eos_token_id]}))
+    assert hf_files.special_tokens(RunSettings(init_from=str(base), tokenizer=tokenizer)) == {"eos_token_id": [2, given.eos_token_id]}
+
+
 @pytest.mark.full
 def test_one_command_trains_on_fifty_chats_and_exports_a_model_with_its_tokenizer(tokenizer: str, tmp_path: Path) -> None:
     """On two gloo ranks, from the recipe; what it exports answers in plain transformers."""
