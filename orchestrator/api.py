@@ -94,7 +94,7 @@ def loader(keys: Mapping[str, Any], instead: str) -> Load:
             raise InputError(name, shown(tree[name]), f"is for a run: {instead}")
 
     def load(over: Mapping[str, Any]) -> Settings:
-        settings = recipe.load_tree({**tree, **recipe.as_texts(dict(over))}, _machine(), [*ENGINES, LAYERWISE], with_generation=True)
+        settings = recipe.load_tree({**tree, **recipe.as_texts(dict(over))}, _machine(), [*ENGINES, LAYERWISE], plans_only=True)
         if settings.engine == LAYERWISE:
             raise InputError("engine", LAYERWISE, "is planned by python -m orchestrator.run", ["auto", *ENGINES])
         return settings

@@ -140,6 +140,9 @@ def with_outside(job: Job, plan: Plan, out: Path) -> Job:
         links = [each for each in Path(path).iterdir() if each.is_symlink()] if Path(path).is_dir() else []
         for link in links:
             add(str(link.parent / link.readlink().parent))
+    for _, path in sources.elsewhere(run):
+        parent = os.path.dirname(path)
+        found.setdefault(parent, Mount(path=parent, is_file=False, read_only=True))
     return msgspec.structs.replace(job, outside=tuple(found[path] for path in sorted(found)))
 
 

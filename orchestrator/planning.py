@@ -100,7 +100,7 @@ class Found(Value, frozen=True, kw_only=True):
     """What was searched, under the last of the memory policy's limits alone where no plan keeps the first; None for a saved plan and
     one that was pickled, which has neither engines nor priced layers."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[Any, ...]:
         return Value.__reduce__(self if self.space is None else msgspec.structs.replace(self, space=None))
 
 

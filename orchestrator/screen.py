@@ -21,6 +21,7 @@ from orchestrator.model.families import describe_for
 from orchestrator.plan import Plan
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, supervised
+from orchestrator.recipe.sources import elsewhere
 from orchestrator.recipe.whole_data import is_made_up, trained_on
 from orchestrator.search.unasked import WORTH_S, seconds_of
 from orchestrator.strategy.choices import shown
@@ -232,6 +233,12 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
         return
     total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
     say(text.choices_text(total, priced))
+
+
+def elsewhere_text(settings: Settings) -> str:
+    """A line for each path of the settings that is not on this machine, and was not looked at."""
+    found = elsewhere(settings.run)
+    return "".join(f"note: {key}={path} is not on this machine: taken as it is, not checked\n" for key, path in found)
 
 
 def next_text(settings: Settings, start: str = "") -> str:

@@ -21,7 +21,7 @@ from orchestrator.recipe import reinforcement, supervised
 from orchestrator.recipe.clusters import stored
 from orchestrator.recipe.described import TRACED, check_untouched
 from orchestrator.recipe.layers import Flat, Given, fields_of, merge, recipe_layers, value_of
-from orchestrator.recipe.sources import data_settings, read_object, read_text
+from orchestrator.recipe.sources import data_settings, is_elsewhere, read_object, read_text
 from orchestrator.values import defaults_of
 
 
@@ -158,6 +158,8 @@ def with_sequence_length(merged: Flat) -> Flat:
     path = supervised.check_data(data)
     if path is None:
         raise InputError("train.seq_length", None, "is missing: give it, or data=, whose longest sample says it")
+    if is_elsewhere(path):
+        raise InputError("train.seq_length", None, f"is missing: give it, as data={path} is not here, whose longest sample would say it")
     counts = supervised.token_counts(path, data["tokenizer"])
     length = supervised.chosen_length(counts, positions)
     return {**merged, "train.seq_length": Given(length, str(length))}
@@ -174,6 +176,7 @@ def with_samples(training: Training, merged: Flat) -> Training:
         return training
     data = data_settings(merged, RunSettings())
     path = supervised.check_data(data)
+    path = None if path and is_elsewhere(path) else path
     if path is not None and said is not None:
         raise InputError("data.lengths", shown(said), f"is for a plan before there are samples: data={path} has lengths of its own")
     whole = (value_of(merged, "pin.cp", None) or 1) == 1 and value_of(merged, TRACED, None) is None

@@ -69,7 +69,7 @@ from orchestrator.recipe.resuming import (
     with_long_form,
 )
 from orchestrator.recipe.saved import check_agreement, saved_plan
-from orchestrator.recipe.sources import data_settings, existing_folder
+from orchestrator.recipe.sources import check_here, data_settings, existing_folder
 from orchestrator.recipe.starting import container_options
 from orchestrator.recipe.weights import weight_settings, with_config
 from orchestrator.rl.job import RlJob
@@ -128,11 +128,13 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
     return load_tree(read_arguments(words), machine, engines)
 
 
-def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, with_generation: bool = False) -> Settings:
-    """Settings of keys that are a tree of texts already. `with_generation`: whether who asks knows task=rl, which is refused otherwise.
-    Raises InputError."""
+def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_only: bool = False) -> Settings:
+    """Settings of keys that are a tree of texts already. `plans_only`: who asks starts nothing, and knows task=rl, which is refused
+    otherwise; data, tokenizer and weights may then be on other machines. Raises InputError."""
     given = with_long_form(flatten(tree, ""))
-    merged, site, label = _layered(given, with_generation=with_generation)
+    merged, site, label = _layered(given, with_generation=plans_only)
+    if not plans_only:
+        check_here(merged)
     actions = filled(merged, Actions)
     if actions.engine not in ("auto", *engines):
         raise InputError("engine", shown(actions.engine), "is not known", ["auto", *engines])
@@ -186,7 +188,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, with_gene
 
 def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | None]:
     """All layers in one, the site's alone, and the run's name where one is said: what is given over the site over the recipe that it
-    names, which may be that of a run to continue. `with_generation`: as `load_tree`. Raises InputError."""
+    names, which may be that of a run to continue. `with_generation`: whether who asks knows task=rl. Raises InputError."""
     from_run = value_of(given, RESUME, None)
     continued = checkpoint_of(from_run)
     if from_run is not None and continued is None and not names_a_model(given):

@@ -143,6 +143,30 @@ def existing_folder(key: str, folder: str) -> str:
     return str(Path(folder).resolve())
 
 
+NO_DATA: Final = "no such file, nor DATA.bin and DATA.idx"
+
+
+def is_elsewhere(path: str) -> bool:
+    """Whether the path may be one of the machines that are planned for: it is absolute, and nothing is there on this one."""
+    return os.path.isabs(path) and not any(os.path.lexists(f"{path}{suffix}") for suffix in ("", ".bin", ".idx"))
+
+
+def elsewhere(run: RunSettings) -> list[tuple[str, str]]:
+    """The files and folders of a run that are not on this machine, each after its key."""
+    blend = [("data.blend", source.path) for source in run.blend]
+    named = [("data", run.data), *blend, ("data.valid", run.valid), ("tokenizer", run.tokenizer), ("model.init_from", run.init_from)]
+    return [(key, path) for key, path in named if path and is_elsewhere(path)]
+
+
+def check_here(merged: Mapping[str, Any]) -> None:
+    """Raises InputError for data, a tokenizer or weights that are given and not on this machine, as what starts ranks needs them."""
+    for key in ("data", "data.train", "data.blend", "data.valid", "tokenizer", "data.tokenizer", "model.init_from"):
+        value = merged[key].value if key in merged else None
+        for path in [source.path for source in value] if key == "data.blend" and value else [value]:
+            if path and is_elsewhere(path):
+                raise InputError(key, shown(path), NO_DATA if "data" in key and "tokenizer" not in key else "no such folder")
+
+
 TOKENIZERS: Final = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model", "*.model", "*.tiktoken")
 """Files of which a folder with a tokenizer has one."""
 
@@ -153,7 +177,9 @@ def has_tokenizer(folder: str) -> bool:
 
 
 def existing_tokenizer(key: str, folder: str) -> str:
-    """The absolute path of a folder with a tokenizer. Raises InputError where there is none."""
+    """The absolute path of a folder with a tokenizer, or of one that is on other machines. Raises InputError where there is none."""
+    if is_elsewhere(folder):
+        return folder
     path = existing_folder(key, folder)
     if not has_tokenizer(path):
         raise InputError(key, shown(folder), f"holds no tokenizer: none of {', '.join(TOKENIZERS)}")
@@ -187,8 +213,10 @@ def new_folder(key: str, text: str, beside: str = "") -> Path:
 
 
 def existing(key: str, data: str) -> str:
-    """A readable file, absolute; of a Megatron pair its PREFIX.idx. Raises InputError."""
+    """A readable file, absolute, or one that is on other machines; of a Megatron pair its PREFIX.idx. Raises InputError."""
     check_path(key, data)
+    if is_elsewhere(data):
+        return data if Path(data).suffix else f"{data}.idx"
     path = Path(data)
     pair = [Path(f"{data}{suffix}") for suffix in (".bin", ".idx")]
     indexed = pair[0].is_file()
@@ -196,7 +224,7 @@ def existing(key: str, data: str) -> str:
         missing = next(part for part in pair if not part.is_file())
         raise InputError(key, shown(data), f"is a Megatron prefix, but {missing.name} is missing")
     if not path.exists() and not indexed:
-        raise InputError(key, shown(data), "no such file, nor DATA.bin and DATA.idx")
+        raise InputError(key, shown(data), NO_DATA)
     if path.is_dir() and not indexed:
         raise InputError(key, shown(data), "is a folder; give a text or jsonl file, or the prefix of .bin and .idx")
     if not path.is_file() and not indexed:

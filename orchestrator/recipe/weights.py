@@ -15,7 +15,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.layers import Flat, Given, value_of
-from orchestrator.recipe.sources import existing_folder, new_folder, read_object
+from orchestrator.recipe.sources import existing_folder, is_elsewhere, new_folder, read_object
 
 FROM: Final = "model.init_from"
 TO: Final = "model.export_to"
@@ -61,7 +61,7 @@ def with_config(merged: Flat) -> Flat:
 def weight_settings(merged: Flat, base: RunSettings, architecture: Architecture) -> dict[str, Any]:
     """RunSettings' fields of weights; what is not given stays as in `base`. Raises InputError."""
     init_from, export_to = value_of(merged, FROM, base.init_from), value_of(merged, TO, base.export_to)
-    if init_from is not None:
+    if init_from is not None and not is_elsewhere(init_from):
         init_from = existing_folder(FROM, init_from)
         _check_checkpoint(Path(init_from), architecture)
     if export_to is not None:
@@ -69,9 +69,9 @@ def weight_settings(merged: Flat, base: RunSettings, architecture: Architecture)
     return {"init_from": init_from, "export_to": export_to}
 
 
-def model_type(folder: str) -> str:
-    """transformers' name for the kind of model in this checkpoint. Raises InputError."""
-    return str(_config(Path(folder)).get("model_type"))
+def model_type(folder: str) -> str | None:
+    """transformers' name for the kind of model in this checkpoint; None: it is on other machines. Raises InputError."""
+    return None if is_elsewhere(folder) else str(_config(Path(folder)).get("model_type"))
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator import recipe
+from orchestrator.__main__ import main as command
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.plan import RunSettings, Source
@@ -136,6 +137,27 @@ def test_a_contradiction_writes_nothing(folder: Path, capsys: pytest.CaptureFixt
     assert (status, plan) == (2, {})
     said = capsys.readouterr().err
     assert said == "error: megatron.tensor_model_parallel_size=2: contradicts the plan's tp, for which it would be 1; change that one\n"
+
+
+def test_a_plan_alone_takes_paths_of_the_cluster_and_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = {"data": "/of/the/cluster/chats.jsonl", "tokenizer": "/of/the/cluster/tok", "model.init_from": "/of/the/cluster/w"}
+    paths = [f"{key}={path}" for key, path in there.items()]
+    words = ["recipe=llama_tiny_sft", "cluster=dgx_h100", "gpus=8", "data.lengths=90+20", *paths]
+    assert command(["plan", *words, "out=o"]) == 0
+    said = capsys.readouterr().out
+    for key, path in there.items():
+        assert f"note: {key}={path} is not on this machine: taken as it is, not checked" in said
+        assert json.loads((folder / "o/plan.json").read_text())["run"][key.rpartition(".")[2]] == path
+    assert command(["sweep", *words[:2], "gpus=2,4", *words[3:]]) == 0
+    assert capsys.readouterr().err.count("note: data=/of/the/cluster/chats.jsonl is not on this machine") == 1
+    assert command(["plan", "recipe=llama3_8b", "cluster=dgx_h100", "gpus=8", "data=/of/the/cluster/all", "out=p"]) == 0
+    assert "--data-path '/of/the/cluster/all'" in (folder / "p/megatron_args.sh").read_text()
+    capsys.readouterr()
+    for key, path in there.items():  # a start needs them, and a relative path is of this machine
+        assert main([*words[:3], f"{key}={path}", "launch=none"]) == 2
+        assert f"{key}={path}: no such f" in capsys.readouterr().err
+        assert command(["plan", *words[:3], f"{key}={path[1:]}"]) == 2
+        assert f"{key}={path[1:]}: no such f" in capsys.readouterr().err
 
 
 def test_a_saved_plan_keeps_its_values_and_takes_more(folder: Path) -> None:

@@ -18,7 +18,7 @@ SMALL = ("rl.prompts=32", "rl.samples=8", "rl.prompt_length=200", "rl.response_l
 def asker(*words: str, of: tuple[str, ...] = SMALL) -> Asker:
     """The planner for a job on these words."""
     tree = recipe.read_arguments(["task=rl", *of, *words])
-    settings = recipe.load_tree(tree, Machine(host_memory=16 * GIB), list(ENGINES), with_generation=True)
+    settings = recipe.load_tree(tree, Machine(host_memory=16 * GIB), list(ENGINES), plans_only=True)
     assert settings.reinforcement is not None
     return Asker(settings, settings.reinforcement)
 
