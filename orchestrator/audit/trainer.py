@@ -55,6 +55,7 @@ IN_32_BITS: Final = tuple(StateBytes(weight=4, gradient=4, master=0, moments=8, 
 """Bytes per parameter of torch's data parallelism by the type of the weights; the second of each are of torch's AdamW without fused=True,
 whose step has a square root of every second moment (torch/optim/adamw.py, _multi_tensor_adamw). In fp32 autocast keeps the 16-bit copies of
 weights from forward to backward."""
+KEEPS: Final = AROUND["llama_factory"].keeps
 QUANTISED: Final = ("quantization_bit", "quant_bits")
 TRAINED: Final = ("lora_r", "lora_rank")
 
@@ -71,6 +72,8 @@ def read(text: str, name: str, content: Content) -> Source:
 
 def read_arguments(text: str, name: str, content: Content, change: Callable[[Mapping[str, Any]], str | None]) -> Source:
     """The reading of arguments that were found anywhere in the text. `change`: the text with other values by path."""
+    if "dist_config" in content and "model_class" in content:
+        raise InputError("audit", name, "is of LLaMA-Factory's v1, a preview; its files with stage and finetuning_type are read")
     program = around(content)
     given = content if program is None else as_trainers(content, program)
     reading, ds = _reading(given, name, program)
@@ -79,7 +82,7 @@ def read_arguments(text: str, name: str, content: Content, change: Callable[[Map
     reading = replace(reading, longest=_named(reading.longest, names), **theirs)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
-        values = _changes(before, after, given, ds if ds == "fsdp" or isinstance(content.get(ds), str | dict) else "")
+        values = _changes(before, after, given, program, ds if ds == "fsdp" or isinstance(content.get(ds), str | dict) else "")
         return None if values is None else change({names.get(path, path): value for path, value in values.items()})
 
     return Source(text=text, reading=reading, edited=edited)
@@ -136,7 +139,15 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     kind = ("arguments of Hugging Face's Trainer" if program is None else program.kind) + kind
     reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
     reading = replace(reading, unpriced=(*host, *reading.unpriced))
-    checkpoints = given.truth("gradient_checkpointing") or recomputes
+    if _is_llama_factorys(content, program):
+        checkpoints = not given.truth(KEEPS)
+        if KEEPS not in given.values:
+            given.assumed.append(f"{KEEPS}=false: LLaMA-Factory's own, so that all layers are recomputed")
+        given.used.add("gradient_checkpointing")
+    else:
+        checkpoints = given.truth("gradient_checkpointing") or recomputes
+        if program is None and "gradient_checkpointing" not in given.values and not recomputes:
+            given.assumed.append("gradient_checkpointing=false: TrainingArguments' own; TRL's configurations have true")
     keys = {**reading.keys, **_keys(given, said)}
     reentrant = "gradient_checkpointing_kwargs.use_reentrant"
     if keys.get("lora.bits") == 8 and checkpoints and not given.truth(reentrant, program is not None and program.reentrant):
@@ -156,6 +167,11 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     return sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
 
 
+def _is_llama_factorys(content: Content, program: Around | None) -> bool:
+    """Whether arguments with the Trainer's own names are LLaMA-Factory's."""
+    return program is None and not LLAMA_FACTORYS.isdisjoint(content)
+
+
 def _states(given: Given, program: Around | None, precision: str, loaded: str) -> tuple[StateBytes | None, tuple[str, ...]]:
     """(What each parameter takes without DeepSpeed and FSDP, settings that would change it and that the file does not say). `loaded`: the
     type in which the file says that weights are loaded, or ""."""
@@ -170,7 +186,7 @@ def _states(given: Given, program: Around | None, precision: str, loaded: str) -
         return IN_16_BITS[foreach], ()
     if precision not in ("bf16", "fp16") or own:
         return None, ()
-    if loaded or LLAMA_FACTORYS & {*given.values}:  # which casts to fp32 (model/adapter.py:349)
+    if loaded or _is_llama_factorys(given.values, program):  # which casts to fp32 (model/adapter.py:349)
         return IN_32_BITS[foreach], ()
     given.assumed.append("torch_dtype=float32, as TRL loads weights; transformers 5 by itself takes the checkpoint's type")
     return IN_32_BITS[foreach], ("torch_dtype (the file does not say it)",)
@@ -260,9 +276,11 @@ def _images(given: Given, keys: dict[str, Any]) -> None:
         given.assumed.append("every sample has one image")
 
 
-def _changes(before: Setup, after: Setup, content: Content, where: str) -> dict[str, Any] | None:
+def _changes(before: Setup, after: Setup, content: Content, program: Around | None, where: str) -> dict[str, Any] | None:
     """New values of the file for another setup, by path; None: this file can't say the change."""
     table = [Term(MICRO, "micro_batch_size"), Term("gradient_checkpointing", "recompute", to=lambda mode: mode == "full")]
+    if _is_llama_factorys(content, program):
+        table[1] = Term(KEEPS, "recompute", to=lambda mode: mode == "none")
     if where == "deepspeed":
         stage, _, offload = ds_words.ZERO
         table += [term._replace(theirs=f"deepspeed.{term.theirs}", when=always) for term in (stage, offload)]

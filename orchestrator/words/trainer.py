@@ -75,6 +75,8 @@ class Around(NamedTuple):
     """What a written file says of a plan's task beside the plan."""
     reentrant: bool = False
     """Whether it recomputes by torch's reentrant function where nothing is said; transformers 5 does not."""
+    keeps: str = ""
+    """The switch by which it keeps activations; without it every layer is recomputed, whatever gradient_checkpointing says."""
     loads_16_bits: bool = False
     """Whether all weights are trained in the 16 bits of the training, in which they are loaded, where neither DeepSpeed nor FSDP keeps
     fp32 ones. Both programs of which that is so train in bf16 where nothing is said."""
@@ -103,6 +105,7 @@ AROUND: Final[Mapping[str, Around]] = {
         names={"max_length": "cutoff_len"},
         says={"sft": {"stage": "sft", "do_train": True}, "pretrain": {"stage": "pt", "do_train": True}},
         reentrant=True,  # hparams/model_args.py:149
+        keeps="disable_gradient_checkpointing",  # model/model_utils/checkpointing.py:184
         packs=("packing", "neat_packing"),  # the second keeps samples apart (data/collator.py)
     ),
     "axolotl": Around(

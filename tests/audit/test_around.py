@@ -253,7 +253,6 @@ FULL = (
     "base_model: a/b\nsequence_len: 2048\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\ngradient_checkpointing: true\nbf16: auto\n"
 )
 FACTORY = """\
-gradient_checkpointing: true
 stage: sft
 finetuning_type: full
 cutoff_len: 2048
@@ -390,3 +389,26 @@ def test_another_optimizer_of_nemo_rls_fsdp_is_said_to_be_unpriced() -> None:
     text = "policy: {{train_global_batch_size: 8, dtensor_cfg: {{enabled: true}}, optimizer: {{name: {}}}}}"
     plain, other = (formats.read(text.format(name), "run.yaml").reading for name in ("torch.optim.AdamW", "torch.optim.SGD"))
     assert {*other.unpriced} - {*plain.unpriced} == {"policy.optimizer.name=torch.optim.SGD"}
+
+
+@pytest.mark.parametrize(
+    ("said", "mode"),
+    [("", "full"), ("gradient_checkpointing: false\n", "full"), ("disable_gradient_checkpointing: true\n", "none")],
+)
+def test_llama_factory_recomputes_every_layer_unless_it_is_told_not_to(said: str, mode: str) -> None:
+    source = formats.read(FACTORY + said, "run.yaml")
+    setup = source.reading.setup
+    assert setup.recompute == mode
+    assert any("LLaMA-Factory's own" in line for line in source.reading.assumed) == ("disable" not in said)
+    other = "none" if mode == "full" else "full"
+    changed = source.edited(setup, replace(setup, recompute=other), 8)
+    assert changed is not None
+    assert formats.read(changed, "run.yaml").reading.setup.recompute == other
+
+
+def test_a_preview_of_llama_factory_is_refused_by_its_name() -> None:
+    with pytest.raises(InputError, match="LLaMA-Factory's v1, a preview"):
+        formats.read(
+            "model: a/b\nmodel_class: llm\ndist_config: {name: deepspeed}\nmicro_batch_size: 1\nlearning_rate: 1e-5\nnum_train_epochs: 1\n",
+            "run.yaml",
+        )

@@ -198,6 +198,7 @@ def around(plan: Plan, name: str) -> File:
         said["finetuning_type"] = None if lora is None else "lora"
     if lora is not None and lora.bits:
         said |= words.FROZEN[lora.bits][name]
+    said |= {program.keeps: varying == "none"} if program.keeps else {}
     said |= dict(program.says.get(training.task, {}))
     said |= dict.fromkeys(program.packs, bool(training.packing)) if training.task == "sft" else {}
     content = {program.names.get(key, key): value for key, value in said.items() if key not in LEFT_OUT}
