@@ -13,29 +13,10 @@ import types
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from orchestrator.api import (
-        Answer,
-        Audit,
-        Comparison,
-        InputError,
-        LaunchError,
-        NoPlanError,
-        OrchestratorError,
-        Plan,
-        Point,
-        RlAnswer,
-        Sweep,
-        audit,
-        compare,
-        ds_config_for,
-        explain,
-        plan,
-        plan_rl,
-        sweep,
-    )
+    from orchestrator.api import *  # noqa: F403 (of the names below alone)
 
 __version__ = "0.1.0"
-__all__ = [
+__all__ = [  # noqa: F405
     "Answer",
     "Audit",
     "Comparison",

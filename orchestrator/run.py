@@ -255,11 +255,6 @@ def check_range(settings: Settings, plan: Plan) -> None:
     asked = f"{slurm.least_nodes}-{slurm.most_nodes}"
     if not plan.run.save_every:
         raise InputError("slurm.nodes", asked, "goes on from checkpoints on other nodes, and there are none: train.save_every=")
-    loop, _ = Planner(settings).trained_by(plan)
-    if loop is not None and not loop.reshardable:
-        raise InputError(
-            "slurm.nodes", asked, f"goes on on other ranks, and {loop.name} does not from its checkpoints", ["program=instrument"]
-        )
     if not ENGINES[plan.engine].reshardable(plan):
         why = "goes on in another layout, and this plan's checkpoints are read in their own only (stage 0 in 16 bits, fp16, sgd)"
         raise InputError("slurm.nodes", asked, why, ["engine=megatron", "pin.zero_stage=1"])

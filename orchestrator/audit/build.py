@@ -24,14 +24,13 @@ from orchestrator.strategy.divisible import multiples
 from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.megatron_layout import chunk_sizes, layout_string, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.strategy.spec import CHOICES, Recompute, options_of
+from orchestrator.strategy.spec import DEFAULTS, Recompute, options_of
 from orchestrator.values import Value
 from orchestrator.words.megatron import EXPERT_PARALLEL
 
 OF_EXPERTS: Final = tuple(term.ours for term in EXPERT_PARALLEL[2:])
 EVERY: Final = 1 << 62
 """Parameters that no model has."""
-DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
 
 
 class Judged(Value, frozen=True, kw_only=True):

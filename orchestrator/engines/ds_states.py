@@ -7,6 +7,7 @@ from typing import Final
 
 from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS
 from orchestrator.plan import Plan
+from orchestrator.plan.check import has_states_by_place
 from orchestrator.strategy.capabilities import StateBytes, Traits
 
 STATES: Final = {
@@ -37,19 +38,12 @@ DEEPSPEED: Final = Traits(
 """What pricing must know of DeepSpeed under any layers; each engine that has it gives its name and what its layers do."""
 
 
-def reshardable(plan: Plan) -> bool:
-    """Whether this plan's states are written by their places in the whole model (workers/deepspeed_states.py, `covers`). Stage 0 in 16 bits
-    and fp16 wrap optimizers that give no access to them, and SGD has none; there it writes DeepSpeed's own checkpoint, for one layout."""
-    training = plan.training
-    return training.optimizer == "adamw" and training.precision != "fp16" and (plan.zero_stage > 0 or training.precision == "fp32")
-
-
 def why_no_resume(before: Plan, now: Plan) -> str | None:
     """Why a checkpoint of `before` can't be read under `now`; None: it can."""
-    if reshardable(before) and reshardable(now):
+    if has_states_by_place(before) and has_states_by_place(now):
         return None
     different = [f"{name}={old} (now {new})" for name, old, new in _layout(before, now) if old != new]
-    if not different and reshardable(before) == reshardable(now):
+    if not different and has_states_by_place(before) == has_states_by_place(now):
         return None
     was = ", ".join(different) or f"precision {before.training.precision}"
     layout = f"pin.tp={before.tp} pin.pp={before.pp} pin.zero_stage={before.zero_stage} on {before.world_size} ranks"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.deepspeed.fsdp_files import settings_of
-from orchestrator.engines.deepspeed.trainer_files import around, check_images
+from orchestrator.engines.deepspeed.trainer_files import around, check_decoder
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.megatron_args import one_connection, several_connections, shape, why_not
 from orchestrator.engines.passthrough import flags_of
@@ -89,15 +89,13 @@ def refused(plan: Plan, name: str) -> InputError:
 def written(plan: Plan, name: str) -> Written:
     """The plan in the words of the tool of this name. Raises InputError for a plan that it can't train, and where a setting has no place
     that decides what is trained."""
-    check_images(plan, name)
-    if plan.engine == DEEPSPEED and name in SHARDED:
+    if not ((plan.engine == DEEPSPEED and name in SHARDED) or (plan.engine == MEGATRON and name in TOOLS)):
+        raise refused(plan, name)
+    check_decoder(plan, name)
+    if plan.engine == DEEPSPEED:
         said_there, unsaid_there, pins_there = settings_of(plan, name)
         return Written(tool=name, settings=said_there, unsaid=unsaid_there, left=(), pins=pins_there)
-    if plan.engine != MEGATRON or name not in TOOLS:
-        raise refused(plan, name)
     tool = TOOLS[name]
-    if plan.model.stack != "decoder":
-        raise InputError("write", name, f"trains decoders, and {plan.model.name} is an {plan.model.stack.replace('_', '-')}")
     if plan.training.precision not in tool.precisions:
         raise InputError("write", name, f"can't be told train.precision={plan.training.precision}", tool.precisions)
     if common_recompute(plan) is None:

@@ -30,6 +30,14 @@ def workload_of(plan: Plan) -> Workload:
     return Workload(model=model, training=plan.training, cluster=plan.cluster)
 
 
+def has_states_by_place(plan: Plan) -> bool:
+    """Whether the states of this plan of DeepSpeed's are written by their places in the whole model (workers/deepspeed_states.py), for any
+    layout. Stage 0 in 16 bits and fp16 wrap optimizers that give no access to them, and SGD has none; there DeepSpeed's own checkpoints are
+    written, for one layout."""
+    training = plan.training
+    return training.optimizer == "adamw" and training.precision != "fp16" and (plan.zero_stage > 0 or training.precision == "fp32")
+
+
 def check_plan(plan: Plan, capabilities: Capabilities) -> None:
     """Raises InputError for a plan that its engine, which can do this, can't run."""
     if plan.engine != capabilities.engine:

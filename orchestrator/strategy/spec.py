@@ -238,6 +238,8 @@ class Candidate(Value, frozen=True, kw_only=True):
 
 CHOICES: Final = declared(("strategy.mesh.", Mesh), ("strategy.", Strategy), ("", Candidate))
 """Everything that can be chosen, but for which layers a stage has."""
+DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
+"""Each choice's value where nobody says one, by its name."""
 OUTER_CHOICES: Final = tuple(choice for choice in CHOICES if choice.name != "recompute")
 """The choices that are the same for all layers, and so fields of a plan by these names."""
 OUTER_VALUES: Final = getter(choice.path for choice in OUTER_CHOICES)

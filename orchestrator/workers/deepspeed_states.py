@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
+from orchestrator.plan.check import has_states_by_place
 
 from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before DeepSpeed)
 from orchestrator.workers import distributed, parts
@@ -126,13 +127,6 @@ def require_as_planned(engine: Any, plan: Plan) -> None:
             raise InputError(key, str(wanted), f"DeepSpeed took {found} in its place")
 
 
-def covers(plan: Plan) -> bool:
-    """Whether this plan's states are written by their places (engines/ds_states.py says the same to who plans; a test compares them). Stage
-    0 in 16 bits and fp16 wrap optimizers that give no access to them, and a loss scale; there DeepSpeed's own checkpoints are written."""
-    training = plan.training
-    return training.optimizer == "adamw" and training.precision != "fp16" and (plan.zero_stage > 0 or training.precision == "fp32")
-
-
 class DeepSpeedStates:
     """The model of one rank under a DeepSpeed engine, and its checkpoints."""
 
@@ -184,9 +178,9 @@ class DeepSpeedStates:
     # --------------------------------------------------------------------------------------------------------------------- checkpoints
 
     def snapshot(self, folder: Path, step: int) -> Snapshot:
-        """Begins a checkpoint: by places in the whole model where `covers` says so; else it is written as DeepSpeed does, for this layout
-        only."""
-        if covers(self.plan):
+        """Begins a checkpoint: by places in the whole model where those can be had; else it is written as DeepSpeed does, for this
+        layout only."""
+        if has_states_by_place(self.plan):
             self._link()
             torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
             return parts.snapshot(self._shards(), folder / STATES)
@@ -198,7 +192,7 @@ class DeepSpeedStates:
     def load(self, saved: Saved) -> None:
         """Any layout, but for plans whose checkpoints are DeepSpeed's own; the generators only in the same. Raises InputError."""
         mine = layout(self.plan)
-        if (saved.folder / STATES).is_dir() and covers(self.plan):
+        if (saved.folder / STATES).is_dir() and has_states_by_place(self.plan):
             self._put_back(Parts(saved.folder / STATES), saved.step)
             if saved.layout == mine:
                 path = saved.folder / f"generators-{dist.get_rank():06d}.pt"

@@ -21,7 +21,7 @@ from orchestrator.plan import Plan, from_json
 from orchestrator.workers import checkpoint, data, distributed, orphans, preflight
 from orchestrator.workers.groups import Groups
 from orchestrator.workers.metrics import NonFiniteLossError
-from orchestrator.workers.samples import Samples, TextSamples
+from orchestrator.workers.samples import DRAWN, Drawn, Samples, TextSamples
 from orchestrator.workers.saving import CheckpointError
 from orchestrator.workers.watchdog import Watchdog
 
@@ -52,10 +52,13 @@ def read_engine(folder: Path) -> dict[str, Any]:
     return engine
 
 
-def as_rank(work: Callable[[Plan, dict[str, Any], torch.device, Watchdog], None], folder: Path = OUT, out: Path = OUT) -> NoReturn:
+def as_rank(
+    work: Callable[[Plan, dict[str, Any], torch.device, Watchdog], None], folder: Path = OUT, out: Path = OUT, *, of_another: bool = False
+) -> NoReturn:
     """Calls `work` with plan and engine.json (empty where there is none: our worker has none for what it can't train), device and watchdog
     as one rank of the job that torchrun or srun describes, after preflight of the node; ends the process. What is known to go wrong ends it
-    with one line and its own status, all else under torch's error recorder, so that torchrun knows the first failure."""
+    with one line and its own status, all else under torch's error recorder, so that torchrun knows the first failure. `of_another`: before
+    the rank becomes another's program, which may want other versions of packages, the same on all nodes."""
 
     def program() -> None:
         distributed.quiet()
@@ -64,12 +67,13 @@ def as_rank(work: Callable[[Plan, dict[str, Any], torch.device, Watchdog], None]
         plan, engine = read_plan(folder), read_engine(folder) if (folder / "engine.json").exists() else {}
 
         def before(store: dist.Store, rank: int, world: int) -> None:
-            places = preflight.check_nodes(plan, out, store, rank, world, engine.get("requires", {}))
+            needed = engine.get("requires", {})
+            places = preflight.check_nodes(plan, out, store, rank, world, *(({}, needed) if of_another else (needed,)))
             if rank == 0:
                 print(places, flush=True)
 
         try:
-            job = distributed.join(plan, before)
+            job = distributed.join(plan, before, apart=of_another)
             with Watchdog.beside(job.store, job.rank, job.world, out, plan.run.step_timeout_s) as watchdog:
                 work(plan, engine, job.device, watchdog)
             job.leave()
@@ -123,18 +127,20 @@ def open_samples(plan: Plan, cache: Path) -> tuple[Samples, Samples | None]:
         if dist.get_rank() == 0:
             print(train.said(), flush=True)
         return train, held_out
+    drawn: type[Drawn] | None = None
+    kind = TextSamples
     if plan.model.vision is not None:
         from orchestrator.workers import seeing
 
-        return seeing.ImageSamples(plan), seeing.ImageSamples(plan, seeing.DRAWN) if plan.run.eval_every else None
-    kind = TextSamples
-    if plan.model.traced is not None:
+        drawn = seeing.ImageSamples
+    elif plan.model.traced is not None:
         from orchestrator.workers import traced_data
 
-        if plan.model.traced.text_stack is None or (plan.run.data is None and not plan.run.blend):
-            drawn = traced_data.DrawnSamples(plan, plan.model.traced)
-            return drawn, traced_data.DrawnSamples(plan, plan.model.traced, traced_data.DRAWN) if plan.run.eval_every else None
         kind = traced_data.LanguageSamples
+        if plan.model.traced.text_stack is None or (plan.run.data is None and not plan.run.blend):
+            drawn = traced_data.DrawnSamples
+    if drawn is not None:
+        return drawn(plan), drawn(plan, DRAWN) if plan.run.eval_every else None
     corpus = data.open_corpus(plan, cache, **here)
     return kind(plan, corpus.train, corpus.specials), kind(plan, corpus.valid, corpus.specials) if corpus.valid else None
 

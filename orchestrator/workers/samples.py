@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -220,6 +220,25 @@ class Samples(ABC):
         size, more = plan.micro_batch_size, {} if scale is None else {"loss_scale": np.asarray([scale], dtype=np.float32)}
         starts = [step * plan.global_batch_size + (m * plan.dp + dp_rank) * size for m in range(plan.num_microbatches)]
         return [self.stack([self.sample(start + i) for i in range(size)]) | more for start in starts]
+
+
+DRAWN: Final = 2048
+"""Different samples that are drawn to train on; those after them are evaluated on."""
+
+
+class Drawn(Samples):
+    """Samples that depend on the seed and their number alone; `first`: the number of the first."""
+
+    num_samples = DRAWN
+
+    def __init__(self, plan: Plan, first: int = 0) -> None:
+        super().__init__(plan)
+        self.first = first
+
+    def generator(self, ordinal: int) -> np.random.Generator:
+        """What the run's sample number `ordinal` is drawn from."""
+        (epoch, index), seed = divmod(ordinal, DRAWN), self.plan.training.seed
+        return np.random.default_rng((seed, self.first + permuted(index, DRAWN, seed + epoch)))
 
 
 class TextSamples(Samples):

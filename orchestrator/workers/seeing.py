@@ -13,34 +13,29 @@ from orchestrator.model.parts.vision import Images, Vision
 from orchestrator.plan import Plan
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.hf_model import HuggingFaceModel
-from orchestrator.workers.samples import Samples, permuted
+from orchestrator.workers.samples import Drawn
 
-DRAWN: Final = 2048
-"""Different samples that are drawn to train on; those after them are evaluated on."""
 OUTSIDE: Final = -100
 """A label that transformers' losses leave out."""
 JOINED: Final = ("pixel_values", "image_grid_thw")
 """Arguments in which the images of all samples follow each other."""
 
 
-class ImageSamples(Samples):
-    """Drawn samples, which depend on the seed and their number: images of random pixels, each behind a token of text, and more text after
-    them; the text's ids are random, and alone predicted. `first`: the number of the first."""
-
-    num_samples = DRAWN
+class ImageSamples(Drawn):
+    """Drawn samples: images of random pixels, each behind a token of text, and more text after
+    them; the text's ids are random, and alone predicted."""
 
     def __init__(self, plan: Plan, first: int = 0) -> None:
-        super().__init__(plan)
+        super().__init__(plan, first)
         vision, training = plan.model.vision, plan.training
         assert vision is not None
         assert training.images is not None
         assert training.image_tokens is not None
-        self.vision, self.images, self.first = vision, Images(count=training.images, tokens=training.image_tokens), first
+        self.vision, self.images = vision, Images(count=training.images, tokens=training.image_tokens)
         self.ids = min(plan.model.vocab_size, vision.image_token_id) or plan.model.vocab_size
 
     def sample(self, ordinal: int) -> dict[str, np.ndarray]:
-        (epoch, index), seed = divmod(ordinal, DRAWN), self.plan.training.seed
-        rng = np.random.default_rng((seed, self.first + permuted(index, DRAWN, seed + epoch)))
+        rng = self.generator(ordinal)
         length, seen = self.plan.training.seq_length, np.zeros(self.plan.training.seq_length, dtype=bool)
         for place in range(self.images.count):
             begin = place * (1 + self.images.tokens) + 1

@@ -4,31 +4,24 @@ read it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
-from orchestrator.model.traced import Traced
 from orchestrator.plan import Plan
 from orchestrator.tracing.feeds import IGNORED, sample, stacked
-from orchestrator.workers.samples import Samples, TextSamples, permuted
-
-DRAWN: Final = 2048
-"""Different samples that are drawn to train on; those after them are evaluated on."""
+from orchestrator.workers.samples import Drawn, TextSamples
 
 
-class DrawnSamples(Samples):
-    """Samples that depend on the seed and their number; `first`: the number of the first."""
+class DrawnSamples(Drawn):
+    """Samples that are drawn for the arguments of the model's forward."""
 
-    num_samples = DRAWN
-
-    def __init__(self, plan: Plan, traced: Traced, first: int = 0) -> None:
-        super().__init__(plan)
-        self.feeds, self.first = traced.feeds, first
+    def __init__(self, plan: Plan, first: int = 0) -> None:
+        super().__init__(plan, first)
+        assert plan.model.traced is not None
+        self.feeds = plan.model.traced.feeds
 
     def sample(self, ordinal: int) -> dict[str, np.ndarray]:
-        (epoch, index), seed = divmod(ordinal, DRAWN), self.plan.training.seed
-        return sample(self.feeds, np.random.default_rng((seed, self.first + permuted(index, DRAWN, seed + epoch))))
+        return sample(self.feeds, self.generator(ordinal))
 
     def stack(self, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         return stacked(self.feeds, samples)

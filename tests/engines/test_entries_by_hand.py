@@ -14,7 +14,7 @@ from orchestrator.engines import entry as entries
 from orchestrator.engines import traced as recorded
 from orchestrator.engines.deepspeed import entry as deepspeed
 from orchestrator.engines.deepspeed.translate import why_no_exchange
-from orchestrator.engines.ds_states import reshardable, why_no_resume
+from orchestrator.engines.ds_states import why_no_resume
 from orchestrator.engines.engine import Entry
 from orchestrator.engines.hf_config import export_fields
 from orchestrator.engines.megatron import entry as megatron
@@ -24,6 +24,7 @@ from orchestrator.hardware.spec import Software
 from orchestrator.job import File, Job
 from orchestrator.model.traced import Divided, Traced
 from orchestrator.plan import Plan, Prediction, RunSettings
+from orchestrator.plan.check import has_states_by_place
 
 JOB = Job(name="j", module="ours", arguments=(), environment={}, files=(), num_nodes=1, ranks_per_node=8, backend="nccl")
 
@@ -173,7 +174,7 @@ def test_states_that_stand_by_their_places_go_anywhere_and_others_into_the_same_
 
     for one, able in ((of(), True), (of(3), True), (of(0), False), (of(0, precision="fp32"), True), (of(1, precision="fp16"), False),
                       (of(1, optimizer="sgd"), False), (of(0, precision="fp32", optimizer="sgd"), False)):  # fmt: skip
-        assert reshardable(one) is able
+        assert has_states_by_place(one) is able
     half = of(0)
     assert why_no_resume(of(1), of(3)) is None
     assert why_no_resume(half, half) is None

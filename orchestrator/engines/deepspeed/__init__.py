@@ -7,8 +7,9 @@ from typing import Final
 from orchestrator.engines.deepspeed.capabilities import NAME, REQUIREMENTS, capabilities, traits
 from orchestrator.engines.deepspeed.entry import start
 from orchestrator.engines.deepspeed.translate import PASSES, translate, why_no_exchange
-from orchestrator.engines.ds_states import reshardable, why_no_resume
+from orchestrator.engines.ds_states import why_no_resume
 from orchestrator.engines.engine import Engine, OwnLoop
+from orchestrator.plan.check import has_states_by_place
 
 ENGINE: Final = Engine(
     name=NAME,
@@ -24,13 +25,12 @@ ENGINE: Final = Engine(
         modules=("accelerate",),
         install="pip install -e '.[engines]'",
         why_no_resume=why_no_resume,
-        reshardable=True,
         is_default=True,
         is_instrument=True,
     ),
     entry=start,
     why_no_exchange=why_no_exchange,
-    reshardable=reshardable,
-    saves_beside=reshardable,
+    reshardable=has_states_by_place,
+    saves_beside=has_states_by_place,
     why_no_resume=why_no_resume,
 )

@@ -26,8 +26,6 @@ def settings_of(plan: Plan, name: str) -> tuple[dict[str, Any], tuple[str, ...],
     """(The settings by path, what can't be said, pins that hold a search to what can). Raises InputError for what the program can't train,
     and where a setting has no place that decides what is trained."""
     program, training = SHARDED[name], plan.training
-    if plan.model.stack != "decoder":
-        raise InputError("write", name, f"trains decoders, and {plan.model.name} is an {plan.model.stack.replace('_', '-')}")
     if training.precision not in TYPES:
         raise InputError("write", name, f"can't be told train.precision={training.precision}", TYPES)
     if training.optimizer != "adamw" or training.lora is not None:

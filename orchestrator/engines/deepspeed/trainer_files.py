@@ -13,14 +13,13 @@ from orchestrator.errors import InputError
 from orchestrator.job import File
 from orchestrator.model.lora import ALL
 from orchestrator.plan import Plan
-from orchestrator.strategy.spec import CHOICES, DEEPSPEED_OPTIONS
+from orchestrator.strategy.spec import DEEPSPEED_OPTIONS, DEFAULTS
 from orchestrator.words import trainer as words
 from orchestrator.words.terms import say
 
 DS_CONFIG: Final = "ds_config.auto.json"
 TRAINER: Final = "trainer.yaml"
 ACCELERATE: Final = "accelerate.yaml"
-DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
 
 TRAINER_HEAD: Final = """\
 # The plan as arguments of transformers.Trainer: HfArgumentParser(TrainingArguments).parse_yaml_file("trainer.yaml")
@@ -165,8 +164,10 @@ LEFT_OUT: Final = ("output_dir", "logging_steps", "save_strategy", "save_steps",
 """Arguments that are the user's own in a program around the Trainer."""
 
 
-def check_images(plan: Plan, name: str) -> None:
-    """Raises InputError for a plan with images, which no file of another program has here."""
+def check_decoder(plan: Plan, name: str) -> None:
+    """Raises InputError for a plan that is not of a text decoder, which files of other programs are of alone."""
+    if plan.model.stack != "decoder":
+        raise InputError("write", name, f"trains decoders, and {plan.model.name} is an {plan.model.stack.replace('_', '-')}")
     if plan.model.vision is not None:
         why = f"gets text here, and {plan.model.name} looks at images; ds_config.json and trainer.yaml are for a script of yours"
         raise InputError("write", name, why)
@@ -177,9 +178,7 @@ def around(plan: Plan, name: str) -> File:
     program, training = words.AROUND[name], plan.training
     if (reason := why_not_alone(plan)) is not None:
         raise InputError("write", name, f"trains by the Trainer, which can't be told this plan: {reason}")
-    check_images(plan, name)
-    if plan.model.stack != "decoder":
-        raise InputError("write", name, f"trains decoders, and {plan.model.name} is an {plan.model.stack.replace('_', '-')}")
+    check_decoder(plan, name)
     if (varying := plan.strategy.recompute) not in ("none", "full"):
         raise InputError("write", name, f"recomputes all layers or none, and the plan has recompute={varying}")
     ds = for_trainer(plan)

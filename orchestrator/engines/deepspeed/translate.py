@@ -15,14 +15,13 @@ from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
-from orchestrator.strategy.spec import CHOICES, DEEPSPEED_OPTIONS
+from orchestrator.strategy.spec import DEEPSPEED_OPTIONS, DEFAULTS
 from orchestrator.words import deepspeed as words
 from orchestrator.words.terms import say
 
 PROGRAM: Final = "orchestrator.programs.hugging_face"
 DRAWN: Final = ("llava", "gemma3", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Kinds of models that look at images for which samples are drawn; those with tiles, or with experts, get none."""
-DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
 PASSES: Final[dict[str, tuple[str, ...]]] = {passthrough.DS: ()}
 """A ds_config has no sections of its own."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.ds_states import reshardable, why_no_resume
+from orchestrator.engines.ds_states import why_no_resume
 from orchestrator.engines.engine import Engine
 from orchestrator.engines.megatron_deepspeed.capabilities import NAME, REQUIREMENTS, capabilities, traits
 from orchestrator.engines.megatron_deepspeed.translate import PASSES, translate, why_no_exchange
+from orchestrator.plan.check import has_states_by_place
 
 ENGINE: Final = Engine(
     name=NAME,
@@ -17,7 +18,7 @@ ENGINE: Final = Engine(
     requirements=REQUIREMENTS,
     passes=PASSES,
     why_no_exchange=why_no_exchange,
-    reshardable=reshardable,
-    saves_beside=reshardable,
+    reshardable=has_states_by_place,
+    saves_beside=has_states_by_place,
     why_no_resume=why_no_resume,
 )
