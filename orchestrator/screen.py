@@ -6,6 +6,7 @@ import io
 import shlex
 import sys
 import time
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO, cast
@@ -148,9 +149,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     from orchestrator.report.failures import checkpoint_text, elsewhere_text, failures_text
     from orchestrator.report.memory import memory_table, risk_text
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     plan, brief = found.plan, not settings.verbose
     model = describe_for(plan.model, plan.training)
     console.print(text.plan_table(plan, model, found.limit, brief=brief))
@@ -206,9 +205,7 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     from orchestrator.report import text
     from orchestrator.report.memory import data_parallel_table
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     plan, brief = found.plan, not settings.verbose
     console.print(text.alternatives_table(plan, found.alternatives, settings.take or 1, brief=brief))
     if apart := text.difference_text(plan, found.alternatives, found.by_price):

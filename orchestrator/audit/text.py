@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Iterator, Sized
+from functools import partial
 from typing import Final, TextIO, cast
 
 from rich.console import Console
@@ -41,9 +42,7 @@ class PrintedAudit(Audit):
 def show(console: Console, audit: Audit) -> None:
     """What the file is, whether it would run, what it would take, and what gains most."""
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     reading, judged = audit.reading, audit.judged
     say(f"{audit.name}: {reading.format}")
     say(audit.settings.why_cluster)

@@ -78,8 +78,6 @@ class OwnLoop(Value, frozen=True, kw_only=True):
     """How the names of its checkpoints begin, where our worker can't read them, nor it our worker's."""
     why_no_resume: Callable[[Plan, Plan], str | None] = lambda before, now: None
     """Why it can't read a checkpoint of the first plan under the second; None: it can."""
-    is_default: bool = False
-    """Whether program=auto takes it for the plans that it can run."""
     is_instrument: bool = False
     """Whether it is the engine's only program, also under program=instrument: there is no worker of ours."""
     why_absent: Callable[[Plan], str | None] = lambda plan: None

@@ -35,8 +35,6 @@ def own_loop(engine: Engine, plan: Plan, asked: str, *, checkout: bool = False) 
         return loop, "program=own"
     if loop is None or why is not None:
         return None, str(why)
-    if not loop.is_default:
-        return None, f"the default; program=own is {loop.name}"
     absent = None if checkout and plan.training.task == "pretrain" else loop.why_absent(plan)
     return (None, absent) if absent else (loop, "the default")
 

@@ -174,7 +174,7 @@ class Actions(Value, frozen=True, kw_only=True):
     program: Annotated[TrainedBy, Key(
         "program",
         "what trains; own: the engine's own training loop (orchestrator/programs); instrument: our worker, where the engine has one; auto: "
-        "own where that is the engine's default and can run the plan")] = "auto"  # fmt: skip
+        "own where that can run the plan")] = "auto"  # fmt: skip
     entry: Annotated[
         str | None, Key("entry", "a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script", path=True)
     ] = None

@@ -22,34 +22,33 @@ from orchestrator.run import main
 PLAN = make_plan("deepspeed", LLAMA, tp=2)
 
 
-def engine(*, refuses: bool = False, is_default: bool = False) -> Engine:
+def engine(*, refuses: bool = False) -> Engine:
     def why_not(plan: Plan) -> str | None:
         return f"knows no tp={plan.tp}" if refuses else None
 
-    loop = OwnLoop(name="its loop", why_not=why_not, job=lambda plan, job, minutes, steps: job, is_default=is_default)
+    loop = OwnLoop(name="its loop", why_not=why_not, job=lambda plan, job, minutes, steps: job)
     return replace(ENGINES["deepspeed"], own_loop=loop)
 
 
-def test_the_default_is_the_engines_where_that_says_so_and_can_run_the_plan() -> None:
-    loop, why = own_loop(engine(is_default=True), PLAN, "auto")
+def test_the_default_is_the_engines_where_that_can_run_the_plan() -> None:
+    loop, why = own_loop(engine(), PLAN, "auto")
     assert loop is not None
     assert (loop.name, why) == ("its loop", "the default")
-    assert own_loop(engine(is_default=True, refuses=True), PLAN, "auto") == (None, "knows no tp=2")
-    assert own_loop(engine(), PLAN, "auto") == (None, "the default; program=own is its loop")
+    assert own_loop(engine(refuses=True), PLAN, "auto") == (None, "knows no tp=2")
     assert own_loop(replace(engine(), own_loop=None), PLAN, "auto") == (None, "engine=deepspeed has no training loop but our worker's")
 
 
 def test_the_default_is_our_worker_where_the_planned_release_has_no_loop_and_no_checkout_is_named() -> None:
     wheel = ENGINES["megatron"].own_loop
     assert wheel is not None
-    here = replace(engine(is_default=True), own_loop=replace(wheel, why_not=lambda plan: None, why_absent=lambda plan: "0.16 has none"))
+    here = replace(engine(), own_loop=replace(wheel, why_not=lambda plan: None, why_absent=lambda plan: "0.16 has none"))
     assert own_loop(here, PLAN, "auto") == (None, "0.16 has none")
     assert own_loop(here, PLAN, "auto", checkout=True)[1] == "the default"
     assert own_loop(here, PLAN, "own")[1] == "program=own"
 
 
 def test_what_is_asked_for_is_taken_or_refused() -> None:
-    assert own_loop(engine(is_default=True), PLAN, "instrument") == (None, "program=instrument")
+    assert own_loop(engine(), PLAN, "instrument") == (None, "program=instrument")
     loop, why = own_loop(engine(), PLAN, "own")
     assert loop is not None
     assert why == "program=own"

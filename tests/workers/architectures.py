@@ -163,3 +163,22 @@ CASES: dict[str, Case] = {
         seq=96,
     ),
 }
+
+
+def own_module() -> Any:
+    """A module of the user's own, as model.code= takes it: three blocks of two linears of 8 x 16, and a loss."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(
+                torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)) for _ in range(3)
+            )
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return torch.nn.functional.cross_entropy(x, y)
+
+    return Model(), {"x": torch.zeros(1, 8), "y": torch.tensor([7], device="cpu")}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,40 +142,34 @@ def test_a_refused_vocabulary_is_the_last_line_with_status_1(tmp_path: Path) -> 
     assert "model.vocab_size=200" in done.stderr.strip().splitlines()[-1]
 
 
-def test_sigterm_ends_a_rank_at_once(tmp_path: Path) -> None:
-    plan = make_plan(GPT, steps=100_000)
-    command, environment = one_rank(plan, tmp_path / "run")
-    process = subprocess.Popen(command, cwd=tmp_path / "run", env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+@contextlib.contextmanager
+def training(run: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """One rank of a long training that has done a step."""
+    command, environment = one_rank(make_plan(GPT, steps=100_000), run)
+    process = subprocess.Popen(command, cwd=run, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        metrics = tmp_path / "run" / "metrics.jsonl"
         deadline = time.monotonic() + 60
-        while not (metrics.exists() and metrics.read_text()):
+        while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text()):
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=3) == -signal.SIGTERM
+        yield process
     finally:
         process.kill()
+
+
+def test_sigterm_ends_a_rank_at_once(tmp_path: Path) -> None:
+    with training(tmp_path / "run") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=3) == -signal.SIGTERM
 
 
 def test_sigusr1_saves_and_ends_well(tmp_path: Path) -> None:
-    plan = make_plan(GPT, steps=100_000)
-    command, environment = one_rank(plan, tmp_path / "run")
-    process = subprocess.Popen(command, cwd=tmp_path / "run", env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        metrics = tmp_path / "run" / "metrics.jsonl"
-        deadline = time.monotonic() + 60
-        while not (metrics.exists() and metrics.read_text()):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.1)
+    run = tmp_path / "run"
+    with training(run) as process:
         process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=30) == 0
-        marker = json.loads((tmp_path / "run" / "checkpoints" / "latest.json").read_text())
-        assert marker["step"] == read_metrics(tmp_path / "run")[-1]["step"]
-    finally:
-        process.kill()
+        assert json.loads((run / "checkpoints" / "latest.json").read_text())["step"] == read_metrics(run)[-1]["step"]
 
 
 def test_a_local_run_that_sigusr1_ends_says_where_it_stopped_and_how_it_goes_on(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from orchestrator.units import GIB
 pytest.importorskip("transformers")
 import torch
 import transformers
-from traced_cases import own_module
+from architectures import own_module
 
 from orchestrator.tracing import build
 from orchestrator.tracing.trace import described
@@ -167,7 +167,7 @@ def test_a_checkpoint_of_other_sizes_or_without_a_layer_is_refused(tmp_path: Pat
 
 def test_the_command_that_the_refused_export_of_ones_own_module_names_gives_its_weights(pool: Pool, tmp_path: Path) -> None:
     """Two ranks, states divided: torch's own command writes what the module has at the end, by the module's own names."""
-    code = described(build.Source(code="traced_cases:own_module"), 1, None, 4)
+    code = described(build.Source(code="architectures:own_module"), 1, None, 4)
     words = (
         *("engine=deepspeed", "cluster=cpu", "gpus=2", "train.precision=fp32", "train.global_batch_size=8", "train.steps=4"),
         *("train.lr=1e-2", "train.warmup=0", "train.seq_length=1", "name=own", "pin.zero_stage=1"),

@@ -6,12 +6,11 @@ import json
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from architectures import CASES, Case, of
+from architectures import CASES, Case, of, own_module
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -246,37 +245,19 @@ def test_a_module_of_ones_own_gives_a_loss_and_integers_with_values() -> None:
 
 
 def without_loss() -> object:
-    """As perceptron, less the loss."""
-    model, given = perceptron()
+    """As own_module, less the loss."""
+    model, given = own_module()
     return torch.nn.Sequential(torch.nn.Sequential(*model.blocks)), {"input": given["x"]}
 
 
 def without_values() -> object:
-    """As perceptron, with labels on the default device."""
-    model, given = perceptron()
+    """As own_module, with labels on the default device."""
+    model, given = own_module()
     return model, {**given, "y": torch.tensor([7])}
 
 
-def perceptron() -> Any:
-    """A user's module: three blocks of two linears of 8 x 16, and a loss."""
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = torch.nn.ModuleList(
-                torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)) for _ in range(3)
-            )
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return torch.nn.functional.cross_entropy(x, y)
-
-    return Model(), {"x": torch.zeros(1, 8), "y": torch.tensor([7], device="cpu")}
-
-
 def test_a_module_of_ones_own_is_described() -> None:
-    traced = described(build.Source(code=f"{__name__}:perceptron"), 1, None, 4)
+    traced = described(build.Source(code="architectures:own_module"), 1, None, 4)
     (run,) = [run for run in traced.runs if run.layer.recomputable]
     assert run.count == 3
     assert run.layer.parameters == 8 * 16 + 16 + 16 * 8 + 8

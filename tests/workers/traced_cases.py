@@ -59,24 +59,6 @@ def _logits(trainer: Any, ids: list[list[int]]) -> Any:
     return logits.float().cpu().tolist()
 
 
-def own_module() -> Any:
-    """A module of the user's own, as model.code= takes it."""
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = torch.nn.ModuleList(
-                torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)) for _ in range(3)
-            )
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return torch.nn.functional.cross_entropy(x, y)
-
-    return Model(), {"x": torch.zeros(1, 8), "y": torch.tensor([7], device="cpu")}
-
-
 def weights_at_the_end(plan_json: str, cache: str, out: str) -> dict[str, Any]:
     """What the module's own parameters are after a run that saves as its plan says."""
     with program(from_json(plan_json), cache, Path(out)) as run:

@@ -25,7 +25,6 @@ ENGINE: Final = Engine(
         modules=("accelerate",),
         install="pip install -e '.[engines]'",
         why_no_resume=why_no_resume,
-        is_default=True,
         is_instrument=True,
     ),
     entry=start,

@@ -27,7 +27,6 @@ ENGINE: Final = Engine(
         checkout=CHECKOUT,
         install=INSTALL,
         checkpoints=OF_MEGATRON,
-        is_default=True,
         why_absent=why_absent,
     ),
     entry=start,
