@@ -9,6 +9,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from orchestrator.audit import megatron
+from orchestrator.audit.deepspeed import BY_THE_MODEL
 from orchestrator.audit.document import Content, Given, changed
 from orchestrator.audit.hugging_face import (
     CHECKPOINTS,
@@ -118,7 +119,8 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     if copies > 1 and shard > 1:
         setup["zero_shard_size"] = shard
     reading = as_ds(read_ds(ds, by_path), f"accelerate's configuration, {kind}", named, assumed)
-    reading = replace(reading, unpriced=(*host, *reading.unpriced))
+    elsewhere = reading.elsewhere if kind == "FSDP" else reading.elsewhere | BY_THE_MODEL
+    reading = replace(reading, unpriced=(*host, *reading.unpriced), fsdp=kind == "FSDP", elsewhere=elsewhere)
     if named is None or not ds:
         keep = {"train.precision", "train.grad_reduce_dtype", "train.grad_accum_dtype", "train.clip"}
         reading = replace(reading, keys={key: value for key, value in reading.keys.items() if key in keep})

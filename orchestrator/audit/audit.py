@@ -43,14 +43,13 @@ REFUSED: Final = ("plan", "resume", "profile", "largest", "target", "explain", "
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One or more choices changed: `what` in words, its price, and the file with it. `text` None: the file can't say it in its places;
-    `left`: what of it the file can't say, where the text says the rest; `elsewhere`: what a pin or another file says, and which."""
+    `elsewhere`: what something beside the file says, and which."""
 
     what: str
     setup: Setup
     judged: Judged
     text: str | None
     diff: str
-    left: str = ""
     elsewhere: str = ""
 
 
@@ -176,17 +175,18 @@ class Audit:
     @cached_property
     def _found(self) -> tuple[tuple[Better, ...], Better | None]:
         with without_gc():
-            return changes.best_changes(self.setup, self.judged, self.judge)
+            return changes.best_changes(self.setup, self.judged if self.legal else None, self.judge)
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """The three that gain most, each alone."""
-        return tuple(self._change(better) for better in self._found[0])
+        """The three that gain most, each alone; of a file that breaks a rule those that mend it."""
+        return tuple(filter(self._mends, map(self._change, self._found[0])))
 
     @cached_property
     def together(self) -> Change | None:
         """What the same choices give together; None: no more than the best alone."""
-        return None if self._found[1] is None else self._change(self._found[1])
+        change = None if self._found[1] is None else self._change(self._found[1])
+        return None if change is None or not self._mends(change) else change
 
     @cached_property
     def fastest(self) -> Plan | None:
@@ -229,26 +229,32 @@ class Audit:
         best = min([*shown, *([self.judged] if self.judged and self.legal else [])], key=lambda one: one.rank, default=None)
         if judged.rule or not changes.is_better(judged, best):
             return None
-        return self._change(Better(names=("search",), setup=setup, judged=judged))
+        change = self._change(Better(names=("search",), setup=setup, judged=judged))
+        return change if self._mends(change) else None
+
+    def _mends(self, change: Change) -> bool:
+        """Whether the file is legal with the change, as far as it can say it: rules may be broken in what no choice says."""
+        if self.legal:
+            return True
+        reading = self.reading if change.text is None else divided(formats.read(change.text, self.name).reading, self.settings)[0]
+        return not reading.broken and self._counts(reading, change.judged.plan)
 
     def _change(self, better: Better) -> Change:
         places, moved, text = self._places, differing(self.setup, better.setup), None
         away: tuple[str, ...] = ()
-        # A ds_config says no recompute: the model's own code does.
-        for away in dict.fromkeys(((), (*self.reading.elsewhere,), RECOMPUTE, (*RECOMPUTE, *places))):
+        for away in dict.fromkeys(((), (*self.reading.elsewhere,), (*places,))):
             text = self._edited(better.setup, away)
             if text is not None:
                 break
         same = text == self.source.text
         beyond = moved if same else moved & {*away}
-        left = "" if text is None or not away or beyond <= {*places} else changes.choice_text("recompute", better.setup)
         said = {f"{changes.choice_text(name, better.setup)} is said by {places[name]}" for name in beyond & {*places}}
-        if same and left and not said:
-            text, left = None, ""
+        if same and not said:
+            text = None
         diff = "" if text is None else "".join(_diff(self.source.text, text, Path(self.name).name))
         what = changes.said(self.setup, better.setup)
         other = ", ".join(sorted(said))
-        return Change(what=what, setup=better.setup, judged=better.judged, text=text, diff=diff, left=left, elsewhere=other)
+        return Change(what=what, setup=better.setup, judged=better.judged, text=text, diff=diff, elsewhere=other)
 
     @cached_property
     def _places(self) -> dict[str, str]:
@@ -314,7 +320,7 @@ class Audit:
             "remarks": list(self.remarks),
             "changes": [{"what": row.what, "step_time_s": row.judged.step_time_s, "peak_memory_bytes": row.judged.peak_memory_bytes,
                          "fits": not row.judged.lacking_bytes, "chance_of_not_fitting": row.judged.chance, "diff": row.diff,
-                         "not_in_diff": ", ".join(filter(None, (row.left, row.elsewhere)))}
+                         "not_in_diff": row.elsewhere}
                         for row in rows],
         }  # fmt: skip
 

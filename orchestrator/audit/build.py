@@ -72,7 +72,7 @@ class Judge:
         traits = prices.traits if reading.logits_bytes is None else replace(prices.traits, logits_bytes=reading.logits_bytes)
         self.prices = EnginePrices(settings, traits, prices.fitted, prices.kept)
         able = ENGINES[engine].capabilities(settings.cluster.software)
-        self.engine = self.prices.engine(replace(able, rules=(*able.rules, *reading.rules)))
+        self.engine = self.prices.engine(replace(able, rules=reading.kept(able.rules)))
         self.plain = self.engine
         if reading.states is not None and settings.training.precision != "fp32":
             self.plain = replaced(self.engine, reading.states)

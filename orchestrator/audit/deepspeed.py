@@ -44,6 +44,11 @@ def is_of_buffers(said: str) -> bool:
 
 PRECISIONS: Final = {"bf16.enabled": "bf16", "fp16.enabled": "fp16"}
 """Precisions by the switches that turn them on; without either DeepSpeed trains in fp32."""
+BY_THE_MODEL: Final = dict.fromkeys(
+    ("recompute", "recompute_layers", "stage_recompute"),
+    "the model's code (gradient_checkpointing=true of a Trainer, else model.gradient_checkpointing_enable())",
+)
+"""What a ds_config has no words for, with what says it."""
 GRADIENTS: Final = ("train.grad_reduce_dtype", "train.grad_accum_dtype")
 CHOSEN: Final = {term.ours for term in (*words.ZERO, *words.OWN_PARALLELISM)}
 """What of a setup a ds_config says, beside the micro-batch."""
@@ -88,6 +93,7 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
         divided=bool(batch and not micro),
         filled=filled,
         following=following,
+        elsewhere=BY_THE_MODEL,
         assumed=tuple(given.assumed),
         **listed(left),  # type: ignore[arg-type]
     )

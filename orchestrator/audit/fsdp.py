@@ -87,7 +87,14 @@ def read(
     mode = "full" if given.truth(program.recompute, program.recomputes) else "none"
     about = tuple(line for line in reading.assumed if not line.startswith("recompute="))
     reading = replace(
-        reading, keys=keys, setup=replace(reading.setup, recompute=mode), assumed=about, steps=None, longest=longest, logits_bytes=logits
+        reading,
+        keys=keys,
+        setup=replace(reading.setup, recompute=mode),
+        assumed=about,
+        steps=None,
+        longest=longest,
+        logits_bytes=logits,
+        fsdp=True,
     )
     if program.model:
         reading = _with_adapters(given, program.model, reading)

@@ -8,8 +8,10 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator.audit.ramp import Ramp
+from orchestrator.model.training import EIGHT_BIT
 from orchestrator.strategy.capabilities import Rule, StateBytes
-from orchestrator.strategy.spec import RANK_ORDER, Options, Recompute
+from orchestrator.strategy.spec import RANK_ORDER, Candidate, Options, Recompute
+from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 from orchestrator.words.terms import Kind, Table, decided, differs
 
@@ -45,6 +47,29 @@ class Setup(Options, frozen=True, kw_only=True):
     """Whether DeepSpeed's PipelineModule runs the stages."""
 
 
+DEEPSPEEDS: Final = frozenset(
+    {"offload_needs", "offload_ulysses", "gad_mix", "hpz", "autotp_family", "autotp_host", "autotp_x", "ulysses_family", "packed_ulysses",
+     "experts_autotp", "quantised_linears", "lora_tp", "lora_hpz", "lora_offload"}
+)  # fmt: skip
+"""Rules of DeepSpeed's engine, by id, that say nothing of torch's FSDP."""
+
+
+def _on_host(candidate: Candidate, workload: Workload) -> str | None:
+    name = workload.training.optimizer
+    if name not in EIGHT_BIT or not candidate.strategy.offload_optimizer:
+        return None
+    return f"FSDP has parameters and gradients on the host, and the kernels of optimizer={name}, bitsandbytes', are a GPU's"
+
+
+ON_HOST: Final = Rule(
+    id="fsdp_offload",
+    engine_rule="axolotl/utils/schemas/validation.py:1127 (check_fsdp_offload_w_8bit_optimizer)",
+    check=_on_host,
+    needs=("offload_optimizer",),
+)
+"""What torch's FSDP can't move to the host."""
+
+
 class Reading(Value, frozen=True, kw_only=True):
     """A configuration as it was read. Nothing of it is left out: each setting is in one of these."""
 
@@ -76,6 +101,8 @@ class Reading(Value, frozen=True, kw_only=True):
     """(Key, value) of a DeepSpeed configuration that the file names and that is not here: without it nobody knows the ZeRO stage."""
     model: str = ""
     """The model that the file names and does not describe; "" where it names none."""
+    fsdp: bool = False
+    """Whether torch's FSDP divides the states, for which prices of DeepSpeed's ZeRO stand: its rules don't."""
     longest: str = ""
     """The setting that says the longest sample that is let in, where samples keep their own lengths and nobody says those: every one is
     priced as that long. "" where all are."""
@@ -99,7 +126,11 @@ class Reading(Value, frozen=True, kw_only=True):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Rules that the file's own settings add to the engine's."""
-        return () if self.ramp is None else (self.ramp.rule,)
+        return (*(() if self.ramp is None else (self.ramp.rule,)), *((ON_HOST,) if self.fsdp else ()))
+
+    def kept(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+        """The engine's rules that are the file's, and its own."""
+        return (*(rule for rule in rules if not (self.fsdp and rule.id in DEEPSPEEDS)), *self.rules)
 
 
 class Source(msgspec.Struct, frozen=True):

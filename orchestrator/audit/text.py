@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from functools import partial
 from typing import Final, TextIO, cast
 
@@ -92,12 +92,27 @@ def left_lines(audit: Audit) -> Iterator[str]:
         yield f"unknown    {flag}"
     for what in reading.assumed:
         yield f"assumed    {what}"
-    for flag in reading.unpriced:
-        yield f"unpriced   {flag}: the prediction knows nothing of it"
+    for flags in by_section(reading.unpriced):
+        yield f"unpriced   {flags}: the prediction knows nothing of {'them' if ', ' in flags else 'it'}"
     for title, found in (("slower", reading.slower), ("result", reading.result), ("beside", reading.beside)):
         if found:
-            listed = ", ".join(one if len(one) <= SHOWN_LENGTH else f"{one[:SHOWN_LENGTH]}..." for one in found)
+            listed = ", ".join(map(_short, found))
             yield f"{title:<10} {_counted(found, 'setting')} {LISTED[title]}: {listed}"
+
+
+def by_section(flags: Iterable[str]) -> list[str]:
+    """The settings, those of one section of a file after its name.
+
+    >>> by_section(["zero.offload.device=\"cpu\"", "bf16.x=1", "zero.offload.size=1e8", "swiglu", "seed=1.5"])
+    ['zero.offload: device="cpu", size=1e8', 'bf16.x=1', 'swiglu, seed=1.5']
+    """
+    sections: dict[str, list[str]] = {}
+    for flag in flags:
+        path, equals, value = flag.partition("=")
+        section, _, name = path.rpartition(".")
+        sections.setdefault(section, []).append(_short(f"{name}{equals}{value}"))
+    joined = {section: ", ".join(names) for section, names in sections.items()}
+    return [f"{section}{': ' if len(sections[section]) > 1 else '.'}{flags}" if section else flags for section, flags in joined.items()]
 
 
 LISTED: Final = {
@@ -108,6 +123,10 @@ LISTED: Final = {
 """What is said of a list of settings."""
 
 
+def _short(flag: str) -> str:
+    return flag if len(flag) <= SHOWN_LENGTH else f"{flag[:SHOWN_LENGTH]}..."
+
+
 def _counted(found: Sized, what: str) -> str:
     """How many there are, in words."""
     return f"{len(found)} {what}{'s' if len(found) != 1 else ''}"
@@ -116,7 +135,11 @@ def _counted(found: Sized, what: str) -> str:
 def change_lines(audit: Audit) -> Iterator[str]:
     """The changes that gain most, each alone, then together, with the file's diff."""
     if not audit.changes:
-        yield "No change of one choice is worth half a percent."
+        yield (
+            "No change of one choice is worth half a percent."
+            if audit.legal
+            else "Nothing near mends it: no change of one choice is legal."
+        )
     for number, change in enumerate(audit.changes, 1):
         yield from _change(f"{number}. alone", audit, change)
     if audit.together is not None:
@@ -147,7 +170,5 @@ def _change(title: str, audit: Audit, change: Change) -> Iterator[str]:
     if change.text is None:
         yield "  (the file has no place where this could be said by changing a word)"
     yield from (f"  {line}" for line in change.diff.splitlines())
-    if change.left:
-        yield f"  (and {change.left}, which the file has no place for)"
     if change.elsewhere:
         yield f"  ({change.elsewhere})"

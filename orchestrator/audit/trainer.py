@@ -138,7 +138,7 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         kind = ""
     kind = ("arguments of Hugging Face's Trainer" if program is None else program.kind) + kind
     reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
-    reading = replace(reading, unpriced=(*host, *reading.unpriced))
+    reading = replace(reading, unpriced=(*host, *reading.unpriced), fsdp=where == "fsdp")
     if _is_llama_factorys(content, program):
         checkpoints = not given.truth(KEEPS)
         if KEEPS not in given.values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -95,14 +96,43 @@ def test_settings_of_buffers_leave_a_lack_in_doubt_only_where_buffers_make_up_fo
     assert "memory     can't be told: by a price that knows nothing of zero_optimization.overlap_comm=true and 2 more" in str(near)
 
 
-def test_what_a_ds_config_has_no_place_for_stands_below_the_diff_of_the_rest() -> None:
+def test_what_a_ds_config_has_no_place_for_stands_below_the_diff_of_the_rest_with_what_says_it() -> None:
     found = so.audit(SAMPLE, recipe="llama3_8b", cluster="dgx_a100_40gb")
-    left = [row for row in (*found.changes, found.together, found.searched) if row is not None and row.left]
-    assert left, "a plan for so little memory recomputes"
+    left = [row for row in (*found.changes, found.together, found.searched) if row is not None and row.elsewhere]
+    assert any(row.diff for row in left), "a plan for so little memory recomputes"
     for row in left:
         assert row.text is not None
-        assert row.left.startswith("recompute=")
-        assert f"  (and {row.left}, which the file has no place for)" in str(found)
+        assert re.fullmatch(
+            r"recompute=\S+ is said by the model's code \(gradient_checkpointing=true of a Trainer, else .*\)", row.elsewhere
+        )
+        assert f"  ({row.elsewhere})" in str(found)
+    assert "no place" not in str(found)
+
+
+def test_settings_of_one_section_without_a_price_are_one_line(tmp_path: Path) -> None:
+    host = {"device": "cpu", "pin_memory": True, "buffer_count": 5, "buffer_size": 1e8}
+    zero = {"stage": 3, "offload_param": host, "overlap_comm": True, "sub_group_size": 1e9}
+    content: dict[str, object] = {"train_batch_size": 64, "bf16": {"enabled": True}, "zero_optimization": zero}
+    found = audited(tmp_path, content | {"prescale_gradients": True, "flops_profiler": {"enabled": False}}, 8)
+    assert len(found.reading.unpriced) == 7
+    lines = [line for line in str(found).splitlines() if line.startswith("unpriced")]
+    assert lines == [
+        'unpriced   zero_optimization.offload_param: device="cpu", pin_memory=true, buffer_count=5, buffer_size=100000000.0: '
+        "the prediction knows nothing of them",
+        "unpriced   zero_optimization: overlap_comm=true, sub_group_size=1000000000.0: the prediction knows nothing of them",
+        "unpriced   prescale_gradients=true: the prediction knows nothing of it",
+    ]
+
+
+def test_what_is_offered_for_a_batch_that_does_not_count_counts(tmp_path: Path) -> None:
+    content: dict[str, object] = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}
+    found = audited(tmp_path, content | {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}, 8)
+    assert "is not train_micro_batch_size_per_gpu x gradient_accumulation_steps x data-parallel ranks" in found.problem
+    rows = [row for row in (*found.changes, found.together, found.searched) if row is not None]
+    assert rows
+    for row in rows:
+        (tmp_path / "again.json").write_text(str(row.text))
+        assert so.audit(tmp_path / "again.json", recipe="gpt2_xl", gpus=8, cluster="dgx_h100").legal
 
 
 def audited(folder: Path, content: dict[str, object], gpus: int) -> so.Audit:
@@ -251,7 +281,7 @@ def test_a_pinned_recompute_keeps_no_diff_from_a_ds_config_and_is_said_by_its_pi
     for name, path in (("micro_batch_size", "train_micro_batch_size_per_gpu"), ("zero_stage", "zero_optimization.stage")):
         row = by_what[name]
         assert dict(leaves(json.loads(str(row.text))))[path] == getattr(row.setup, name)
-        assert (row.diff.count("\n-"), row.diff.count("\n+"), row.left, row.elsewhere) == (1, 2, "", "")
+        assert (row.diff.count("\n-"), row.diff.count("\n+"), row.elsewhere) == (1, 2, "")
         assert row.setup.recompute == "full"
     assert (by_what["recompute"].diff, by_what["recompute"].elsewhere) == ("", "recompute=none is said by pin.recompute")
     assert "no place" not in str(found)
@@ -268,5 +298,5 @@ def test_what_the_ds_config_of_a_trainers_command_says_is_said_with_its_place(tm
     assert (row.diff, row.elsewhere) == ("", "offload_optimizer=off is said by zero_optimization.offload_optimizer.device in ds.json")
     mixed = next(row for row in by_what.values() if "offload_optimizer on -> off" in row.what and "recompute full -> none" in row.what)
     assert "+  --gradient_checkpointing false" in mixed.diff
-    assert (mixed.left, mixed.elsewhere) == ("", row.elsewhere)
+    assert mixed.elsewhere == row.elsewhere
     assert f"  ({by_what['offload_optimizer on -> off'].elsewhere})\n" in str(found)

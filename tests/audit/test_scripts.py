@@ -203,6 +203,15 @@ def test_a_rule_that_is_broken_is_named(words: str, problem: str, tmp_path: Path
     assert problem in found.problem
 
 
+def test_no_change_is_offered_that_leaves_a_file_illegal(tmp_path: Path) -> None:
+    found = audited(
+        tmp_path, f"{MODEL} {REST} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --train-samples 9"
+    )
+    assert "train_iters and train_samples: Megatron takes one of them" in found.problem
+    assert (found.changes, found.together, found.searched) == ((), None, None)
+    assert "\nNothing near mends it: no change of one choice is legal.\n" in str(found)
+
+
 def test_what_lacks_memory_says_how_much_and_what_mends_it(tmp_path: Path) -> None:
     found = audited(tmp_path, f"{MODEL} {REST} --num-layers 40 --hidden-size 5120 --num-attention-heads 40")
     assert found.legal

@@ -255,6 +255,38 @@ def test_what_fsdp_can_say_of_stages_and_recompute_is_said() -> None:
     assert source.edited(setup, replace(setup, micro_batch_size=2), 8) is None
 
 
+AXOLOTL = """\
+base_model: llama
+sequence_len: 4096
+pad_to_sequence_len: true
+micro_batch_size: 1
+gradient_accumulation_steps: 2
+learning_rate: 2e-5
+bf16: true
+gradient_checkpointing: true
+optimizer: adamw_torch
+fsdp_config: {fsdp_version: 2, reshard_after_forward: true, offload_params: true}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ("optimizer: paged_adamw_8bit", "offload_optimizer=True: FSDP has parameters and gradients on the host"),
+        ("adapter: lora\nlora_r: 8\nlora_target_linear: true", ""),  # DeepSpeed's rules: lora_offload,
+        ("tensor_parallel_size: 2\ncontext_parallel_size: 2", ""),  # autotp_x, offload_ulysses,
+        ("fsdp_config: {offload_params: true, fsdp_sharding_strategy: NO_SHARD}", ""),  # and offload_needs
+    ],
+)
+def test_a_file_of_fsdp_is_held_to_fsdps_rules_alone(more: str, problem: str, tmp_path: Path) -> None:
+    said = {**yaml.safe_load(AXOLOTL), **yaml.safe_load(more)}
+    found = audited(tmp_path, yaml.safe_dump(said), **LLAMA)
+    assert "FSDP" in found.reading.format
+    assert found.problem.startswith(problem)
+    assert found.legal is not bool(problem)
+    assert "deepspeed" not in found.problem.lower()
+
+
 def test_a_change_of_the_micro_batch_leaves_the_batch(tmp_path: Path) -> None:
     found = audited(tmp_path, TRAINER.replace("{stage: 1}", "{stage: 3}"), **LLAMA)
     row = next(row for row in found.changes if row.what.startswith("micro_batch_size"))
