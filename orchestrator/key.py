@@ -106,6 +106,9 @@ def options_of(kind: Any) -> tuple[Any, ...]:
 _INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]{3})*\Z")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
 _LETTERED = re.compile(r"[0-9._]+ ?[A-Za-z]+\Z")
+_LENGTH = re.compile(r"([0-9]{1,9}) ?([kKM])\Z")
+LENGTH: Final = {"K": 2**10, "M": 2**20}
+"""Tokens of a sequence's length, as models are called by it: 128k are 131,072."""
 _NULL = ("null", "~")
 MAX_DIGITS: Final = 18
 """An integer of more digits is a slip of the keyboard: nothing here counts beyond 10^18."""
@@ -116,6 +119,8 @@ def parse(key: Key, text: Any) -> Any:
 
     >>> parse(Key("gpus", "", type=int), "16"), parse(Key("train.lr", "", type=float), "3e-4")
     (16, 0.0003)
+    >>> parse(Key("train.seq_length", "", type=int, unit="tokens"), "128k")
+    131072
     >>> parse(Key("train.betas", "", type=tuple[float, float]), "[0.9, 0.95]")
     (0.9, 0.95)
     """
@@ -130,8 +135,9 @@ def parse(key: Key, text: Any) -> Any:
         return _parse_structure(key, text)
     else:
         kind = next(option for option in options if option is not type(None))
+        length = _LENGTH.match(text) if key.unit == "tokens" and isinstance(text, str) else None
         try:
-            value = parse_as(key.name, kind, text)
+            value = int(length[1]) * LENGTH[length[2].upper()] if length else parse_as(key.name, kind, text)
         except InputError as error:
             if not key.unit or kind not in (int, float) or not isinstance(text, str) or not _LETTERED.match(text):
                 raise

@@ -500,11 +500,12 @@ def test_a_defect_of_ours_is_told_in_a_line_with_the_way_to_the_traceback(
     ("words", "said"),
     [
         (["--gpus", "16"], "--gpus: is not key=value; did you mean gpus=..., one word?"),
-        (["train.seq_length=4k"], "train.seq_length=4k: is not a whole number: tokens are counted, without letters"),
+        (["train.seq_length=4g"], "train.seq_length=4g: is not a whole number: tokens are counted, without letters"),
+        (["train.seq_length=4096k"], "train.seq_length=4194304: is beyond the learned positions"),
         (["train.global_batch_size=4M"], "behind the digits; 4M tokens are 4000000 / train.seq_length of them"),
         (
-            ["model.max_position_embeddings=1M"],
-            "is not a whole number: tokens are counted, without letters behind the digits, as in 1000000",
+            ["model.max_position_embeddings=1B"],
+            "is not a whole number: tokens are counted, without letters behind the digits, as in 1000000000",
         ),
         (["pin.tensor_parallel=8"], "pin.tensor_parallel=8: is no key; did you mean pin.tp?"),
         (["explain.pipeline_model_parallel_size=8"], "is no key; did you mean explain.pp?"),
