@@ -147,21 +147,20 @@ def _check_schedule(training: Training) -> None:
         raise InputError("train.decay_steps", training.decay_length, why)
 
 
-def with_sequence_length(merged: Flat) -> Flat:
-    """The keys, and where no sequence length is given, one that holds the longest supervised sample. Raises InputError."""
+def with_sequence_length(merged: Flat, label: str) -> Flat:
+    """The keys, and where no sequence length is given, one that holds the longest supervised sample, up to the model's positions. Raises
+    InputError."""
     if value_of(merged, "task", "pretrain") != "sft" or "train.seq_length" in merged:
         return merged
-    positions = value_of(merged, "model.max_position_embeddings", None)
-    if positions is None:
-        raise InputError("train.seq_length", None, "is missing: give it, or model.max_position_embeddings as its bound")
-    data = data_settings(merged, RunSettings())
+    data, said = data_settings(merged, RunSettings()), value_of(merged, "data.lengths", None)
     path = supervised.check_data(data)
-    if path is None:
-        raise InputError("train.seq_length", None, "is missing: give it, or data=, whose longest sample says it")
-    if is_elsewhere(path):
-        raise InputError("train.seq_length", None, f"is missing: give it, as data={path} is not here, whose longest sample would say it")
-    counts = supervised.token_counts(path, data["tokenizer"])
-    length = supervised.chosen_length(counts, positions)
+    if path is not None and is_elsewhere(path):
+        path = None
+    if path is None and said is None:
+        there = f"; data={data['data']} is not here" if data["data"] else ""
+        raise InputError("train.seq_length", None, f"is missing: give it, or data= or data.lengths=, whose longest sample says it{there}")
+    counts = supervised.token_counts(path, data["tokenizer"]) if path else supervised.drawn_counts(said)
+    length = supervised.chosen_length(counts, architecture_of(merged, label).max_position_embeddings)
     return {**merged, "train.seq_length": Given(length, str(length))}
 
 

@@ -226,7 +226,7 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
     """What is trained where by the keys, for a search. `chosen_here`: those of the command line and the site, which go before what the
     machine has. Raises InputError."""
     label = label or label_of(merged)
-    merged = with_sequence_length(merged)
+    merged = with_sequence_length(merged, label)
     training = with_samples(training_of(merged), merged)
     job: RlJob | None = None
     profile: Profile | None = value_of(merged, "profile", None)

@@ -24,6 +24,12 @@ def settings(*words: str) -> recipe.Settings:
     return recipe.load(words, NO_GPU, ENGINES)
 
 
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "vocab_size": 300, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+}  # fmt: skip
+
+
 @pytest.fixture
 def pairs(tmp_path: Path) -> str:
     """Ten samples of 20 to 200 bytes."""
@@ -48,6 +54,14 @@ def test_the_longest_sample_says_the_length_where_nothing_else_does(pairs: str, 
     mine = tmp_path / "mine.yaml"
     mine.write_text(text.replace("max_position_embeddings: 128", "max_position_embeddings: 4096"))
     assert settings(f"recipe={mine}", "task=sft", f"data={pairs}").training.seq_length == 256
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA))
+    mine_by_config = (f"model.hf_config={config}", "task=sft", "train.global_batch_size=8", "gpus=2", "cluster=cpu")
+    assert settings(*mine_by_config, f"data={pairs}").training.seq_length == 256
+    assert settings(*mine_by_config, "data.lengths=300+0").training.seq_length == 320
+    assert settings(*mine_by_config, "data.lengths=3000+0").training.seq_length == LLAMA["max_position_embeddings"] == 512
+    with pytest.raises(InputError, match=r"train.seq_length: is missing: give it, or data= or data.lengths=, whose longest sample"):
+        settings(*mine_by_config)
 
 
 @pytest.mark.parametrize(
