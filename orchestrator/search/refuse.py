@@ -301,10 +301,10 @@ class _Relaxed:
 
 
 def _named(found: Plan | str) -> str:
-    """The plan's choice and time."""
+    """The plan's choice and time: the first that was found, of which a whole search makes more."""
     if isinstance(found, str):
         return found
     modes = {span.recompute for _, span in found.spans()}
     mode = max(modes, key=RECOMPUTE_ORDER.index)
-    seconds = "" if found.predicted is None else f", {format_seconds(found.predicted.step_time_s)} a step"
+    seconds = "" if found.predicted is None else f", about {format_seconds(found.predicted.step_time_s)} a step"
     return f"{found.candidate.label()} recompute={mode}{seconds}"
