@@ -175,6 +175,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if settings.assumed:
         values = " ".join(f"train.{name}={getattr(plan.training, name):g}" for name in settings.assumed)
         say(f"assumed: {values}, as neither the recipe nor you gave them")
+    if settings.batch_of_length is not None:
+        say(text.batch_text(plan.training, settings.batch_of_length))
     say(f"data: {data_text(settings)}")
     nbytes = saved_bytes(plan)
     reshardable = ENGINES[plan.engine].reshardable(plan)

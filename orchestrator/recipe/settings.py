@@ -105,6 +105,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     """What task=rl asks, whose training half `training` is."""
     assumed: tuple[str, ...] = ()
     """The keys of ASSUMED that nobody gave."""
+    batch_of_length: int | None = None
+    """Tokens of a sequence where the batch was said, if the length was changed over that and the batch wasn't."""
     run: RunSettings
     continues: Checkpoint | None = None
     """What train.resume= names."""
@@ -132,7 +134,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
     """Settings of keys that are a tree of texts already. `plans_only`: who asks starts nothing, and knows task=rl, which is refused
     otherwise; data, tokenizer and weights may then be on other machines. Raises InputError."""
     given = with_long_form(flatten(tree, ""))
-    merged, site, label = _layered(given, with_generation=plans_only)
+    merged, site, label, batch_of_length = _layered(given, with_generation=plans_only)
     if not plans_only:
         check_here(merged)
     actions = filled(merged, Actions)
@@ -173,6 +175,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         targets=_targets(merged),
         largest=value_of(merged, "largest", None),
         assumed=_assumed(merged) if plan is None else (),
+        batch_of_length=batch_of_length if plan is None else None,
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         open_batch=_open_batch(merged, trained.engine),
@@ -186,9 +189,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
     )
 
 
-def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | None]:
-    """All layers in one, the site's alone, and the run's name where one is said: what is given over the site over the recipe that it
-    names, which may be that of a run to continue. `with_generation`: whether who asks knows task=rl. Raises InputError."""
+def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | None, int | None]:
+    """All layers in one, the site's alone, the run's name where one is said, and `Settings.batch_of_length`: what is given over the site
+    over the recipe that it names, which may be that of a run to continue. `with_generation`: whether who asks knows task=rl. Raises
+    InputError."""
     from_run = value_of(given, RESUME, None)
     continued = checkpoint_of(from_run)
     if from_run is not None and continued is None and not names_a_model(given):
@@ -204,7 +208,16 @@ def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | N
     if label is None and any(name in merged for name in SOURCES):
         label = label_of(merged)
     merged = with_task(with_description(merged), [*layers, given], known=with_generation)
-    return merged, site, label
+    return merged, site, label, _batch_of_length([*layers, given])
+
+
+def _batch_of_length(layers: Sequence[Flat]) -> int | None:
+    """The sequence length beside which the last batch was said, where a later layer has another; None: there is none such."""
+    length = said = None
+    for layer in layers:
+        length = value_of(layer, "train.seq_length", length)
+        said = length if "train.global_batch_size" in layer else said
+    return None if said == length else said
 
 
 class _Trained(NamedTuple):

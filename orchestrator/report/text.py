@@ -18,7 +18,7 @@ from orchestrator.cost.uncertainty import BEYOND, pairs_of
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.routing import Unevenness, times
 from orchestrator.model.spec import ModelSpec
-from orchestrator.model.training import EIGHT_BIT
+from orchestrator.model.training import EIGHT_BIT, Training
 from orchestrator.plan import Plan, Prediction, Stage
 from orchestrator.report.budget import budget
 from orchestrator.strategy.capabilities import Capabilities
@@ -563,6 +563,16 @@ def uneven_text(uneven: Unevenness) -> str:
             "exchange; no engine here copies experts"
         )
     return said + (f". The capacity drops {_percent(found.dropped)} of what is sent" if found.dropped else "")
+
+
+def batch_text(training: Training, before: int) -> str:
+    """What a batch of sequences makes of a step's tokens where their length was changed from that `before`, and the batch was not."""
+    batch, length = training.global_batch_size, training.seq_length
+    same = max(1, round(batch * before / length))
+    return (
+        f"batch: a step has {format_amount(batch * length)} tokens, {length / before:.3g} times those of sequences of {before} tokens: "
+        f"train.global_batch_size={batch} counts sequences; {same} of them have {format_amount(same * length)}"
+    )
 
 
 def even_text(ep: int, *, brief: bool = False) -> str:

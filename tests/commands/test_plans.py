@@ -232,6 +232,21 @@ def test_a_notebook_shows_a_line_and_takes_flat_records() -> None:
     assert len(shown) < 300
 
 
+def test_a_length_that_changes_the_tokens_of_a_step_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.yaml").write_text("recipe: gpt_tiny\ntrain: {seq_length: 64}\n")
+    batch = so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu").plan.global_batch_size
+    kept = f"batch: a step has 1,024 tokens, 0.5 times those of sequences of 128 tokens: train.global_batch_size={batch} counts sequences; "
+    for words, line in (
+        (("recipe=gpt_tiny", "train.seq_length=64"), kept + "32 of them have 2,048"),
+        (("recipe=mine.yaml",), kept),
+        (("recipe=mine.yaml", "train.seq_length=128"), ""),
+        (("recipe=gpt_tiny", "train.seq_length=64", "train.global_batch_size=32"), ""),
+        (("recipe=mine.yaml", "train.global_batch_size=32"), ""),
+    ):
+        lines = said(capsys, "plan", *words, "gpus=2", "cluster=cpu").splitlines()
+        assert [each for each in lines if each.startswith("batch: ")] == [line] * bool(line), words
+
+
 def test_a_plan_goes_through_a_pickle_as_processes_send_it() -> None:
     for keys in (LLAMA | {"gpus": 8}, {"recipe": "qwen3_moe_tiny", "gpus": 4, "cluster": "cpu", "pin.zero_stage": 1}):
         answer = so.plan(**keys)
