@@ -238,7 +238,7 @@ def test_a_length_that_changes_the_tokens_of_a_step_says_so(folder: Path, capsys
     kept = f"batch: a step has 1,024 tokens, 0.5 times those of sequences of 128 tokens: train.global_batch_size={batch} counts sequences; "
     for words, line in (
         (("recipe=gpt_tiny", "train.seq_length=64"), kept + "32 of them have 2,048"),
-        (("recipe=mine.yaml",), kept),
+        (("recipe=mine.yaml",), kept + "32 of them have 2,048"),
         (("recipe=mine.yaml", "train.seq_length=128"), ""),
         (("recipe=gpt_tiny", "train.seq_length=64", "train.global_batch_size=32"), ""),
         (("recipe=mine.yaml", "train.global_batch_size=32"), ""),
