@@ -109,7 +109,7 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
     start = choose_start(settings, machine)
     if start.how != "none":
         check_data_given(settings)
-        check_whole(settings.run, supervised=settings.training.task == "sft" and settings.entry is None)
+    check_whole(settings.run, supervised=settings.training.task == "sft" and settings.entry is None)
     architecture = settings.architecture
     if settings.training.task == "pretrain" and settings.entry is None and architecture.why_drawn is None:
         check_first_texts(settings.run)

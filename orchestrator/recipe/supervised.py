@@ -32,6 +32,7 @@ LONGEST: Final = 1 << 24
 """Tokens of the longest sample that is drawn."""
 ROUNDED: Final = 64
 """A sequence length that is chosen here is a multiple of it."""
+ANSWERS: Final = "assistant"
 KINDS: Final = ('{"messages": [{"role": "user", "content": "..."}, ...]}', '{"prompt": "...", "completion": "..."}')
 
 
@@ -50,8 +51,8 @@ def samples_of(path: str, *, chats: bool, first: int = FIRST) -> Iterator[list[s
 
 
 def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:
-    """The texts of one sample, in order: prompt and completion, or a chat's messages. Raises InputError for what is no sample, with its
-    place `where`.
+    """The texts of one sample, in order: prompt and completion, or a chat's messages. Raises InputError for what is no sample, or has
+    nothing to learn, with its place `where`.
 
     >>> texts_of(b'{"prompt": "2+2=", "completion": "4"}', "a.jsonl:1")
     ['2+2=', '4']
@@ -70,10 +71,20 @@ def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:
         if not chats:
             raise InputError("tokenizer", None, f"is missing: {where} is a chat, which takes a tokenizer's chat template")
         if all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
+            _check_answers(messages, where)
             return [message["content"] if isinstance(message.get("content"), str) else "" for message in messages]
     if isinstance(sample, dict) and all(isinstance(sample.get(name), str) for name in ("prompt", "completion")):
         return [sample["prompt"], sample["completion"]]
     raise InputError("data", where, "is no sample of task=sft", KINDS)
+
+
+def _check_answers(messages: Sequence[dict[str, Any]], where: str) -> None:
+    """Raises InputError for a chat with nothing to learn, and for an answer of nothing, of which a template would write None."""
+    if not any(message["role"] == ANSWERS for message in messages):
+        raise InputError("data", where, "has no message of the assistant: nothing to learn")
+    for number, message in enumerate(messages, 1):
+        if message["role"] == ANSWERS and all(value is None for name, value in message.items() if name != "role"):
+            raise InputError("data", where, f"message {number} is the assistant's and says nothing")
 
 
 def counter(tokenizer: str | None) -> Callable[[str], int]:

@@ -15,7 +15,6 @@ from orchestrator.recipe.supervised import lines_of, texts_of
 TOKEN_TYPES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 """Bytes of a token by the code of its type; 6 and 7 are floats (megatron-core's core/datasets/indexed_dataset.py, DType)."""
 VERSION: Final = 1
-ANSWERS: Final = "assistant"
 BYTES: Final = 256
 MADE_UP: Final = "Python's own sources, byte by byte"
 
@@ -56,7 +55,7 @@ def check_whole(run: RunSettings, *, supervised: bool) -> None:
         prefix = path.removesuffix(".bin").removesuffix(".idx")
         if Path(f"{prefix}.bin").is_file() and Path(f"{prefix}.idx").is_file():
             check_index(prefix)
-        elif supervised:
+        elif supervised and Path(path).is_file():
             check_samples(path, chats=run.tokenizer is not None)
 
 
@@ -127,9 +126,3 @@ def check_samples(path: str, *, chats: bool) -> None:
     """Raises InputError for the first line that is no sample, has no answer, or is no text."""
     for where, line in lines_of(path):
         texts_of(line, where, chats=chats)
-        messages = json.loads(line).get("messages")
-        if messages and not any(message.get("role") == ANSWERS for message in messages):
-            raise InputError("data", where, "has no message of the assistant: nothing to learn")
-        for number, message in enumerate(messages or (), 1):  # a template would write None, and that would be learnt
-            if message.get("role") == ANSWERS and all(value is None for name, value in message.items() if name != "role"):
-                raise InputError("data", where, f"message {number} is the assistant's and says nothing")

@@ -94,8 +94,8 @@ def test_a_chat_needs_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_each_kind_of_sample_has_its_texts() -> None:
-    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": None}], "prompt": 3}
-    assert supervised.texts_of(json.dumps(chat).encode(), "x") == ["a", ""]
+    said = [{"role": "user", "content": "a"}, {"role": "tool", "content": None}, {"role": "assistant", "content": "b"}]
+    assert supervised.texts_of(json.dumps({"messages": said, "prompt": 3}).encode(), "x") == ["a", "", "b"]
     both = {"messages": [], "prompt": "p", "completion": "c"}
     assert supervised.texts_of(json.dumps(both).encode(), "x", chats=False) == ["p", "c"], "an empty chat is none"
     assert supervised.texts_of(json.dumps({"messages": ["a"], "prompt": "p", "completion": "c"}).encode(), "x") == ["p", "c"]

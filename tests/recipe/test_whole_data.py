@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +87,7 @@ def test_chats_are_looked_at_to_the_last_line(line: str, said: str, tmp_path: Pa
     with pytest.raises(InputError, match=rf"a.jsonl:6002: {said}"):
         check_samples(str(path), chats=True)
     path.write_text(line)
-    counted = pytest.raises(InputError, match=said) if "assistant" not in said else nullcontext()
-    with counted:  # before that its tokens are counted
+    with pytest.raises(InputError, match=said):  # where its tokens are counted, too
         list(samples_of(str(path), chats=True))
 
 
@@ -98,6 +96,19 @@ def test_a_start_looks_at_its_data_first(tmp_path: Path, monkeypatch: pytest.Mon
     prefix = index(tmp_path, pointers=(0, 10**15))
     assert run.main(("recipe=gpt_tiny", "gpus=2", "cluster=cpu", f"data={prefix}", "launch=local", "out=o")) == 2
     assert "a.idx: sequence 1 is 5 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_what_is_not_started_looks_at_its_data_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok" / "vocab.txt").write_text("a")
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(CHAT)}\n" * 6000 + '{"messages": [{"role": "user", "content": "a"}]}')
+    words = ("recipe=llama_tiny_sft", "cluster=dgx_h100", "gpus=2", "data=a.jsonl", "tokenizer=tok", "launch=none", "out=o")
+    assert run.main(words) == 2
+    assert "a.jsonl:6001: has no message of the assistant: nothing to learn" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 
