@@ -149,6 +149,18 @@ def from_code(code: str, dtype: torch.dtype) -> tuple[torch.nn.Module, tuple[Fee
     return model.to(dtype).train(), tuple(_of_tokens(code, _feed(code, name, tensor), tensor, sample) for name, tensor in sample.items())
 
 
+def loss_of(output: Any) -> torch.Tensor | None:
+    """The loss among what a forward gives: a tensor of one number, an output's .loss or "loss", or the one number of a tuple, as of
+    (loss, logits); None: there is none."""
+    if isinstance(output, torch.Tensor):
+        return output.float().reshape(()) if output.numel() == 1 else None
+    if isinstance(output, tuple | list) and not hasattr(output, "loss"):
+        numbers = [each for each in output if isinstance(each, torch.Tensor) and each.dim() == 0]
+        return numbers[0].float() if len(numbers) == 1 else None
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    return None if loss is None else loss.float().reshape(())
+
+
 def _of_tokens(code: str, feed: Feed, labels: torch.Tensor, sample: dict[str, torch.Tensor]) -> Feed:
     """Labels of a language model, as the sample has them: the ids themselves, which the forward shifts; the next one at each place; or the
     ids at some places and -100 at the others. Raises InputError where the ids are all one, so that the first two are the same."""

@@ -201,7 +201,7 @@ def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype:
         for handle in handles:
             handle.remove()
     if source.code and not built_in:
-        why = "its forward gives no loss to train by: a tensor of one number, or an output with .loss"
+        why = "its forward gives no loss to train by: a tensor of one number, (loss, logits), or an output with .loss"
         raise InputError(key, source.code, why)
     logits = getattr(out, "logits", None)
     vocabulary = recorder.rows.get(storage(given[feeds.TOKENS]), 0) if source.code and feeds.TOKENS in given else 0
@@ -212,11 +212,11 @@ def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype:
 
 def _loss(out: Any) -> tuple[torch.Tensor, bool]:
     """The model's own loss, or a mean of what it gives."""
-    if isinstance(out, torch.Tensor):
-        return (out, True) if out.dim() == 0 else (out.float().mean(), False)
-    loss = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
+    loss = build.loss_of(out)
     if loss is not None:
         return loss, True
+    if isinstance(out, torch.Tensor):
+        return out.float().mean(), False
     main = next(floats(tree_leaves(out)), None)
     if main is None:
         raise ValueError("its output has no loss, and no tensor that gradients flow through")

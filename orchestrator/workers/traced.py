@@ -129,13 +129,11 @@ class DescribedModel(HuggingFaceModel):
         dtype = next(self.model.parameters()).dtype
         given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
         output = self.engine(**given, **more)
-        if isinstance(output, torch.Tensor):
-            return output.float()
         self.logits = getattr(output, "logits", None)
-        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        loss = build.loss_of(output)
         if loss is None:
             raise InputError("model", type(self.model).__name__, "its forward gives no loss for these arguments")
-        return loss.float().reshape(())
+        return loss
 
     def _uncut(self) -> nn.Module:
         traced = self.plan.model.traced

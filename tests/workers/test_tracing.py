@@ -313,6 +313,32 @@ def test_a_users_sample_says_what_the_labels_of_its_text_are() -> None:
     assert drawn["labels"].tolist() == [*drawn["input_ids"][1:], -100]
 
 
+class Paired(torch.nn.Module):
+    """`shifting`'s model, whose forward gives (logits, loss)."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.words, self.blocks, self.loss = model.words, model.blocks, model.forward
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.words(input_ids) @ self.words.weight.T, self.loss(input_ids, labels)
+
+
+def paired() -> object:
+    model, given = shifting()  # type: ignore[misc]
+    return Paired(model), given
+
+
+def test_a_forward_that_gives_its_loss_beside_other_tensors_is_taken() -> None:
+    plain, pair = (described(build.Source(code=f"{__name__}:{name}"), 1, None, 4) for name in ("shifting", "paired"))
+    assert [run.layer.parameters for run in pair.runs if run.layer.recomputable] == [
+        run.layer.parameters for run in plain.runs if run.layer.recomputable
+    ]
+    one, other = torch.tensor(1.5), torch.ones(2, 3)
+    assert build.loss_of((one, other)) == build.loss_of((other, one)) == build.loss_of({"loss": one}) == build.loss_of(one) == 1.5
+    assert [build.loss_of(wrong) for wrong in (other, (other, other), (one, one), {"logits": one}, ())] == [None] * 5
+
+
 def alike() -> object:
     model, _ = shifting()
     return model, {name: torch.zeros(1, 8, dtype=torch.long, device="cpu") for name in ("input_ids", "labels")}
