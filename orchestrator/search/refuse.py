@@ -40,7 +40,7 @@ class Refused(Value, frozen=True, kw_only=True):
 First = Callable[[Workload, Engines, SearchSettings], Plan | None]
 """A plan, for the most part a fast one; None where none fits."""
 BY_PIN = {choice.pin: choice for choice in CHOICES}
-ALTERNATIVES = frozenset(choice.name for choice in CHOICES if choice.searched and choice.name not in OF_THEIR_OWN)
+ALTERNATIVES = frozenset({"rank_order", *(choice.name for choice in CHOICES if choice.searched and choice.name not in OF_THEIR_OWN)})
 """Choices whose default is tried beside the others: that another value is illegal is never why there is no plan."""
 REASONS_SHOWN = 4
 LOOKED_AT = 40

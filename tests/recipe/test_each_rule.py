@@ -416,7 +416,10 @@ def test_weights_go_to_a_new_or_empty_folder(folder: Path) -> None:
 
 def test_supervised_samples_are_counted_and_cut(folder: Path) -> None:
     path = folder / "s.jsonl"
-    rows = [{"prompt": "ab", "completion": "cde"}, {"messages": [{"role": "user", "content": "four"}, {"role": "assistant"}]}]
+    rows = [
+        {"prompt": "ab", "completion": "cde"},
+        {"messages": [{"role": "user", "content": "four"}, {"role": "assistant", "content": ""}]},
+    ]
     path.write_text("\n\n".join(json.dumps(row) for row in rows) + "\n")
     assert list(supervised.samples_of(str(path), chats=True)) == [["ab", "cde"], ["four", ""]]
     assert len(list(supervised.samples_of(str(path), chats=True, first=1))) == 1
@@ -461,16 +464,19 @@ def test_supervised_training_packs_where_sequences_are_whole(folder: Path) -> No
     found = models.with_samples(sft, flat("task=sft", "data=s.jsonl"))
     assert found.lengths is not None
     assert found.lengths.samples == 1
-    words = ("task=sft", "data=s.jsonl", "model.max_position_embeddings=100")
-    assert models.with_sequence_length(flat(*words))["train.seq_length"].value == 64
-    for some, why in (
-        (("task=sft", "data=s.jsonl"), "train.seq_length: is missing: give it, or model.max_position_embeddings as its bound"),
-        (("task=sft", "model.max_position_embeddings=9"), "train.seq_length: is missing: give it, or data=, whose longest sample says it"),
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 9}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 100, **sizes}))
+    words = ("task=sft", "model.hf_config=config.json")
+    for more, length in (("data=s.jsonl", 64), ("data.lengths=99+0", 100), ("model.max_position_embeddings=80 data.lengths=99+0", 80)):
+        assert models.with_sequence_length(flat(*words, *more.split()), "x")["train.seq_length"].value == length
+    with pytest.raises(
+        InputError, match=r"train.seq_length: is missing: give it, or data= or data.lengths=, whose longest sample says it$"
     ):
-        with pytest.raises(InputError, match=why):
-            models.with_sequence_length(flat(*some))
+        models.with_sequence_length(flat(*words), "x")
+    with pytest.raises(InputError, match=r"model\.\w+: is missing"):
+        models.with_sequence_length(flat("task=sft", "data=s.jsonl"), "x")
     for some in (("data=s.jsonl",), ("task=sft", "train.seq_length=5")):
-        assert models.with_sequence_length(flat(*some)) == flat(*some)
+        assert models.with_sequence_length(flat(*some), "x") == flat(*some)
 
 
 # ---- continued runs, containers, profiles

@@ -185,6 +185,9 @@ def test_another_value_of_a_choice_whose_default_is_tried_is_never_the_cause() -
     why = str(caught.value).partition(RELAX)[0]
     assert "mla_up_proj" in why
     assert "cp_comm_type" not in why
+    with pytest.raises(NoPlanError, match=r"megatron has zero_stage 0, 1, and 2, 3 with megatron_fsdp; to relax: ") as caught:
+        asked("recipe=qwen3_30b_a3b", "gpus=16", "cluster=dgx_h100", "engine=megatron", "pin.zero_stage=3", "pin.ep=8")
+    assert "expert_order" not in str(caught.value)
 
 
 def test_what_there_is_without_a_pin_is_a_fast_plan_whose_value_may_be_typed() -> None:
