@@ -29,6 +29,13 @@ ENGINES = "engines"
 ENGINES_ALONE = re.compile(r"^pytestmark = \[?pytest\.mark\.engines\b", re.MULTILINE)
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Before pytest-xdist looks at its own options. Its processes come here too, and share out nothing; they read the command line anew,

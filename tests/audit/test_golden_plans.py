@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator.audit import formats
 from orchestrator.audit.build import built, setup_of
+from orchestrator.audit.reading import Setup
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.model.families import describe
@@ -48,6 +49,15 @@ def plan_has_layers(plan: Plan) -> bool:
     return any(file.path == ENGINE and '"transformer_config": {' in file.content for file in ENGINES[plan.engine].translate(plan).files)
 
 
+def check_builds(plan: Plan, setup: Setup) -> None:
+    """The plan of this setup is the plan."""
+    settings = replace(TINY, architecture=plan.model, training=plan.training, cluster=plan.cluster, run=plan.run, extra=plan.extra)
+    found = built(setup, settings, describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length))
+    differing = {field for field in Plan.__struct_fields__ if getattr(found, field) != getattr(plan, field)}
+    assert differing <= {"stages", *NOT_SAID}
+    assert layers_of(found) == layers_of(plan)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_golden_plan_comes_back_as_itself(name: str) -> None:
     plan = ALL[name]
@@ -64,11 +74,7 @@ def test_a_golden_plan_comes_back_as_itself(name: str) -> None:
             plan = without_recompute(plan)
         elif path == ENGINE:  # nor, where Megatron trains, what a micro-batch is
             setup = replace(setup, micro_batch_size=plan.micro_batch_size)
-        settings = replace(TINY, architecture=plan.model, training=plan.training, cluster=plan.cluster, run=plan.run, extra=plan.extra)
-        found = built(setup, settings, describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length))
-        differing = {field for field in Plan.__struct_fields__ if getattr(found, field) != getattr(plan, field)}
-        assert differing <= {"stages", *NOT_SAID}
-        assert layers_of(found) == layers_of(plan)
+        check_builds(plan, setup)
         for key, value in reading.keys.items():
             group, _, field = key.partition(".")
             if group == "train" and hasattr(plan.training, field) and not (field in OF_ADAM and plan.training.optimizer == "sgd"):
@@ -79,13 +85,7 @@ def test_a_golden_plan_comes_back_as_itself(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_a_plans_choices_make_the_plan_again(name: str) -> None:
     """What a search finds is told as changes of a file by them."""
-    plan = ALL[name]
-    settings = replace(TINY, architecture=plan.model, training=plan.training, cluster=plan.cluster, run=plan.run, extra=plan.extra)
-    model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
-    found = built(setup_of(plan, bool(plan.model.experts)), settings, model)
-    differing = {field for field in Plan.__struct_fields__ if getattr(found, field) != getattr(plan, field)}
-    assert differing <= {"stages", *NOT_SAID}
-    assert layers_of(found) == layers_of(plan)
+    check_builds(ALL[name], setup_of(ALL[name], bool(ALL[name].model.experts)))
 
 
 NOT_SAID = ("predicted", "rejected", "run", "calibration", "prices", "extra")

@@ -17,12 +17,6 @@ from orchestrator.pictures import drawable
 TINY = ("recipe=gpt_tiny", "gpus=4", "cluster=cpu")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
     assert main(words) == 0
     said = capsys.readouterr()

@@ -27,12 +27,6 @@ TINY = ("recipe=gpt_tiny", "cluster=cpu")
 LLAMA: dict[str, Any] = {"recipe": "llama3_8b", "cluster": "dgx_h100"}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
     assert main(words) == status
     output = capsys.readouterr()

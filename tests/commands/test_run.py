@@ -33,12 +33,6 @@ from orchestrator.units import GIB
 TINY = ("recipe=gpt_tiny", "gpus=4")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def plan_of(out: Path) -> Plan:
     return from_json((out / "plan.json").read_bytes())
 

@@ -22,6 +22,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from deepspeed.runtime.config import DeepSpeedConfig  # noqa: E402
 from deepspeed.utils import groups as ds_groups  # noqa: E402
+from deepspeed_world import World  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.distributed import DistributedDataParallelConfig  # noqa: E402
 from megatron.core.enums import ModelType  # noqa: E402
@@ -206,24 +207,8 @@ class Groups:
         return self.dp
 
 
-class Backend:
-    """A communication backend that only knows its size: without one DeepSpeedConfig takes world size 1 and ignores the mpu."""
-
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def get_rank(self, group: Any = None) -> int:
-        return 0
-
-    def get_world_size(self, group: Any = None) -> int:
-        return self.world_size
-
-
 def read_ds_config(plan: dict[str, Any], ds_config: dict[str, Any]) -> dict[str, Any]:
-    ds_comm.cdb = Backend(plan["world_size"])
+    ds_comm.cdb = World(plan["world_size"])
     try:
         config = DeepSpeedConfig(json.loads(json.dumps(ds_config)), mpu=Groups(plan["dp"]))
     finally:

@@ -16,22 +16,7 @@ import deepspeed.comm.comm as ds_comm  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from deepspeed.runtime.config import DeepSpeedConfig  # noqa: E402
-
-
-class World:
-    """What DeepSpeed asks of a process group when it reads a config."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def get_rank(self, group: Any = None) -> int:
-        return 0
-
-    def get_world_size(self, group: Any = None) -> int:
-        return self.size
+from deepspeed_world import World  # noqa: E402
 
 
 def parameters(fields: dict[str, Any]) -> int:

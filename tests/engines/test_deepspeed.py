@@ -413,21 +413,17 @@ def test_the_bytes_of_an_unfused_norm_are_counted_from_its_kernels() -> None:
 # ---------------------------------------------------------------------------------------------------------------- the engines' own code
 
 
+COUNTED = (GPT, replace(GPT, tie_embeddings=False), LLAMA, replace(LLAMA, tie_embeddings=True), BERT, T5, replace(T5, activation="geglu"))
+"""Architectures whose parameters are counted beside those of the plans."""
+
+
 def _judge() -> dict[str, Any]:
     """transformers' modules on the meta device, and DeepSpeed's config code at the plan's world size, in one process."""
     cases = {
         name: {"model": hf_fields(plan), "world": plan.world_size, "dp": plan.dp, "config": ds_config(plan, own_settings(plan))}
         for name, plan in PLANS.items()
     }
-    for model in (
-        GPT,
-        replace(GPT, tie_embeddings=False),
-        LLAMA,
-        replace(LLAMA, tie_embeddings=True),
-        BERT,
-        T5,
-        replace(T5, activation="geglu"),
-    ):
+    for model in COUNTED:
         cases[f"count {model.family} {model.tie_embeddings} {model.activation}"] = {"model": hf_fields(make_plan(DS, model, gpu="cpu"))}
     program = Path(__file__).parent / "hf_judge.py"
     done = subprocess.run([sys.executable, str(program)], input=json.dumps(cases), capture_output=True, text=True, timeout=300, check=False)
@@ -445,16 +441,7 @@ def answers() -> dict[str, Any]:
 @pytest.mark.engines
 def test_our_layers_have_as_many_parameters_as_transformers(answers: dict[str, Any]) -> None:
     models = [plan.model for plan in PLANS.values()]
-    models += [
-        GPT,
-        replace(GPT, tie_embeddings=False),
-        LLAMA,
-        replace(LLAMA, tie_embeddings=True),
-        BERT,
-        T5,
-        replace(T5, activation="geglu"),
-    ]
-    for model, (name, answer) in zip(models, answers.items(), strict=True):
+    for model, (name, answer) in zip([*models, *COUNTED], answers.items(), strict=True):
         spec = hugging_face(describe(model, 64, 32 if model.family == "t5" else None))
         assert answer["parameters"] == spec.parameters, name
 

@@ -24,13 +24,6 @@ MODELS = Path(run.__file__).parent.parent / "recipes" / "models"
 TINY = ("recipe=gpt_tiny", "gpus=4", "launch=none")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def listing(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 

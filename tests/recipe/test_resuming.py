@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from test_bad_input import refused
 
 from orchestrator import digests, run
 from orchestrator.plan import from_json, to_json
@@ -18,12 +19,6 @@ from orchestrator.recipe.keys import KEYS
 
 TINY = ("recipe=gpt_tiny", "gpus=2", "launch=none")
 AGAIN = ("train.resume=old", "launch=none")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def finish(out: Path, step: int) -> None:
@@ -45,21 +40,6 @@ def old(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     (folder / "corpus.txt").write_text("word " * 9000)
     capsys.readouterr()
     return folder / "old"
-
-
-def listing(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, ...]) -> str:
-    before = listing(folder)
-    assert run.main(words) == 2
-    output = capsys.readouterr()
-    assert listing(folder) == before, "something was written"
-    assert output.err.startswith("error: ")
-    assert output.err.count("\n") == 1
-    assert "defect" not in output.err
-    return output.err.removeprefix("error: ").strip()
 
 
 ANOTHER_MODEL = "the checkpoint is of another model"

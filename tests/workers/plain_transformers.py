@@ -44,7 +44,12 @@ def train(plan: Plan, weights: dict[str, np.ndarray], corpus: str) -> dict[str, 
     free = [p for p in parameters.values() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": free, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=training.lr, betas=training.betas, eps=training.eps)
-    batches = samples_of(plan, corpus)
+    return steps(model, plan, parameters, optimizer, corpus)
+
+
+def steps(model: Any, plan: Plan, parameters: dict[str, torch.nn.Parameter], optimizer: Any, corpus: str) -> dict[str, Any]:
+    """All steps of the plan on one process: losses, norms, first gradients of these parameters."""
+    training, batches = plan.training, samples_of(plan, corpus)
     found: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(training.steps):
         optimizer.zero_grad()

@@ -12,7 +12,7 @@ import pytest
 from chats import write_tokenizer
 from msgspec.structs import replace
 from test_hf_parity import hf_plan, measure
-from worker_plans import BERT, GPT, LLAMA, QWEN3, make_plan, samples_of
+from worker_plans import BERT, GPT, LLAMA, QWEN3, make_plan
 from worker_pool import Pool
 
 from orchestrator.cost.calibration import datasheet
@@ -69,8 +69,6 @@ def peft_alone(plan: Plan, weights: dict[str, np.ndarray], corpus: str) -> dict[
     import plain_transformers
     import torch
 
-    from orchestrator.workers.schedule import learning_rate
-
     training = plan.training
     assert training.lora is not None
     model = peft.get_peft_model(base_of(plan), peft.LoraConfig(**lora_fields(plan.model, training.lora)))
@@ -82,21 +80,7 @@ def peft_alone(plan: Plan, weights: dict[str, np.ndarray], corpus: str) -> dict[
     trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     kwargs = {"lr": training.lr, "betas": training.betas, "eps": training.eps, "weight_decay": training.weight_decay}
     optimizer = torch.optim.AdamW(trained.values(), **kwargs)
-    batches = samples_of(replace(plan, dp=1, micro_batch_size=8, num_microbatches=1), corpus)
-    found: dict[str, Any] = {"losses": [], "norms": []}
-    for step in range(training.steps):
-        optimizer.zero_grad()
-        (arrays,) = batches.microbatches(step)
-        value = plain_transformers.loss(model, plan.model.family, {name: torch.from_numpy(array) for name, array in arrays.items()})
-        value.backward()
-        if step == 0:
-            found["gradients"] = {name: p.grad.numpy().copy() for name, p in trained.items() if p.grad is not None}
-        found["losses"].append(value.item())
-        found["norms"].append(float(torch.nn.utils.clip_grad_norm_(trained.values(), training.clip)))
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(training, step)
-        optimizer.step()
-    return found
+    return plain_transformers.steps(model, replace(plan, dp=1, micro_batch_size=8, num_microbatches=1), trained, optimizer, corpus)
 
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=pytest.mark.full if name in LONG else ()) for name in ALL])
