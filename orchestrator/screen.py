@@ -178,6 +178,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if settings.batch_of_length is not None:
         say(text.batch_text(plan.training, settings.batch_of_length))
     say(f"data: {data_text(settings)}")
+    if absent := not_here_text(settings):
+        say(absent.rstrip())
     nbytes = saved_bytes(plan)
     reshardable = ENGINES[plan.engine].reshardable(plan)
     if not (brief and reshardable) and (checkpoints := checkpoint_text(plan, nbytes, reshardable)):
@@ -234,7 +236,7 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     say(text.choices_text(total, priced))
 
 
-def elsewhere_text(settings: Settings) -> str:
+def not_here_text(settings: Settings) -> str:
     """A line for each path of the settings that is not on this machine, and was not looked at."""
     found = elsewhere(settings.run)
     return "".join(f"note: {key}={path} is not on this machine: taken as it is, not checked\n" for key, path in found)

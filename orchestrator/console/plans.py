@@ -23,7 +23,7 @@ from orchestrator.recipe import Settings
 from orchestrator.report.comparison import comparison_tables, sweep_table
 from orchestrator.report.memory import risk_key
 from orchestrator.report.text import choice
-from orchestrator.screen import SearchProgress, elsewhere_text, next_text, notes_text, screen, show_found
+from orchestrator.screen import SearchProgress, next_text, not_here_text, notes_text, screen, show_found
 from orchestrator.search.unasked import seconds_of
 from orchestrator.units import format_amount, format_seconds
 
@@ -103,8 +103,8 @@ def _plan(words: Sequence[str]) -> None:
         return
     with SearchProgress() as progress:
         answer, tried = questions.answered(load, settings, tree, progress.show, with_fuller=not as_json)
-    print(elsewhere_text(answer.settings), end="", file=sys.stderr if as_json else sys.stdout)
     if as_json:
+        print(not_here_text(answer.settings), end="", file=sys.stderr)
         say_json({**answer.summary(), "tried": [point.summary() for point in tried], "plan": json.loads(answer.to_json())})
     else:
         print(answer.settings.why_cluster)
@@ -199,7 +199,7 @@ def swept(words: Sequence[str], name: str, check: Callable[[Mapping[str, Sequenc
     _, load = load_of(plain)
     with SearchProgress("planning") as progress:
         found = grid.sweep(load, lists, lambda done, total: progress.show(done, total, None), partial=True)
-    for note in dict.fromkeys(elsewhere_text(point.answer.settings) for point in found.points if point.answer is not None):
+    for note in dict.fromkeys(not_here_text(point.answer.settings) for point in found.points if point.answer is not None):
         print(note, end="", file=sys.stderr)
     return found, lists
 
