@@ -42,6 +42,7 @@ from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.layers import flatten, group_of, leaves
+from orchestrator.recipe.whole_data import check_first_texts
 from orchestrator.report.comparison import Comparison, compared
 from orchestrator.report.text import explanation_text
 from orchestrator.search.explain import Explanation
@@ -97,6 +98,8 @@ def loader(keys: Mapping[str, Any], instead: str) -> Load:
         settings = recipe.load_tree({**tree, **recipe.as_texts(dict(over))}, _machine(), [*ENGINES, LAYERWISE], plans_only=True)
         if settings.engine == LAYERWISE:
             raise InputError("engine", LAYERWISE, "is planned by python -m orchestrator.run", ["auto", *ENGINES])
+        if settings.reads_texts:
+            check_first_texts(settings.run)
         return settings
 
     return load

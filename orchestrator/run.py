@@ -111,7 +111,7 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
         check_data_given(settings)
     check_whole(settings.run, supervised=settings.training.task == "sft" and settings.entry is None)
     architecture = settings.architecture
-    if settings.training.task == "pretrain" and settings.entry is None and architecture.why_drawn is None:
+    if settings.reads_texts:
         check_first_texts(settings.run)
         if architecture.traced is None or not is_made_up(settings.run):  # else its batches are drawn
             check_bytes(settings.run, architecture.vocab_size)

@@ -124,6 +124,11 @@ class Settings(Actions, frozen=True, kw_only=True):
     container: ContainerOptions | None
     env: dict[str, str]
 
+    @property
+    def reads_texts(self) -> bool:
+        """Whether our workers read texts to pretrain on."""
+        return self.training.task == "pretrain" and self.entry is None and self.architecture.why_drawn is None
+
 
 def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Settings:
     """Settings of a command line on this machine. `engines`: the names that `engine=` may have besides auto. Raises InputError."""

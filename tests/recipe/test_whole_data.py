@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import orchestrator as so
 from orchestrator import run
 from orchestrator.errors import InputError
 from orchestrator.plan import RunSettings
@@ -144,6 +145,8 @@ def test_texts_whose_first_line_has_none_are_refused_before_a_job_waits(line: st
     path.write_text(f"\n{line}\n")
     with pytest.raises(InputError, match=why):
         check_first_texts(RunSettings(data=str(path)))
+    with pytest.raises(InputError, match=why):  # a plan's folder would end there too
+        so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", data=str(path))
     path.write_text('{"text": "a"}\n{"foo": 1}\n')
     check_first_texts(RunSettings(data=str(path), valid=str(tmp_path / "none.jsonl")))
 
