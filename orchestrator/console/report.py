@@ -83,13 +83,13 @@ def of_run(run: Path) -> tuple[Settings, Found, Drawn | None]:
     if plan.engine not in ENGINES:
         raise InputError("engine", plan.engine, "of the plan is not known", ENGINES)
     machine, engines = detect.machine(), list(ENGINES)
-    settings = recipe.load_tree({"plan": str(path)}, machine, engines)
+    settings = recipe.load_tree({"plan": str(path)}, machine, engines, plans_only=True)
     plan, limit = Planner(settings).priced_again(plan)
     found = Found(plan=plan, limit=limit)
     config = path.with_name("config.yaml")
     if not config.is_file():
         return settings, found, None
-    asked = recipe.load_tree({"recipe": str(config.resolve())}, machine, engines)
+    asked = recipe.load_tree({"recipe": str(config.resolve())}, machine, engines, plans_only=True)
     if asked.plan is not None or not _same_question(asked, plan):
         return settings, found, None
     page = path.with_name(PAGE)

@@ -155,7 +155,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         # Another engine only where the command line says so: the recipe's may be that of before.
         engine = given["engine"].value if "engine" in given and engine != "auto" else continued.engine
     chosen_here = {**site, **given}
-    trained = _searched(merged, label, engine, chosen_here, machine) if plan is None else _saved(merged, label, engine, plan)
+    if plan is None:
+        trained = _searched(merged, label, engine, chosen_here, machine, plans_only=plans_only)
+    else:
+        trained = _saved(merged, label, engine, plan, plans_only=plans_only)
     plan = trained.plan
     if continued is not None:
         check_changes(continued, trained.architecture, trained.training, trained.run)
@@ -240,7 +243,7 @@ class _Trained(NamedTuple):
     reinforcement: RlJob | None = None
 
 
-def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, machine: Machine) -> _Trained:
+def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, machine: Machine, *, plans_only: bool) -> _Trained:
     """What is trained where by the keys, for a search. `chosen_here`: those of the command line and the site, which go before what the
     machine has. Raises InputError."""
     label = label or label_of(merged)
@@ -266,17 +269,17 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
         architecture = padded_for_every_layout(architecture, cluster)
     check_precision(training, cluster)
     training = with_fp8_recipe(training, cluster)
-    run = _run(merged, RunSettings(), architecture)
+    run = _run(merged, RunSettings(), architecture, plans_only=plans_only)
     return _Trained(label, architecture, profile, training, cluster, why, run, None, engine, job)
 
 
-def _saved(merged: Flat, label: str | None, engine: str, plan: Plan) -> _Trained:
+def _saved(merged: Flat, label: str | None, engine: str, plan: Plan, *, plans_only: bool) -> _Trained:
     """What is trained where by a saved plan, with which the keys must agree. Raises InputError."""
     check_agreement(merged, plan)
     if engine not in ("auto", plan.engine):
         raise InputError("engine", engine, f"the plan is for engine={plan.engine}; leave engine out, or search anew without plan=")
     why = f"cluster {plan.cluster.name}, {counted(plan.cluster)}: the plan's"
-    run = _run(merged, plan.run, plan.model)
+    run = _run(merged, plan.run, plan.model, plans_only=plans_only)
     plan = msgspec.structs.replace(plan, run=run, extra=_extra(merged, plan.extra))
     return _Trained(label or plan.model.name, plan.model, None, plan.training, plan.cluster, why, run, plan, plan.engine)
 
@@ -354,7 +357,7 @@ def _open_batch(flat: Flat, engine: str) -> bool:
     return chosen == "auto"
 
 
-def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSettings:
+def _run(merged: Flat, base: RunSettings, architecture: Architecture, *, plans_only: bool) -> RunSettings:
     """Data, tokenizer, weights and resume must be there: a job that dies for them at its first step is found out here."""
     wandb = base.wandb | group_of(merged, "wandb")
     run = msgspec.structs.replace(base, **{**fields_of(merged, RunSettings), "wandb": wandb})
@@ -379,7 +382,7 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         raise InputError("train.step_timers", "false", "leaves tune= nothing to learn from: leave one of them out")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
-    data, weights = data_settings(merged, base, architecture), weight_settings(merged, base, architecture)
+    data, weights = data_settings(merged, base, architecture), weight_settings(merged, base, architecture, plans_only=plans_only)
     resume = None if run.resume is None else existing_folder(RESUME, run.resume)
     return msgspec.structs.replace(run, **data, **weights, resume=resume)
 

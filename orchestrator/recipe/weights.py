@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,14 +59,14 @@ def with_config(merged: Flat) -> Flat:
     return {**merged, "model.hf_config": Given(config, config)}
 
 
-def weight_settings(merged: Flat, base: RunSettings, architecture: Architecture) -> dict[str, Any]:
-    """RunSettings' fields of weights; what is not given stays as in `base`. Raises InputError."""
+def weight_settings(merged: Flat, base: RunSettings, architecture: Architecture, *, plans_only: bool) -> dict[str, Any]:
+    """RunSettings' fields of weights; what is not given stays as in `base`. `plans_only`: nothing is written. Raises InputError."""
     init_from, export_to = value_of(merged, FROM, base.init_from), value_of(merged, TO, base.export_to)
     if init_from is not None and not is_elsewhere(init_from):
         init_from = existing_folder(FROM, init_from)
         _check_checkpoint(Path(init_from), architecture)
     if export_to is not None:
-        export_to = str(new_folder(TO, export_to))
+        export_to = os.path.abspath(export_to) if plans_only else str(new_folder(TO, export_to))
     return {"init_from": init_from, "export_to": export_to}
 
 

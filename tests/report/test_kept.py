@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,16 @@ def test_no_search_is_done_where_the_page_has_the_candidates(tmp_path: Path, mon
     (run / PAGE).unlink()
     with pytest.raises(AssertionError, match="searched"):
         of_run(run)
+
+
+def test_a_run_that_has_exported_its_weights_is_reported_compared_and_priced_anew(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", **{"model.export_to": str(tmp_path / "w")}).write(tmp_path / "run")
+    (tmp_path / "w" / "config.json").write_text("{}")
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    for words in (["report", str(tmp_path / "run")], ["compare", str(tmp_path / "run"), str(tmp_path / "other")]):
+        assert main(words) == 0
+    assert main(["run", f"plan={tmp_path / 'run' / 'plan.json'}", f"out={tmp_path / 'again'}"]) == 2, "a start writes there"
 
 
 def test_candidates_of_another_plan_or_price_are_not_taken(tmp_path: Path) -> None:
