@@ -357,7 +357,7 @@ def _open_batch(flat: Flat, engine: str) -> bool:
     return chosen == "auto"
 
 
-def _run(merged: Flat, base: RunSettings, architecture: Architecture, *, plans_only: bool) -> RunSettings:
+def _run(merged: Flat, base: RunSettings, architecture: Architecture, *, plans_only: bool = False) -> RunSettings:
     """Data, tokenizer, weights and resume must be there: a job that dies for them at its first step is found out here."""
     wandb = base.wandb | group_of(merged, "wandb")
     run = msgspec.structs.replace(base, **{**fields_of(merged, RunSettings), "wandb": wandb})
