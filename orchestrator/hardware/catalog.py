@@ -162,7 +162,7 @@ POWER_W: Final = MappingProxyType(
     {
         **dict.fromkeys(("V100-SXM2-16GB", "V100-SXM2-32GB", "A100-PCIE-80GB", "A40", "RTX-A6000", "L40", "RTX-6000-Ada"), 300.0),
         **dict.fromkeys(("A100-SXM-40GB", "A100-SXM-80GB", "A800-SXM-80GB", "H100-NVL", "H20"), 400.0),
-        **dict.fromkeys(("H100-SXM-80GB", "H100-SXM-96GB", "H800-SXM-80GB", "H200"), 700.0),
+        **dict.fromkeys(("H100-SXM-80GB", "H800-SXM-80GB", "H200"), 700.0), "H100-SXM-96GB": 500.0,
         **dict.fromkeys(("H100-PCIE-80GB", "RTX-3090", "L40S"), 350.0),
         "A100-PCIE-40GB": 250.0, "GH200-96GB": 1000.0, "B200": 1000.0, "B300": 1100.0, "GB200": 1200.0, "GB300": 1400.0,
         "TITAN-RTX": 280.0, "RTX-4090": 450.0, "RTX-5090": 575.0, "A30": 165.0, "A10": 150.0, "RTX-A5000": 230.0, "L4": 72.0,
@@ -171,7 +171,7 @@ POWER_W: Final = MappingProxyType(
     }
 )  # fmt: skip
 """Watts that a GPU may take for long (thermal design power, the highest where a range can be set), by the datasheets named above; GH200's
-with its CPU."""
+with its CPU; H100-SXM-96GB's as torchtitan ran it ("the default 500W power limit", benchmarks/llama3_h100_202412_torchtitan.md)."""
 
 NEAR: Final = 1.25
 """Times as high as another's a GPU's peak may be for the other to tell what it reaches: an H20 has a seventh of an H100's, which no power
@@ -200,15 +200,20 @@ def _faster(one: Gpu, other: Gpu) -> float:
 
 
 def reached(gpu: Gpu, other: Gpu) -> float:
-    """The share of its peak that a GPU reaches in products against another's share of its own: 1 for the same chip, whose clocks differ
-    little; otherwise by power.
+    """The share of its peak that a GPU reaches in products against another's share of its own, by power: no more of it for the same chip,
+    and as much where its datasheet's peak is another, which its power has made.
 
     >>> round(reached(GPUS["GB300"], GPUS["GB200"]), 3), reached(GPUS["H200"], GPUS["H100-SXM-80GB"])
     (1.107, 1.0)
+    >>> round(reached(GPUS["H100-SXM-96GB"], GPUS["H100-SXM-80GB"]), 3), reached(GPUS["GH200-96GB"], GPUS["H100-SXM-80GB"])
+    (0.801, 1.0)
     """
-    if gpu.compute_capability == other.compute_capability or not {gpu.name, other.name} <= POWER_W.keys():
+    if not {gpu.name, other.name} <= POWER_W.keys():
         return 1.0
-    return float((POWER_W[gpu.name] / POWER_W[other.name]) ** POWERS_SHARE / _faster(gpu, other))
+    share = float((POWER_W[gpu.name] / POWER_W[other.name]) ** POWERS_SHARE / _faster(gpu, other))
+    if gpu.compute_capability != other.compute_capability:
+        return share
+    return min(1.0, share) if _faster(gpu, other) == 1 else 1.0
 
 
 DRIVER_NAMES: Final = MappingProxyType(

@@ -70,6 +70,9 @@ def recipe_of(row: dict[str, str]) -> dict[str, str] | None:
 
 
 ITERATIONS: Final = {"vocab_size": "128256", "cuda_graph": "local: full_iteration"}
+ONCE_A_STEP: Final = {"recompute": "full", "zero_stage": "1"}
+"""FSDP2 that keeps gathered weights and whole gradients from the first micro-batch to the last (reshard_after_forward false, and
+components/moe/fsdp_mixin.py): its traffic is ZeRO-1's."""
 RAN_OTHERWISE: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     (r"dgxc-v25\.02-nemo_megatron_README_175b", {"vpp": "6"}),
     (r"dgxc-v(24\.11\.1|25\.01\.1|25\.02)-llama3\.1_README_405b", {"vocab_size": "50257"}),
@@ -80,6 +83,10 @@ RAN_OTHERWISE: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     (r"mlperf-v6\.0-gptoss-\w+-?\w*_ngpu72$", ITERATIONS | {"rank_capacity": "2"}),
     (r"mlperf-v6\.0-gptoss-theia_ngpu512$", ITERATIONS | {"rank_capacity": "7"}),
     (r"(mlperf-v6\.0-gptoss-|gpt_oss_20b_pretrain_)", {"vocab_size": "128256"}),
+    (r"automodel-L19$", ONCE_A_STEP | {"mtp_layers": "0", "vpp": "4"}),
+    (r"automodel-L20$", ONCE_A_STEP | {"mtp_layers": "0"}),
+    (r"automodel-L(21|22)$", ONCE_A_STEP),
+    (r"automodel-L25$", {"recompute": "full", "zero_shard_size": ""}),
 )
 """What ran, where a row's table says otherwise, by how its run_id begins.
 
@@ -94,7 +101,10 @@ GPUs of each, samples of each: implementations/theia_ngpu8_ngc26.04_nemo/README)
 GB200 delay weight gradients (src/megatron/bridge/recipes/qwen/gb200/qwen3_moe.py). All five configurations of its program that can be read
 replay whole iterations (config_common_cg.sh, which each sources), so that a rank's experts have buffers of a fixed size: 7 even shares on
 512 GPUs (config_GB300_128x4x1xtp2pp1cp4ep8.sh); 1.5 on 8 (not NVIDIA's own, but three of Inventec, config_*_1x8x3xtp1pp1cp1ep1_mxfp8.sh,
-and one of two nodes); and 2 where none says it (config_common_cg.sh), as is supposed of the 72, whose own can't be read."""
+and one of two nodes); and 2 where none says it (config_common_cg.sh), as is supposed of the 72, whose own can't be read. AutoModel's own
+configurations of its page's runs (NVIDIA-NeMo/Automodel at 8d9bfb90e, examples/benchmark/configs; of Llama 3 70B at 2013a4dd6) checkpoint
+every layer, of experts gather weights and reduce gradients once a step (`ONCE_A_STEP`), and have no multi-token prediction; the one on
+1,024 GPUs has four layers a stage (layers_per_stage), 16 of 61, where the page repeats the other's VP 8."""
 
 
 def as_it_ran(row: dict[str, str]) -> dict[str, str]:

@@ -96,6 +96,10 @@ EAGER: Final = {"pointwise_factor": 1.8}
 """Norms, rotary, gates, residuals and casts as kernels of their own: nearly twice the memory passes of fused ones. nanotron's fit says
 1.9, Composer's on A100 1.4, its H100 the same in slower products."""
 
+HOPPERS_FLASH_2: Final = {"attention_efficiency": 0.35, "attention_backward_efficiency": 0.3}
+"""FlashAttention-2 on Hopper: its kernels, written for Ampere, reach 35% of an H100's peak (FlashAttention-3, arXiv 2407.08608, abstract),
+and backward a sixth less, as those of FlashAttention-3 and cuDNN do against their forward."""
+
 
 def with_separate_gate(model: ModelSpec) -> ModelSpec:
     """The model with `act(gate) * up` as two of torch's kernels: the product keeps the activated gate too."""

@@ -14,7 +14,7 @@ from orchestrator.model.architecture import Architecture
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.layout import Prediction, Stage
 from orchestrator.strategy.spec import Candidate
-from tests.validation.engines.engine import EAGER, FP32_STATES, MeasuredEngine, Split, all_stages, with_separate_gate
+from tests.validation.engines.engine import EAGER, FP32_STATES, HOPPERS_FLASH_2, MeasuredEngine, Split, all_stages, with_separate_gate
 
 STATES: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2)
 """Bytes per parameter with accumulate_grad_in_fp32: bf16 weights, a whole fp32 gradient buffer at every ZeRO stage, fp32 master and Adam
@@ -138,7 +138,7 @@ def split_by_cost(num_layers: int, layer_cost: float, head_cost: float, stages: 
 NANOTRON: Final = MeasuredEngine(
     traits=Traits(
         engine="nanotron",
-        constants=EAGER | HOST,
+        constants=EAGER | HOST | HOPPERS_FLASH_2,  # flash_attn_varlen_func (models/llama.py, CoreAttention)
         states=all_stages(STATES, FP32_STATES),
         gradient_bytes_on_wire="grad_accum_dtype",
         reduce_scatter_from_stage=1,
