@@ -74,9 +74,16 @@ class LayerActivations:
         self.layer, self.strategy, self.micro_batch_size, self.precision = layer, strategy, micro_batch_size, precision
         self.traits, self.calibration, self.domain = traits, calibration, domain
         self.itemsize = activation_itemsize(precision)
+        self._left: dict[Recompute, Activations] = {}
 
     def with_recompute(self, recompute: Recompute) -> Activations:
         """What this recompute leaves, of a layer that can be recomputed where it is any."""
+        found = self._left.get(recompute)
+        if found is None:
+            found = self._left[recompute] = self._with_recompute(recompute)
+        return found
+
+    def _with_recompute(self, recompute: Recompute) -> Activations:
         layer, strategy = self.layer, self.strategy
         if layer.forward_only:  # each tensor goes once the next is made
             return Activations(0.0, self._working, 0.0)

@@ -8,7 +8,7 @@ turn (`Capacity.ranges`). Where a stage may hold several kinds of layers each nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, repeat
 from math import ceil
 from typing import NamedTuple
@@ -115,6 +115,40 @@ def kinds_by_stage(model: ModelSpec, pp: int) -> list[tuple[str, ...]]:
     return found
 
 
+class _Stages:
+    """What the pipelines of candidates that differ in virtual stages have in common, by stage."""
+
+    def __init__(self, costs: CostModel, candidate: Candidate, modes: Sequence[Recompute], partial: Sequence[Recompute]) -> None:
+        pp, runs = candidate.mesh.pp, costs.model.runs
+        inside = tuple(dict.fromkeys(run.layer.kind for run in runs[1:-1]))
+        prices = [costs.of_stage(candidate, p) for p in range(pp)]
+        by_stage = kinds_by_stage(costs.model, pp) if len(inside) > 1 else [inside] * pp
+        known: dict[tuple[int, tuple[str, ...]], Layers] = {}
+        self.kinds = []
+        for here, kinds in zip(prices, by_stage, strict=True):
+            key = id(here), kinds or inside
+            if key not in known:
+                known[key] = Layers(here, candidate, key[1], modes, partial)
+            self.kinds.append(known[key])
+        fastest = {kind: min([costs.layer(candidate, kind, mode).seconds for mode in modes]) for kind in inside}
+        each = chain.from_iterable(repeat(fastest[run.layer.kind], run.count) for run in runs[1:-1])
+        self.before = [0.0, *accumulate(each)]
+        """Seconds of a micro-batch in the model's first so many layers."""
+        first, last = (here.layer(candidate, runs[i].layer.kind, "none") for i, here in ((0, prices[0]), (-1, prices[-1])))
+        self.ends = [first, *[NOTHING] * (pp - 2), last]
+        """Prices of the embedding in the first stage, of the head in the last, of nothing in the others."""
+        self.overheads = [here.calibration.microbatch_overhead_s for here in prices]
+        self.ends_s = [end.seconds for end in self.ends]
+        hops = costs.hop_seconds(candidate)
+        self.down = [0.0] * pp
+        """Seconds until stage p begins and after it has ended, for the stages before without their layers."""
+        for p in range(1, pp):
+            self.down[p] = self.down[p - 1] + self.overheads[p - 1] + 2 * hops[p - 1] + (first.seconds if p == 1 else 0.0)
+        self.once = costs.once_seconds(candidate) + costs.added(candidate).optimizer_s / pp
+        """Seconds of a step beside its schedule: the slowest update is at least the mean."""
+        self.fewest = [0 if p in (0, pp - 1) else 1 for p in range(pp)]
+
+
 class Capacity:
     """How many layers each stage of a pipeline can hold and compute in a given time, for one outer choice. `partial`: modes that a stage
     may have on some of its layers alone; `usable`, `memories`: bytes and memory of each stage. Stages on several types of GPU have each
@@ -128,52 +162,29 @@ class Capacity:
         partial: Sequence[Recompute],
         layers: int,
         usable: Sequence[float],
-        memories: Sequence[StageMemory],
+        memories: Mapping[int, StageMemory] | Sequence[StageMemory],
     ) -> None:
         self.pp, self.vpp, self.m, self.layers = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches, layers
         self.usable = [room * (1 + ROUNDING) for room in usable]
         self.memories = memories
-        inside = tuple(dict.fromkeys(run.layer.kind for run in costs.model.runs[1:-1]))
-        prices = [costs.of_stage(candidate, p) for p in range(self.pp)]
-        by_stage = kinds_by_stage(costs.model, self.pp) if len(inside) > 1 else [inside] * self.pp
-        known: dict[tuple[int, tuple[str, ...]], Layers] = {}
-        self.kinds = []
-        for here, kinds in zip(prices, by_stage, strict=True):
-            key = id(here), kinds or inside
-            if key not in known:
-                shared, what = here.kept(candidate), (key[1], tuple(modes), tuple(partial))
-                known[key] = shared.get(what) or shared.setdefault(what, Layers(here, candidate, key[1], modes, partial))
-            self.kinds.append(known[key])
-        fastest = {kind: min([costs.layer(candidate, kind, mode).seconds for mode in modes]) for kind in inside}
-        each = chain.from_iterable(repeat(fastest[run.layer.kind], run.count) for run in costs.model.runs[1:-1])
-        self.before = [0.0, *accumulate(each)]
-        """Seconds of a micro-batch in the model's first so many layers."""
-        first, last = (here.layer(candidate, costs.model.runs[i].layer.kind, "none") for i, here in ((0, prices[0]), (-1, prices[-1])))
-        self.ends = [first, *[NOTHING] * (self.pp - 2), last]
-        """Prices of the embedding in the first stage, of the head in the last, of nothing in the others."""
-        overheads = [here.calibration.microbatch_overhead_s for here in prices]
-        self.empty_s = [candidate.vpp * overhead + end.seconds for overhead, end in zip(overheads, self.ends, strict=True)]
+        shared, what = costs.kept(candidate), (tuple(modes), tuple(partial))
+        alike: _Stages = shared.get(what) or shared.setdefault(what, _Stages(costs, candidate, modes, partial))
+        self.kinds, self.ends, self.before, self.down, self.once = alike.kinds, alike.ends, alike.before, alike.down, alike.once
+        self.fewest = alike.fewest
+        self.empty_s = [self.vpp * overhead + end_s for overhead, end_s in zip(alike.overheads, alike.ends_s, strict=True)]
         """Seconds of a micro-batch in each stage, but for its layers."""
         self._known: list[dict[int, float]] = [{} for _ in range(self.pp)]
         self._fits = [-1] * self.pp
         """Layers that are known to fit each stage as they are."""
         self._ranges: dict[float, tuple[list[int], list[int]] | None] = {}
         self._near = layers // self.pp
-        hops = costs.hop_seconds(candidate)
-        self.down = [0.0] * self.pp
-        """Seconds until stage p begins and after it has ended, for the stages before without their layers."""
-        for p in range(1, self.pp):
-            self.down[p] = self.down[p - 1] + overheads[p - 1] + 2 * hops[p - 1] + (first.seconds if p == 1 else 0.0)
         self.blocked = [0.0] * self.pp
         """Seconds of a step for which transfers block stage p, but for those of a micro-batch's way down and up again."""
         if self.vpp == 1:
-            kind = of_chunks(costs.schedule(candidate), 1)
+            kind, hops = of_chunks(costs.schedule(candidate), 1), costs.hop_seconds(candidate)
             for p in range(self.pp):
                 up, down = kind.transfers(self.pp, p, self.m)
                 self.blocked[p] = max(0, up - 2) * hops[p - 1] + down * hops[p]
-        self.once = costs.once_seconds(candidate) + costs.added(candidate).optimizer_s / self.pp
-        """Seconds of a step beside its schedule: the slowest update is at least the mean."""
-        self.fewest = [0 if p in (0, self.pp - 1) else 1 for p in range(self.pp)]
 
     def peak(self, p: int, n: int) -> float:
         """Bytes of stage p with n layers that are not recomputed, at least."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 from orchestrator.cost import quantised
 from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
+from orchestrator.model.ops import Shard
 from orchestrator.model.routing import times
 from orchestrator.model.spec import Attention, DeltaRule, Gemm, LayerSpec, Pointwise, Scan, padded
 from orchestrator.model.training import QUANTISED
@@ -28,6 +29,8 @@ QUANTISING_LAUNCHES = 2
 Engine, pytorch/csrc/extensions/cast.cpp). Weights are cast once a step, with the first micro-batch."""
 SCAN_LAUNCHES = 4
 """Kernels of a state space's forward beside the first (cumulated steps, the chunks' states, their passing on, C B, the output)."""
+RECURRENT = (Scan, DeltaRule)
+SHARDS: Final = get_args(Shard)
 TENSOR_CORE_ELEMENTS = 8
 """16-bit elements in the 16 bytes that a tensor-core load wants aligned."""
 FULL_PRECISION_MOVED = 2
@@ -102,16 +105,20 @@ def gemm_seconds(
     bytes (Williams et al., "Roofline", CACM 2009). `added_to`: bytes that an epilogue reads and writes, which adds the product to what is
     there. A feature dimension that is no multiple of 16 bytes slows tensor cores down, and keeps the `batched` GEMMs of attention off them:
     they run at the fp32 rate (BigScience's heads of 108 and 150 show it within 15%)."""
-    c = calibration
+    return _gemm(m, k, n, rates, calibration, added_to, batched=batched)[1]
+
+
+def _gemm(m: float, k: float, n: float, rates: Rates, c: Calibration, added_to: float, *, batched: bool = False) -> tuple[float, float]:
+    """`gemm_seconds` of the product that adds to nothing, and of the one that does."""
     shape = (1 + c.gemm_half_tokens / m) * (1 + c.gemm_half_features / k) * (1 + c.gemm_half_features / n)
-    aligned = not (k % TENSOR_CORE_ELEMENTS or n % TENSOR_CORE_ELEMENTS)
     peak = rates.peak
-    if not aligned:
+    if k % TENSOR_CORE_ELEMENTS or n % TENSOR_CORE_ELEMENTS:
         peak = rates.unaligned if batched else max(rates.unaligned, rates.peak / c.misaligned_gemm)
     flops = 2 * m * k * n * shape / (peak * c.gemm_efficiency)
     bandwidth = rates.bandwidth * c.memory_efficiency
-    moved = ((m * k + k * n + m * n) * rates.itemsize + added_to) / bandwidth
-    return max(flops + EXPOSED_EPILOGUE * added_to / bandwidth, moved)
+    nbytes = (m * k + k * n + m * n) * rates.itemsize
+    added = max(flops + EXPOSED_EPILOGUE * added_to / bandwidth, (nbytes + added_to) / bandwidth)
+    return max(flops, nbytes / bandwidth), added
 
 
 def grouped_seconds(groups: float, m: float, k: float, n: float, rates: Rates, calibration: Calibration, *, added_to: float = 0.0) -> float:
@@ -201,8 +208,8 @@ def permutations(layer: LayerSpec, strategy: Strategy) -> int:
     """How often tokens are put in order on their way to experts (and back). With an all-to-all by the rank that they go to, and on their
     arrival, from several ranks, by expert, where a rank has more than one (mcore moe/token_dispatcher.py:775, sort_chunks_by_idxs);
     otherwise once."""
-    several = any(isinstance(op, Gemm) and op.experts > strategy.mesh.ep for op in layer.ops)
-    return 2 if strategy.moe_token_dispatcher_type == "alltoall" and strategy.mesh.ep > 1 and several else 1
+    by_rank = strategy.moe_token_dispatcher_type == "alltoall" and strategy.mesh.ep > 1
+    return 2 if by_rank and any(isinstance(op, Gemm) and op.experts > strategy.mesh.ep for op in layer.ops) else 1
 
 
 def layer_seconds(
@@ -218,13 +225,14 @@ def layer_seconds(
 ) -> LayerSeconds:
     """Seconds of a layer's forward and backward without traffic, recompute or ZeRO. `domain`: GPUs of the innermost network level."""
     c, mesh = calibration, strategy.mesh
-    itemsize = activation_itemsize(precision)
+    itemsize, narrow = activation_itemsize(precision), precision in QUANTISED
     rates = Rates.of(gpu, precision, c)
     # fp8 is for the layers' linears: attention and the vocabulary's projection stay in bf16 (Megatron's output layer is none of TE's).
-    wide_rates = Rates.of(gpu, "bf16", c) if precision in QUANTISED else rates
+    wide_rates = Rates.of(gpu, "bf16", c) if narrow else rates
     memory = gpu.memory_bandwidth * c.memory_efficiency
     f_gemm = f_attention = f_memory = b_gemm = b_attention = b_memory = 0.0
-    one_by_one = 0.0  # products that the host launches expert by expert
+    one_by_one, kernels, in_8_bits = 0.0, 0, 0  # products that the host launches expert by expert; all kernels; products in 8 bits
+    parts = {shard: mesh.cp * tp.share(shard, strategy) for shard in SHARDS}
     for op in layer.ops:
         if isinstance(op, Gemm):
             m, k, n = local_gemm(op, strategy, micro_batch_size)
@@ -238,31 +246,23 @@ def layer_seconds(
                 to_weight = grouped_seconds(groups, m / groups, k, n, op_rates, c, added_to=accumulate)
                 one_by_one += groups
             else:
-                forward = gemm_seconds(m, k, n, op_rates, c)
-                to_weight = gemm_seconds(m, k, n, op_rates, c, added_to=accumulate)
-            f_gemm += forward * quantised.int8_slowdown(op, gpu)
-            f_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "column") * m * k / memory
-            b_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "row") * m * n / memory
+                forward, to_weight = _gemm(m, k, n, op_rates, c, accumulate)
+            f_gemm += forward * quantised.int8_slowdown(op, gpu) if op.bits else forward
+            in_8_bits += op.bits == 8
+            if narrow:
+                f_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "column") * m * k / memory
+                b_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "row") * m * n / memory
             if op.frozen:
                 b_gemm += forward
                 beside = quantised.moved(op, m, k, n, precision, states.weight)
                 f_memory, b_memory = f_memory + beside.forward / memory, b_memory + beside.backward / memory
-                continue
-            if traits.fp32_gradient_fusion:
+            elif traits.fp32_gradient_fusion:
                 b_gemm += forward + to_weight
             else:
                 b_gemm += GEMM_BACKWARD_FLOPS * forward
                 b_memory += groups * (accumulate + 2 * states.weight * k * n) / memory
-        elif isinstance(op, Attention):
-            seconds = _attention(op, strategy, micro_batch_size, wide_rates, traits, c, domain)
-            f_attention += seconds[0]
-            b_attention += seconds[1]
-        elif isinstance(op, Scan | DeltaRule):
-            seconds = _scan(op, strategy, micro_batch_size, wide_rates, c)
-            f_attention += seconds[0]
-            b_attention += seconds[1]
         elif isinstance(op, Pointwise):
-            elements = op.elements * micro_batch_size / (mesh.cp * tp.share(op.shard, strategy)) * itemsize / FULL_PRECISION_MOVED
+            elements = op.elements * micro_batch_size / parts[op.shard] * itemsize / FULL_PRECISION_MOVED
             if op.routing is not None:
                 elements *= times(op.routing.busiest, mesh.ep)
             if op.role == "permute":
@@ -271,12 +271,22 @@ def layer_seconds(
             factor = c.loss_factor if op.role == "loss" else c.pointwise_factor
             f_memory += elements * op.moved * factor / memory
             b_memory += elements * back * factor / memory
-    kernels = sum((not isinstance(op, tp.BORDERS)) + SCAN_LAUNCHES * isinstance(op, Scan) for op in layer.ops)
-    if precision in QUANTISED and not one_by_one:  # a layer of experts has it in `expert_quantise_s`, which was fitted to such layers
+        elif isinstance(op, tp.BORDERS):
+            continue
+        elif isinstance(op, Attention):
+            seconds = _attention(op, strategy, micro_batch_size, wide_rates, traits, c, domain)
+            f_attention += seconds[0]
+            b_attention += seconds[1]
+        elif isinstance(op, RECURRENT):
+            seconds = _scan(op, strategy, micro_batch_size, wide_rates, c)
+            f_attention += seconds[0]
+            b_attention += seconds[1]
+            kernels += SCAN_LAUNCHES * isinstance(op, Scan)
+        kernels += 1
+    if narrow and not one_by_one:  # a layer of experts has it in `expert_quantise_s`, which was fitted to such layers
         kernels += QUANTISING_LAUNCHES * sum(isinstance(op, Gemm) and not (op.pad_to or op.wide) for op in layer.ops)
     launches = kernels * c.op_overhead_s + one_by_one * c.grouped_launch_s
-    in_8_bits = c.op_overhead_s * sum(isinstance(op, Gemm) and op.bits == 8 for op in layer.ops)
-    forward_more, backward_more = (count * in_8_bits for count in quantised.INT8_LAUNCHES)
+    forward_more, backward_more = (count * (c.op_overhead_s * in_8_bits) for count in quantised.INT8_LAUNCHES)
     if layer.forward_only:
         return LayerSeconds(Seconds(f_gemm, f_attention, f_memory, launches + forward_more), Seconds(0.0, 0.0, 0.0, 0.0))
     return LayerSeconds(

@@ -38,6 +38,10 @@ PASSING_LAYERS = 2
 backward the next, which is fetched beside it (core/pipeline_parallel/fine_grained_activation_offload.py:923, bulk_reload)."""
 
 
+Pair = tuple[float, float]
+"""Seconds of a layer's forward and backward pass."""
+
+
 class LayerCost(Value, frozen=True, kw_only=True):
     """One layer of a kind on one rank. Seconds and bytes per micro-batch unless they say otherwise."""
 
@@ -79,15 +83,30 @@ class LayerCost(Value, frozen=True, kw_only=True):
 
 
 class Graphed(NamedTuple):
-    """Host seconds for the launches of a pass ("forward", "backward") that a layer's graph replays at once, bytes of its own buffers, and
-    those that each micro-batch in flight keeps for it."""
+    """Host seconds for the launches of the passes that a layer's graph replays at once, bytes of its own buffers, and those that each
+    micro-batch in flight keeps for it."""
 
-    launches: dict[str, float]
+    launches: Pair
     buffer_bytes: float
     kept_bytes: float
 
 
-NO_GRAPH: Final = Graphed({"forward": 0.0, "backward": 0.0}, 0.0, 0.0)
+NO_GRAPH: Final = Graphed((0.0, 0.0), 0.0, 0.0)
+
+
+class _Rest(NamedTuple):
+    """What a layer's price has whatever its recompute: its copies on a rank, bytes, and shares of the passes (`alone_share`,
+    `active_share`)."""
+
+    states: StateBytes
+    copies: Replica
+    parameters: int
+    weight_bytes: float
+    gathered: float
+    scattered: float
+    graph: Graphed
+    alone: float
+    active: float
 
 
 class LayerPrices:
@@ -101,6 +120,7 @@ class LayerPrices:
         self._copies: dict[tuple[str, Strategy], Replica] = {}
         """A rank's copy of a layer's weights by kind of layer and strategy: it is the same for every recompute and micro-batch."""
         self._graphs: dict[tuple[str, Strategy, int], Graphed] = {}
+        self._latest: tuple[LayerSpec, Strategy, int, _Rest] | None = None
         self._experts: dict[str, int] = {}
         """Parameters of all experts of a layer, by kind of layer."""
         self._experts_host_s: dict[str, float] = {}
@@ -113,8 +133,57 @@ class LayerPrices:
             recompute = "none"
         elif strategy.overlap_moe_expert_parallel_comm and any(isinstance(op, Dispatch) for op in layer.ops):
             recompute = WITHOUT_MLP.get(recompute, recompute)  # the combined schedule calls the experts' parts, not their layer
+        w, here = self._workload, self._rest_of(layer, strategy, micro_batch_size)
+        passes = self.passes.of(layer, recompute, strategy, micro_batch_size, here.states)
+        kept = passes.kept()
+        left = copied = passing = 0.0
+        if strategy.offload_activations:
+            # DeepSpeed's is of checkpoints; Transformer Engine's (cpu_offload.py), which Megatron's layers have, of all that is saved.
+            leaves = recompute == "full" or (w.traits.layers != "hugging_face" and layer.recomputable)
+            copied = kept.saved if leaves else 0.0
+            left = copied * self._share_beyond(CHECKPOINTS_ON_GPU)
+        if strategy.offload_modules is not None and layer.recomputable:
+            left, copied = self._offloaded(layer, recompute, strategy, micro_batch_size, strategy.offload_modules)
+            passing = PASSING_LAYERS * left
+        forward_s, backward_s, causes = self._seconds(
+            layer, recompute, strategy, micro_batch_size, passes, here.alone, here.copies, self._copy_seconds(copied)
+        )
+        active, held, graph = here.active, here.copies.held, here.graph
+        if active != 1.0:
+            causes = {cause: active * seconds for cause, seconds in causes.items()}
+        unpacked = (0.0, 0.0)
+        if w.training.lora is not None and w.training.lora.bits is not None:
+            unpacked = quantised.working(layer, strategy, micro_batch_size, w.training.precision, w.weight_itemsize, recompute == "full")
+        return LayerCost(
+            forward_s=active * forward_s,
+            backward_s=active * backward_s,
+            saved_bytes=kept.saved - left + graph.kept_bytes,
+            transient_forward_bytes=kept.transient_forward + here.gathered + unpacked[0] + passing,
+            transient_backward_bytes=kept.transient_backward
+            + here.gathered
+            + unpacked[1]
+            + passing
+            + here.scattered
+            + (kept.saved + kept.transient_forward if strategy.overlap_moe_expert_parallel_comm and layer.recomputable else 0.0),
+            # of the layer that goes forward beside it; the ends have none (model_chunk_schedule_plan.py, run)
+            weight_bytes=here.weight_bytes,
+            gradient_bytes=held.gradients,
+            optimizer_bytes=held.optimizer,
+            backward_bytes=held.backward + graph.buffer_bytes,
+            step_bytes=held.step,
+            sync_s=here.copies.sync_s,
+            gather_s=here.copies.gather_s,
+            optimizer_s=here.copies.optimizer_s,
+            parameters=here.parameters,
+            by_cause=causes,
+        )
+
+    def _rest_of(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> _Rest:
+        """What the layer's price has whatever its recompute; the latest is kept, as its modes are asked for one after the other."""
+        known = self._latest
+        if known is not None and known[0] is layer and known[1] is strategy and known[2] == micro_batch_size:
+            return known[3]
         w, mesh = self._workload, strategy.mesh
-        passes = self.passes.of(layer, recompute, strategy, micro_batch_size, self.replicas.states_of(strategy))
         dense = self.replicas.dense_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
         frozen = self.replicas.frozen_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
         experts = self._expert_parameters(layer, strategy)
@@ -130,55 +199,25 @@ class LayerPrices:
                 copies = copies._replace(optimizer_s=copies.optimizer_s + update)
             self._copies[layer.kind, strategy] = copies
         parameters = dense + experts
-        kept = passes.kept()
-        # DeepSpeed's is of checkpoints; Transformer Engine's (cpu_offload.py), which Megatron's layers have, of all that is saved.
-        leaves = recompute == "full" or (w.traits.layers != "hugging_face" and layer.recomputable)
-        leaving = kept.saved if strategy.offload_activations and leaves else 0.0
-        left, copied, passing = leaving * self._share_beyond(CHECKPOINTS_ON_GPU), leaving, 0.0
-        if strategy.offload_modules is not None and layer.recomputable:
-            left, copied = self._offloaded(layer, recompute, strategy, micro_batch_size, strategy.offload_modules)
-            passing = PASSING_LAYERS * left
-        alone = self.alone_share(strategy, micro_batch_size)
-        forward_s, backward_s, causes = self._seconds(
-            layer, recompute, strategy, micro_batch_size, passes, alone, copies, self._copy_seconds(copied)
-        )
-        graph = self._graphed(layer, strategy, micro_batch_size) if by_layer(strategy) else NO_GRAPH
-        active = self.active_share(strategy, micro_batch_size)
-        if active != 1.0:
-            causes = {cause: active * seconds for cause, seconds in causes.items()}
-        held = copies.held
         gathered = scattered = 0.0  # weights as ZeRO-3 gathers them, and gradients before they are scattered
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
             _, itemsize = self.replicas.weights_of(strategy, linears=layer.recomputable)
             _, frozen_itemsize = self.replicas.frozen_of(strategy, layer)
             gathered = (parameters - frozen) * itemsize + frozen * frozen_itemsize
             scattered = float((parameters - frozen) * w.weight_itemsize)
-        unpacked = (0.0, 0.0)
-        if w.training.lora is not None and w.training.lora.bits is not None:
-            unpacked = quantised.working(layer, strategy, micro_batch_size, w.training.precision, w.weight_itemsize, recompute == "full")
-        return LayerCost(
-            forward_s=active * forward_s,
-            backward_s=active * backward_s,
-            saved_bytes=kept.saved - left + graph.kept_bytes,
-            transient_forward_bytes=kept.transient_forward + gathered + unpacked[0] + passing,
-            transient_backward_bytes=kept.transient_backward
-            + gathered
-            + unpacked[1]
-            + passing
-            + scattered
-            + (kept.saved + kept.transient_forward if strategy.overlap_moe_expert_parallel_comm and layer.recomputable else 0.0),
-            # of the layer that goes forward beside it; the ends have none (model_chunk_schedule_plan.py, run)
-            weight_bytes=held.weights + self._copies_beside(layer, strategy) * parameters,
-            gradient_bytes=held.gradients,
-            optimizer_bytes=held.optimizer,
-            backward_bytes=held.backward + graph.buffer_bytes,
-            step_bytes=held.step,
-            sync_s=copies.sync_s,
-            gather_s=copies.gather_s,
-            optimizer_s=copies.optimizer_s,
+        rest = _Rest(
+            states=self.replicas.states_of(strategy),
+            copies=copies,
             parameters=parameters,
-            by_cause=causes,
+            weight_bytes=copies.held.weights + self._copies_beside(layer, strategy) * parameters,
+            gathered=gathered,
+            scattered=scattered,
+            graph=self._graphed(layer, strategy, micro_batch_size) if by_layer(strategy) else NO_GRAPH,
+            alone=self.alone_share(strategy, micro_batch_size),
+            active=self.active_share(strategy, micro_batch_size),
         )
+        self._latest = layer, strategy, micro_batch_size, rest
+        return rest
 
     def static_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
         """Bytes of weights, gradients and optimizer states of a layer on this rank."""
@@ -216,11 +255,10 @@ class LayerPrices:
         `states`: the fewest bytes per parameter that any of the stages in question has."""
         passes = self.passes.of(layer, "none", strategy, micro_batch_size, states)
         active, alone = self.active_share(strategy, micro_batch_size), self.alone_share(strategy, micro_batch_size)
-        forward, backward = passes.forward_s + alone * passes.alone_forward_s, passes.backward_s + alone * passes.alone_backward_s
-        least = {"forward": forward, "backward": backward}
-        launch = {"forward": passes.launch_forward_s, "backward": passes.launch_backward_s}
-        bound = self._bounded(layer, "none", strategy, micro_batch_size, least, launch, passes.behind_dispatch_s, alone)
-        return active * bound["forward"], active * bound["backward"]
+        least = passes.forward_s + alone * passes.alone_forward_s, passes.backward_s + alone * passes.alone_backward_s
+        launch = passes.launch_forward_s, passes.launch_backward_s
+        forward, backward = self._bounded(layer, "none", strategy, micro_batch_size, least, launch, passes.behind_dispatch_s, alone)
+        return active * forward, active * backward
 
     def alone_share(self, strategy: Strategy, micro_batch_size: int) -> float:
         """The share, 0 to 1, of a rank's passes that run alone where Megatron pairs a forward with a backward pass of another micro-batch
@@ -259,9 +297,9 @@ class LayerPrices:
         each."""
         c = self._workload.calibration
         causes = dict(plain.causes)
-        passes = {"forward": plain.forward_s + alone * plain.alone_forward_s, "backward": plain.backward_s + alone * plain.alone_backward_s}
+        forward, backward = plain.forward_s + alone * plain.alone_forward_s, plain.backward_s + alone * plain.alone_backward_s
         causes["ep"] += alone * (plain.alone_forward_s + plain.alone_backward_s)
-        launch = {"forward": plain.launch_forward_s, "backward": plain.launch_backward_s}
+        forward_launch, backward_launch = plain.launch_forward_s, plain.launch_backward_s
         available = {"forward": plain.compute_forward_s, "backward": plain.compute_backward_s}  # what the traffic may hide behind
         for item, moved_s in dense.in_passes:
             if layer.forward_only and item.when == "backward":
@@ -270,20 +308,21 @@ class LayerPrices:
             available[item.when] = max(0.0, available[item.when] - (moved_s - exposed))
             causes["dp"] += exposed
             causes["overlap"] += slowed
-            passes[item.when] += exposed + slowed
-            launch[item.when] += c.collective_launch_s
-        if layer.forward_only:
-            launch["forward"] = max(launch["forward"], FORWARD_SHARE * c.layer_floor_s)
-        elif layer.recomputable:
-            launch["forward"] = max(launch["forward"], FORWARD_SHARE * c.layer_floor_s)
-            launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * c.layer_floor_s)
+            if item.when == "forward":
+                forward, forward_launch = forward + (exposed + slowed), forward_launch + c.collective_launch_s
+            else:
+                backward, backward_launch = backward + (exposed + slowed), backward_launch + c.collective_launch_s
+        if layer.forward_only or layer.recomputable:
+            forward_launch = max(forward_launch, FORWARD_SHARE * c.layer_floor_s)
+        if layer.recomputable and not layer.forward_only:
+            backward_launch = max(backward_launch, (1 - FORWARD_SHARE) * c.layer_floor_s)
+        passes, launch = (forward, backward), (forward_launch, backward_launch)
         bound = self._bounded(layer, recompute, strategy, micro_batch_size, passes, launch, plain.behind_dispatch_s, alone)
-        causes["overhead"] += (bound["forward"] + bound["backward"]) - (passes["forward"] + passes["backward"])
-        for when, seconds in bound.items() if copy_s else ():
-            if copy_s > seconds:
-                causes["offload"] += copy_s - seconds
-                bound[when] = copy_s
-        return bound["forward"], bound["backward"], causes
+        causes["overhead"] += (bound[0] + bound[1]) - (forward + backward)
+        if copy_s:
+            causes["offload"] += sum([copy_s - seconds for seconds in bound if copy_s > seconds])
+            bound = max(bound[0], copy_s), max(bound[1], copy_s)
+        return *bound, causes
 
     def _offloaded(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, modules: str
@@ -319,31 +358,32 @@ class LayerPrices:
         recompute: Recompute,
         strategy: Strategy,
         micro_batch_size: int,
-        passes: dict[str, float],
-        launch: dict[str, float],
+        passes: Pair,
+        launch: Pair,
         behind: float,
         alone: float,
-    ) -> dict[str, float]:
+    ) -> Pair:
         """Seconds of the passes, which take the device so long, where the host has `launch` to do for them and the experts' part. `behind`:
         seconds behind a dispatch; `alone`: as `alone_share`."""
         c, host = self._workload.calibration, self._experts_host_seconds(layer)
+        forward, backward = launch
         if host and not c.expert_sync_s:  # the host runs ahead of the device
-            launch = {when: seconds + host for when, seconds in launch.items()}
-            host = 0.0
+            forward, backward, host = forward + host, backward + host, 0.0
         if recompute == "full":
-            launch = {**launch, "backward": launch["backward"] + launch["forward"]}
+            backward += forward
         if strategy.cuda_graph_impl == "full_iteration":
-            launch, host = dict.fromkeys(launch, 0.0), 0.0
+            forward = backward = host = 0.0
         elif strategy.cuda_graph_impl != "none":
             replayed = self._graphed(layer, strategy, micro_batch_size).launches
-            launch = {when: seconds - max(0.0, min(seconds, replayed[when]) - c.graph_launch_s) for when, seconds in launch.items()}
-        bound = {"forward": max(passes["forward"], launch["forward"]), "backward": max(passes["backward"], launch["backward"])}
+            forward -= max(0.0, min(forward, replayed[0]) - c.graph_launch_s)
+            backward -= max(0.0, min(backward, replayed[1]) - c.graph_launch_s)
+        bound = max(passes[0], forward), max(passes[1], backward)
         if not host:
             return bound
         if strategy.delay_wgrad_compute and self._workload.training.precision in QUANTISED:
-            launch = {**launch, "backward": launch["backward"] + c.delayed_wgrad_s}
+            backward += c.delayed_wgrad_s
         unpaired = alone if strategy.overlap_moe_expert_parallel_comm else 1.0
-        return behind_host(bound, launch, host, behind, again=dispatches_again(recompute), alone=unpaired)
+        return behind_host(bound, (forward, backward), host, behind, again=dispatches_again(recompute), alone=unpaired)
 
     def _experts_host_seconds(self, layer: LayerSpec) -> float:
         """Seconds that the host needs to launch a pass of the layer's routed experts beyond its operations."""
@@ -370,34 +410,28 @@ class LayerPrices:
         part = replace(layer, ops=graph.ops)
         launches = self.passes.launches(part, strategy, micro_batch_size, self.replicas.states_of(strategy))
         if graph.ops == layer.ops:  # with what is recomputed
-            launches = dict.fromkeys(launches, inf)
+            launches = inf, inf
         return Graphed(launches, graph.ends * end, graph.kept * end)
 
 
-def behind_host(
-    passes: dict[str, float], launch: dict[str, float], host: float, behind: float, *, again: bool, alone: float
-) -> dict[str, float]:
-    """Seconds of the passes ("forward", "backward") of a layer of experts, which take the device `passes` and the host `launch` and, for
-    what follows the dispatch, `host` seconds more in each pass. Of them the share `alone` has no pass of another micro-batch beside it.
+def behind_host(passes: Pair, launch: Pair, host: float, behind: float, *, again: bool, alone: float) -> Pair:
+    """Seconds of the passes of a layer of experts, which take the device `passes` and the host `launch` and, for what follows the
+    dispatch, `host` seconds more in each pass. Of them the share `alone` has no pass of another micro-batch beside it.
 
     Alone, a pass takes either the host's time or the device's, of which what lies `behind` the dispatch takes `host` at least in forward:
     the host begins with it when the counts arrive. Backward has them from forward, and waits only where it makes the dispatch `again`.
     Two passes side by side take both devices' times or both hosts', as each has the other's kernels to run meanwhile (on H100 the overlap
     ended all idling, `Calibration.expert_sync_s`).
 
-    >>> device, nothing = {"forward": 3.0, "backward": 6.0}, {"forward": 0.0, "backward": 0.0}
+    >>> device, nothing = (3.0, 6.0), (0.0, 0.0)
     >>> behind_host(device, nothing, 2.5, 1.0, again=False, alone=1.0), behind_host(device, nothing, 5.0, 1.0, again=False, alone=0.0)
-    ({'forward': 4.5, 'backward': 6.0}, {'forward': 3.0, 'backward': 7.0})
+    ((4.5, 6.0), (3.0, 7.0))
     """
-    waits = max(0.0, host - behind)
-    work = {"forward": launch["forward"] + host, "backward": launch["backward"] + host * (2 if again else 1)}
-    by_itself = {
-        "forward": max(passes["forward"] + waits, work["forward"]),
-        "backward": max(passes["backward"] + (waits if again else 0.0), work["backward"]),
-    }
-    late = max(0.0, sum(work.values()) - sum(passes.values()))
-    paired = {"forward": passes["forward"], "backward": passes["backward"] + late}
-    return {when: alone * by_itself[when] + (1 - alone) * paired[when] for when in passes}
+    (forward, backward), waits = passes, max(0.0, host - behind)
+    forward_host, backward_host = launch[0] + host, launch[1] + host * (2 if again else 1)
+    by_itself = max(forward + waits, forward_host), max(backward + (waits if again else 0.0), backward_host)
+    late = max(0.0, forward_host + backward_host - (forward + backward))
+    return alone * by_itself[0] + (1 - alone) * forward, alone * by_itself[1] + (1 - alone) * (backward + late)
 
 
 def dispatches_again(recompute: Recompute) -> bool:

@@ -233,16 +233,21 @@ class RecomputedPeak:
         self._forward = max((cost.transient_forward_bytes for cost in ends), default=0.0)
         self._backward = max((cost.transient_backward_bytes for cost in ends), default=0.0)
 
-    def peak_bytes(self, layers: Iterable[tuple[int, int, int, LayerCost, LayerCost]]) -> float:
-        """Peak bytes of the stage. `layers`: (chunk, how many of a kind, of which so many are recomputed, the price without recompute, and
-        with it)."""
+    def peak_bytes(self, layers: Iterable[tuple[int, int, LayerCost, LayerCost]], inside: Iterable[int]) -> float:
+        """Peak bytes of the stage. `layers`: (chunk, how many of a kind, the price without recompute, and with it); `inside`: how many of
+        each are recomputed."""
         saved, forward, backward = self._plain.saved[:], self._forward, self._backward
-        for chunk, count, inside, plain, recomputed in layers:
-            if inside:
-                saved[chunk] -= inside * (plain.saved_bytes - recomputed.saved_bytes)
-                forward, backward = max(forward, recomputed.transient_forward_bytes), max(backward, recomputed.transient_backward_bytes)
-            if count > inside:
-                forward, backward = max(forward, plain.transient_forward_bytes), max(backward, plain.transient_backward_bytes)
-        memory, plain_sums = self._memory, self._plain
-        kept = memory.activations(saved)
-        return memory.peak_of(self._stiff, kept, forward, backward, plain_sums.in_backward, plain_sums.in_step)
+        for (chunk, count, plain, recomputed), n in zip(layers, inside, strict=True):
+            if n:
+                saved[chunk] -= n * (plain.saved_bytes - recomputed.saved_bytes)
+                if recomputed.transient_forward_bytes > forward:  # noqa: PLR1730 - asked for thousands of stages
+                    forward = recomputed.transient_forward_bytes
+                if recomputed.transient_backward_bytes > backward:  # noqa: PLR1730
+                    backward = recomputed.transient_backward_bytes
+            if count > n:
+                if plain.transient_forward_bytes > forward:  # noqa: PLR1730
+                    forward = plain.transient_forward_bytes
+                if plain.transient_backward_bytes > backward:  # noqa: PLR1730
+                    backward = plain.transient_backward_bytes
+        memory, sums = self._memory, self._plain
+        return memory.peak_of(self._stiff, memory.activations(saved), forward, backward, sums.in_backward, sums.in_step)

@@ -4,7 +4,7 @@ parallelism's share (replicas.py) and pipelines' is not in them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -67,6 +67,8 @@ class PassPrices:
         self._workload, self._network = workload, network
         self._known: dict[tuple[object, ...], Passes] = {}
         self._plain: dict[tuple[object, ...], _Plain] = {}
+        self._parts: dict[tuple[str, object], LayerSpec] = {}
+        self._again: dict[tuple[str, Recompute], LayerSpec | None] = {}
         self._last_key: tuple[Strategy | None, int, StateBytes | None, tuple[object, ...]] = None, 0, None, ()
         """A strategy, samples and states, with their `pass_key`: its layers are asked for one after the other."""
 
@@ -83,15 +85,15 @@ class PassPrices:
             known = self._known[recompute, alike] = self._priced(layer, recompute, strategy, micro_batch_size, states, plain)
         return known
 
-    def launches(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> dict[str, float]:
-        """Host seconds to launch a pass of the layer ("forward", "backward"), recompute and the exchange of tokens aside."""
+    def launches(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[float, float]:
+        """Host seconds to launch a forward and a backward pass of the layer, recompute and the exchange of tokens aside."""
         w, c = self._workload, self._workload.calibration
         shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, c, self._network.domain)
         seconds = layer_seconds(layer, *shape)
         found = {"forward": seconds.forward.launch, "backward": seconds.backward.launch}
         for item in self._dense_traffic(layer, strategy, micro_batch_size):
             found[item.when] += item.count * c.collective_launch_s
-        return found
+        return found["forward"], found["backward"]
 
     def _without_recompute(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> _Plain:
         w, c, network = self._workload, self._workload.calibration, self._network
@@ -110,7 +112,7 @@ class PassPrices:
             once_more = _with_pieces(NO_SECONDS, NO_SECONDS, (*[piece.forward] * pieces,))
         beside = {"forward": 0.0, "backward": 0.0}  # seconds of shared experts that are left to compute beside the exchange of tokens
         if strategy.moe_shared_expert_overlap:
-            shared = layer_seconds(replace(layer, ops=shared_experts(layer)), *shape)
+            shared = layer_seconds(self._part(layer, shared_experts), *shape)
             beside = {"forward": shared.forward.compute, "backward": shared.backward.compute}
         priced = [
             (item, *self._exposed(item, forward if item.when == "forward" else backward))
@@ -121,23 +123,37 @@ class PassPrices:
         behind = 0.0
         if strategy.overlap_moe_expert_parallel_comm or (c.expert_sync_s and any(isinstance(op, Dispatch) for op in layer.ops)):
             exchange = {when: sum(exposed for item, exposed, _ in priced if exchanged(item) and item.when == when) for when in shares}
-            routed = layer_seconds(replace(layer, ops=routed_experts(layer)), *shape)
+            routed = layer_seconds(self._part(layer, routed_experts), *shape)
             behind = routed.forward.compute + exchange["forward"] / 2
             if strategy.overlap_moe_expert_parallel_comm:
                 most = hidden_shares(exchange, forward, backward, routed, delayed=strategy.delay_wgrad_compute)
                 shares = {when: c.expert_overlap * share for when, share in most.items()}
         for item, exposed, slowed in priced:
-            if exchanged(item):
-                hidden = exposed * shares[item.when]
-                alone[item.when] += hidden * (1 - c.overlap_slowdown)
-                exposed, slowed = exposed - hidden, slowed + hidden * c.overlap_slowdown
             if item.axis == ep.AXIS:
+                if exchanged(item):
+                    hidden = exposed * shares[item.when]
+                    alone[item.when] += hidden * (1 - c.overlap_slowdown)
+                    exposed, slowed = exposed - hidden, slowed + hidden * c.overlap_slowdown
                 hidden = min(exposed, beside[item.when])
                 beside[item.when] -= hidden
                 exposed, slowed = exposed - hidden, slowed + hidden * c.overlap_slowdown
             traffic.append((item, exposed, slowed))
         activations = LayerActivations(layer, strategy, micro_batch_size, w.training.precision, w.traits, c, network.domain)
         return _Plain(forward, backward, once_more, tuple(traffic), alone, behind, activations)
+
+    def _part(self, layer: LayerSpec, ops: Callable[[LayerSpec], tuple[Op, ...]]) -> LayerSpec:
+        """The layer with these of its operations alone."""
+        part = self._parts.get((layer.kind, ops))
+        if part is None:
+            part = self._parts[layer.kind, ops] = replace(layer, ops=ops(layer))
+        return part
+
+    def _repeated(self, layer: LayerSpec, recompute: Recompute) -> LayerSpec | None:
+        """The part of the layer that this mode of modules runs again; None: none."""
+        key = (layer.kind, recompute)
+        if key not in self._again:
+            self._again[key] = recomputed_part(layer, recompute, fused_norms=self._workload.traits.fused_norms)
+        return self._again[key]
 
     def _exposed(self, item: Traffic, beside: Seconds) -> tuple[float, float]:
         """Seconds of this traffic that the pass waits for, and by which the rest slows it. `beside`: what the pass computes."""
@@ -153,7 +169,7 @@ class PassPrices:
             causes["gemm"] += part.gemm
             causes["attention"] += part.attention
             causes["memory_bound"] += part.memory_bound
-        repeated = recomputed_part(layer, recompute, fused_norms=w.traits.fused_norms)
+        repeated = self._repeated(layer, recompute)
         again, launched_again = forward.compute if recompute == "full" else 0.0, 0.0
         if repeated is not None:
             shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, c, self._network.domain)
@@ -161,35 +177,39 @@ class PassPrices:
             again, launched_again = part.compute, part.launch
         again, launched_again = again + plain.once_more.compute, launched_again + plain.once_more.launch
         causes["recompute"] = again
-        passes = {"forward": forward.compute, "backward": backward.compute + again}
-        launch = {"forward": forward.launch, "backward": backward.launch + launched_again}
+        forward_s, backward_s = forward.compute, backward.compute + again
+        forward_launch, backward_launch = forward.launch, backward.launch + launched_again
         for item, exposed, slowed in plain.traffic:
-            times = 2 if item.repeats_with_recompute and recompute == "full" else 1
+            times = 2 if recompute == "full" and item.repeats_with_recompute else 1
             causes[item.axis] += exposed * times
             causes["overlap"] += slowed * times
-            passes[item.when] += exposed + slowed
-            launch[item.when] += item.count * c.collective_launch_s
+            if item.when == "forward":
+                forward_s += exposed + slowed
+                forward_launch += item.count * c.collective_launch_s
+            else:
+                backward_s += exposed + slowed
+                backward_launch += item.count * c.collective_launch_s
             if times == 2:
-                passes["backward"] += exposed + slowed
+                backward_s += exposed + slowed
         for item in () if repeated is None else self._part_traffic(repeated, strategy, micro_batch_size):
             if item.repeats_with_recompute:
                 exposed, slowed = self._exposed(item, forward)
                 causes[item.axis] += exposed
                 causes["overlap"] += slowed
-                passes["backward"] += exposed + slowed
-                launch["backward"] += item.count * c.collective_launch_s
+                backward_s += exposed + slowed
+                backward_launch += item.count * c.collective_launch_s
         return Passes(
-            forward_s=passes["forward"],
-            backward_s=passes["backward"],
+            forward_s=forward_s,
+            backward_s=backward_s,
             compute_forward_s=forward.compute,
             compute_backward_s=backward.compute + again,
-            launch_forward_s=launch["forward"],
-            launch_backward_s=launch["backward"],
+            launch_forward_s=forward_launch,
+            launch_backward_s=backward_launch,
             alone_forward_s=plain.alone["forward"],
             alone_backward_s=plain.alone["backward"],
             behind_dispatch_s=plain.behind_dispatch,
             causes=causes,
-            kept=cache(partial(plain.activations.with_recompute, recompute)),
+            kept=partial(plain.activations.with_recompute, recompute),
         )
 
     def _dense_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:

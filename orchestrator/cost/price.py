@@ -134,7 +134,7 @@ class CostModel:
         return found
 
     def kept(self, candidate: Candidate) -> dict[object, Any]:
-        """What others made of a candidate's prices, and find by keys of their own for candidates that differ in virtual stages."""
+        """What others made of a candidate's prices, and find by keys of their own, for candidates that differ in virtual stages too."""
         return self._setting_of(candidate).kept
 
     def layer_floor_seconds(self, candidate: Candidate, kind: str, states: StateBytes) -> tuple[float, float]:
@@ -343,10 +343,10 @@ class CostModel:
         mean = floor = 0.0
         for count, static, saved, transient in self._least_held(candidate):
             mean += count * (static + slack * saved * least)
-            share = sum(many / nbytes for flight, many in groups if (nbytes := static + slack * saved * flight) > 0)
-            alone = count / share if share else 0.0
-            one = static + slack * (saved * least + transient)
-            floor = max(floor, alone, one)
+            floor = max(floor, static + slack * (saved * least + transient))
+            if count > 1:  # one alone needs no more than that
+                share = sum([many / nbytes for flight, many in groups if (nbytes := static + slack * saved * flight) > 0])
+                floor = max(floor, count / share if share else 0.0)
         return fixed + max(floor, mean / stages)
 
     def _least_held(self, candidate: Candidate) -> list[tuple[int, float, float, float]]:

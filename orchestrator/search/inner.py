@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import repeat
 from operator import le
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from orchestrator.cost.capacity import Capacity
-from orchestrator.cost.memory import RecomputedPeak
+from orchestrator.cost.memory import RecomputedPeak, StageMemory
 from orchestrator.cost.price import CostModel, LayerCost, StageCost, StageSums
 from orchestrator.model.spec import ModelSpec
 from orchestrator.search.partition import INFINITE, ROUNDING, Best, Partitions, Pipeline, Steps, Way, through
@@ -87,6 +88,18 @@ def beats(a: Way, b: Way) -> bool:
     return a.exposed_s <= b.exposed_s and a.optimizer_s <= b.optimizer_s and all(all(map(le, x, y)) for x, y in pairs)
 
 
+class _Memories(dict[int, StageMemory]):
+    """The memory of each stage, made when it is asked for."""
+
+    def __init__(self, costs: CostModel, candidate: Candidate) -> None:
+        super().__init__()
+        self._costs, self._candidate = costs, candidate
+
+    def __missing__(self, p: int) -> StageMemory:
+        found = self[p] = self._costs.stage_memory(self._candidate, p)
+        return found
+
+
 class Inner:
     """The inner search of one outer choice."""
 
@@ -112,11 +125,12 @@ class Inner:
         """What partitions took, in simulated passes."""
         self.left = INFINITE
         """Seconds that no partition which was left out undercuts; infinite where none was."""
-        parts = [costs.cluster.part_of(p, self.pp) for p in range(self.pp)] if costs.cluster.parts else [0] * self.pp
-        self._by_stage = [costs.of_stage(candidate, p) for p in range(self.pp)]
+        parts, self._by_stage = [0] * self.pp, [costs] * self.pp
         """The prices of each stage: its own type's."""
-        rooms = {part: limit.usable_of(part) for part in {*parts}}
-        self._rooms = [rooms[part] for part in parts]
+        if costs.cluster.parts:
+            parts = [costs.cluster.part_of(p, self.pp) for p in range(self.pp)]
+            self._by_stage = [costs.of_stage(candidate, p) for p in range(self.pp)]
+        self._rooms = [limit.usable_of(part) for part in parts]
         """Bytes that each stage may use."""
         self._one_kind = len(model.runs) == 3
         self._by_layer = capabilities.recomputes_by_layer(candidate.schedule)
@@ -125,10 +139,10 @@ class Inner:
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
         self._more: dict[tuple[object, ...], Way] = {}
-        self._added: dict[tuple[object, ...], StageSums] = {}
+        self._added: dict[tuple[object, ...], StageSums] = costs.kept(candidate).setdefault("sums", {})
         self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._priced: dict[tuple[int, str, Recompute], LayerCost] = {}
-        self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
+        self._memories = _Memories(costs, candidate)
         self._parts = parts
         self.capacity: Capacity | None = None
         if self._fixed is None:
@@ -145,8 +159,8 @@ class Inner:
     def _places(self) -> list[int]:
         """For each stage, the first stage that is like it in all that changes what it costs."""
         first: dict[tuple[object, ...], int] = {}
-        every = enumerate(zip(self._memories, self._parts, strict=True))
-        return [first.setdefault((p == 0, p == self.pp - 1, memory.flights, part), p) for p, (memory, part) in every]
+        last = self.pp - 1
+        return [first.setdefault((p == 0, p == last, self._memories[p].flights, part), p) for p, part in enumerate(self._parts)]
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -194,14 +208,15 @@ class Inner:
         """The ways (mode, layers) to recompute with which stage p fits: nothing alone where that fits, since whatever is recomputed only
         costs time; else of each mode the fewest layers that do."""
         whole, found = max(sizes), list[tuple[Recompute, int]]()
-        peak, room = self._peaks(p, chunks), self._rooms[p]
+        peaks, room = self._peaks(p, chunks), self._rooms[p]
         for mode in self.modes:
+            peak = peaks(mode)
             if mode == "none" or not whole:
-                if peak(mode, 0) <= room:
+                if peak(0) <= room:
                     return [(mode, 0)]
             elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
-                found += [(mode, n) for n in self._fewest(whole, partial(peak, mode), room)]
-            elif peak(mode, self.layers) <= room:
+                found += [(mode, n) for n in self._fewest(whole, peak, room)]
+            elif peak(self.layers) <= room:
                 found.append((mode, self.layers))
         return found
 
@@ -224,25 +239,28 @@ class Inner:
         made = Made(sizes, chunks, recompute, cost)
         return Way(cost.forward_s, cost.backward_s, cost.exposed_s, cost.optimizer_s, cost.peak_bytes, made)
 
-    def _peaks(self, p: int, chunks: Chunks) -> Callable[[Recompute, int], float]:
-        """Bytes of stage p by mode and number of layers that are recomputed so."""
+    def _peaks(self, p: int, chunks: Chunks) -> Callable[[Recompute], Callable[[int], float]]:
+        """Bytes of stage p by mode, and then by the number of layers that are recomputed so."""
         ends = [self.model.runs[i].layer.kind for i, here in ((0, p == 0), (-1, p == self.pp - 1)) if here]
         layer, model = partial(self._layer, p), self.model
         known = RecomputedPeak(self._memories[p], self._sums(p, chunks, ("none", 0)), [layer(kind, "none") for kind in ends])
-        kinds = {kind for some in chunks for kind, _ in some}
-        runs = [(chunk, some, [layer(kind, "none") for kind, _ in some]) for chunk, some in enumerate(chunks) if some]
+        runs = [(chunk, kind, count, layer(kind, "none")) for chunk, some in enumerate(chunks) for kind, count in some]
+        mixed = max(map(len, chunks)) > 1
 
-        def peak_bytes(mode: Recompute, first_n: int) -> float:
-            if mode == "none":
-                first_n = 0
-            layers, again = [], {kind: layer(kind, mode) for kind in kinds}
-            for chunk, some, plain in runs:
-                recomputed = first_layers(model, some, first_n) if len(some) > 1 else (min(first_n, some[0][1]),)
-                for (kind, count), inside, cost in zip(some, recomputed, plain, strict=True):
-                    layers.append((chunk, count, inside, cost, again[kind]))
-            return known.peak_bytes(layers)
+        def of_mode(mode: Recompute) -> Callable[[int], float]:
+            again = {kind: layer(kind, mode) for kind in {kind for _, kind, _, _ in runs}}
+            layers = [(chunk, count, plain, again[kind]) for chunk, kind, count, plain in runs]
 
-        return peak_bytes
+            def peak_bytes(first_n: int) -> float:
+                if mode == "none":
+                    first_n = 0
+                if mixed:
+                    return known.peak_bytes(layers, [inside for some in chunks for inside in first_layers(model, some, first_n)])
+                return known.peak_bytes(layers, [first_n if first_n < count else count for _, count, _, _ in layers])
+
+            return peak_bytes
+
+        return of_mode
 
     def _layer(self, p: int, kind: str, mode: Recompute) -> LayerCost:
         """The price of a layer in stage p."""
@@ -262,9 +280,9 @@ class Inner:
         sums = self._by_stage[p].sums(self.candidate)
         if p == 0:
             sums.add(layer(self.model.runs[0].layer.kind, "none"), 1)
+        first_n = 0 if mode == "none" else first_n
         for chunk, runs in enumerate(chunks):
-            recomputed = first_layers(self.model, runs, 0 if mode == "none" else first_n)
-            for (kind, count), inside in zip(runs, recomputed, strict=True):
+            for (kind, count), inside in zip(runs, first_layers(self.model, runs, first_n) if first_n else repeat(0), strict=False):
                 if inside:
                     sums.add(layer(kind, mode), inside, chunk)
                 if count > inside:
@@ -322,9 +340,9 @@ class Inner:
             if alike in seen and self.vpp == 1:  # fewer micro-batches are in flight than in the stage before
                 continue
             seen.add(alike)
-            least, peak = INFINITE, self._peaks(p, chunks)
-            for recompute in tries:
-                least = min(least, peak(*recompute) + self.usable - self._rooms[p])
+            least, peaks = INFINITE, self._peaks(p, chunks)
+            for mode, first_n in tries:
+                least = min(least, peaks(mode)(first_n) + self.usable - self._rooms[p])
                 if least <= self.usable:
                     break
             yield least

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.strategy.capabilities import Capabilities, Rule
-from orchestrator.strategy.choices import shown
+from orchestrator.strategy.choices import getter, shown
 from orchestrator.strategy.legality import PLANNER, rules_of, stages_offered, unsuited
 from orchestrator.strategy.megatron_layout import expand, transformer_layers
 from orchestrator.strategy.pins import Pins
@@ -66,6 +66,9 @@ SHAPE = LEVELS.index("rank_order") + 1
 GIVEN = frozenset({"model", "training", "cluster", "software", "family", "precision", "optimizer", "world", *ENGINE_OPTIONS})
 """What a rule may need that is no choice of the tree's."""
 BY_NAME = {choice.name: choice for choice in CHOICES}
+SAID = [(name, None if BY_NAME[name].always_said else (BY_NAME[name].default,)) for name in LEVELS]
+"""Each level with the value that is not said; None: all are."""
+VALUES = getter(BY_NAME[name].path for name in LEVELS)
 DISPATCHER = BY_NAME["moe_token_dispatcher_type"]
 SHARED_OVERLAP = BY_NAME["moe_shared_expert_overlap"]
 
@@ -300,7 +303,8 @@ class Tree:
 
     def decided(self, candidate: Candidate, depth: int = SHAPE) -> tuple[str, ...]:
         """The names of those of the first `depth` levels that say something of the candidate: an axis of one rank says nothing."""
-        return tuple(name for name in LEVELS[:depth] if BY_NAME[name].always_said or BY_NAME[name].of(candidate) != BY_NAME[name].default)
+        values = zip(SAID[:depth], VALUES(candidate), strict=False)
+        return tuple([name for (name, silent), value in values if silent is None or value != silent[0]])
 
     def _walk(self, candidate: Candidate, level: int, end: int, cut: Cut) -> Iterator[Candidate]:
         """The branches at level `end` below one at `level`."""

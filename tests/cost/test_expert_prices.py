@@ -220,15 +220,13 @@ def test_two_passes_side_by_side_wait_for_the_host_together(
     host: float, behind: float, alone: float, expected: tuple[float, float]
 ) -> None:
     """4 and 6 seconds of the device, 1 and 1 of the host beside what follows a dispatch."""
-    found = behind_host({"forward": 4.0, "backward": 6.0}, {"forward": 1.0, "backward": 1.0}, host, behind, again=False, alone=alone)
-    assert (found["forward"], found["backward"]) == pytest.approx(expected)
+    assert behind_host((4.0, 6.0), (1.0, 1.0), host, behind, again=False, alone=alone) == pytest.approx(expected)
 
 
 def test_a_pass_that_makes_the_dispatch_again_waits_again() -> None:
-    passes, launch = {"forward": 4.0, "backward": 10.0}, {"forward": 1.0, "backward": 2.0}
-    found = behind_host(passes, launch, 5.0, 3.0, again=True, alone=1.0)
-    assert found == {"forward": 6.0, "backward": 12.0}
-    assert behind_host(passes, launch, 8.0, 3.0, again=True, alone=1.0) == {"forward": 9.0, "backward": 18.0}
+    passes, launch = (4.0, 10.0), (1.0, 2.0)
+    assert behind_host(passes, launch, 5.0, 3.0, again=True, alone=1.0) == (6.0, 12.0)
+    assert behind_host(passes, launch, 8.0, 3.0, again=True, alone=1.0) == (9.0, 18.0)
 
 
 @pytest.mark.parametrize(("inside", "times"), [(8, 4), (16, 0)])

@@ -48,17 +48,18 @@ def test_a_peak_for_another_recompute_is_the_stages_own(chunks: list[tuple[int, 
         plain.add(model.layer(cand, kind, "none"), 1, chunk)
         asked.add(model.layer(cand, kind, "none"), 1, chunk)
     without, recomputed = model.layer(cand, "decoder", "none"), model.layer(cand, "decoder", mode)
-    layers = []
+    layers, insides = [], []
     for chunk, (count, some) in enumerate(chunks):
         inside = min(some, count)
         plain.add(without, count, chunk)
-        layers.append((chunk, count, inside, without, recomputed))
+        layers.append((chunk, count, without, recomputed))
+        insides.append(inside)
         for cost, many in ((recomputed, inside), (without, count - inside)):
             if many:
                 asked.add(cost, many, chunk)
     memory = model.stage_memory(cand, index)
     if any(count for count, _ in chunks):
-        found = RecomputedPeak(memory, plain, [model.layer(cand, kind, "none") for kind, _ in outer]).peak_bytes(layers)
+        found = RecomputedPeak(memory, plain, [model.layer(cand, kind, "none") for kind, _ in outer]).peak_bytes(layers, insides)
         assert found == pytest.approx(memory.peak_bytes(asked), rel=1e-12)
 
 

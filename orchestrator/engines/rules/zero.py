@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from orchestrator.engines.megatron_versions import release_of
@@ -130,21 +131,23 @@ def deepspeed_host_states(candidate: Candidate, workload: Workload) -> float:
     return host_states(candidate, workload) + besides * workload.model.parameters / mesh.world_size + waiting
 
 
-def _lacks_host(candidate: Candidate, workload: Workload, needed: float) -> str | None:
-    have = workload.cluster.host_memory
-    if not candidate.strategy.offload_optimizer or needed <= have:
+def _lacks_host(candidate: Candidate, workload: Workload, states: Callable[[Candidate, Workload], float]) -> str | None:
+    if not candidate.strategy.offload_optimizer:
+        return None
+    needed, have = states(candidate, workload), workload.cluster.host_memory
+    if needed <= have:
         return None
     return f"offload_optimizer needs {format_bytes(needed)} of host memory a rank, of {format_bytes(have)} (cluster.host_memory)"
 
 
 @rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp offload_optimizer")
 def fits_host(candidate: Candidate, workload: Workload) -> str | None:
-    return _lacks_host(candidate, workload, host_states(candidate, workload))
+    return _lacks_host(candidate, workload, host_states)
 
 
 @rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp zero_stage num_microbatches offload_optimizer")
 def fits_deepspeeds_host(candidate: Candidate, workload: Workload) -> str | None:
-    return _lacks_host(candidate, workload, deepspeed_host_states(candidate, workload))
+    return _lacks_host(candidate, workload, deepspeed_host_states)
 
 
 MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam, muon, megatron_offload, fits_host)
