@@ -14,11 +14,11 @@ is faster by rounding only is a tie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from heapq import heapify, heappop, heappush
 from math import isclose
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -32,15 +32,16 @@ from orchestrator.search.inner import MOST_SIMULATED, Effort, Inner, Solution
 from orchestrator.search.question import DEFAULTS, Engines, PlannedEngine, SearchSettings
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
+from orchestrator.strategy.choices import Choice as Option
 from orchestrator.strategy.legality import PLANNER, legal_modes, rules_of
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.spec import LAST_RESORTS, RECOMPUTE_ORDER, UNUSUAL, Candidate, Recompute, Strategy, twins, unusual
-from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside, only_axis
+from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside, level_of, only_axis
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
-__all__ = ["Outcome", "SearchResult", "faster", "fastest_of", "plainest", "reprice", "search"]
+__all__ = ["Outcome", "SearchResult", "faster", "fastest_with", "plainest", "reprice", "search"]
 
 ROUNDING = 1e-9
 """Relative slack of every bound: a bound and a price add the same terms in another order."""
@@ -51,6 +52,8 @@ BEYOND = 1.02
 """Times the k-th best time: how far a choice's bound is looked for. Another search of a part of the space begins with it (`known`), and
 the plan that it finds is mostly a little slower."""
 STOPPED = "not looked at: the search was stopped before (search.budget_s)"
+RESORTS = frozenset(choice.name for choice in LAST_RESORTS)
+"""Options of the engines in which choices of one search may differ."""
 REJECTED_IN_PLAN = 40
 """Reasons that plan.json keeps; candidates.csv has all."""
 
@@ -208,57 +211,55 @@ def _first(workload: Workload, engines: Engines, settings: SearchSettings) -> Pl
     return faster(workload, [engine.held_to(-1) for engine in engines], settings, float("inf"), any_plan=True)
 
 
-def fastest_of(
-    near: Mapping[Candidate, Near],
+def fastest_with(
+    option: tuple[Option, Any],
+    least: float,
+    known: Iterable[tuple[Candidate, float]],
+    modes: Mapping[Candidate, tuple[Recompute, ...]],
     workload: Workload,
     engine: PlannedEngine,
     settings: SearchSettings,
     below_s: float,
-    changed: Collection[str],
 ) -> Plan | None:
-    """The fastest plan of one engine's choices that takes less than `below_s` seconds and keeps what `faster` does; None: there is
-    none. `near`: each choice, which breaks no rule but of those about the options that are `changed` of another one, with that."""
+    """The fastest plan with this value of an option that takes less than `below_s` seconds and keeps what `faster` does; None: there is
+    none. `known`: one engine's legal choices without it, each with seconds that no plan undercuts, ascending, of which it is taken to leave
+    the share `least` at least; `modes`: their recompute modes."""
+    (choice, value), changed = option, {option[0].name, option[0].instead_of}
     costs, limit, found = engine.costs(workload), settings.limits_for(engine, workload)[0], None
     capabilities = engine.capabilities
     rules = rules_of(capabilities, workload)
     of_groups = about_groups(rules)
-    same_groups = not any({*changed} & {*rule.needs} for rule in of_groups)
+    same_groups = not any(changed & {*rule.needs} for rule in of_groups)
     offered = [mode for mode in capabilities.recompute if mode not in capabilities.pinned_recompute]
     allowed = _Allowed(rules, workload, changed, settings.pins.among("recompute", offered))
     floors: dict[tuple[Strategy, int, tuple[Recompute, ...]], Callable[[float, float], float]] = {}
-    for candidate, (bound, before, before_s, before_modes) in sorted(near.items(), key=lambda item: item[1].bound_s):
-        if bound >= below_s:
+    for before, before_s in known:
+        if before_s * least >= below_s:
             break
-        modes = allowed.modes(candidate, before_modes)
-        if not modes:
+        candidate = replace(before, strategy=choice.set_on(before.strategy, value))
+        if allowed.never(candidate):
+            break
+        before_modes = modes[before]
+        with_it = allowed.modes(candidate, before_modes)
+        if not with_it:
             continue
-        if same_groups and {*modes} <= {*before_modes}:
-            alike = before.strategy, before.micro_batch_size, modes
+        if same_groups and {*with_it} <= {*before_modes}:
+            alike = before.strategy, before.micro_batch_size, with_it
             if alike not in floors:
-                floors[alike] = beside(costs, before, candidate, modes)
+                floors[alike] = beside(costs, before, candidate, with_it)
             if floors[alike](before_s, below_s) >= below_s:
                 continue
         if costs.time_floor(candidate) >= below_s or costs.memory_floor(candidate) > limit.usable:
             continue
-        leaf = Leaf(candidate, modes, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))
+        leaf = Leaf(candidate, with_it, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))
         inner = Inner(costs, workload.model, capabilities, leaf, limit, settings.pins.layout)
-        least = inner.bound(bound, below_s)
-        if not least.fits or least.bound_s >= below_s:
+        bound = inner.bound(before_s * least, below_s)
+        if not bound.fits or bound.bound_s >= below_s:
             continue
         solution = inner.solve(below_s, Effort(MOST_SIMULATED)).solution
         if solution is not None and solution.step_time_s < below_s:
             below_s, found = solution.step_time_s, solution
     return None if found is None else _plan_of(found, workload, costs)
-
-
-class Near(NamedTuple):
-    """Seconds that a choice is taken to need at least; the choice without an option of which it is known with how many seconds no plan
-    undercuts it; its recompute modes."""
-
-    bound_s: float
-    before: Candidate
-    before_s: float
-    modes: tuple[Recompute, ...]
 
 
 class _Allowed:
@@ -273,6 +274,14 @@ class _Allowed:
         self._alone = [rule for rule in others if only_axis(rule) == "recompute"]
         """The rules that have the same verdict on a mode whatever else is chosen."""
         self._others = [rule for rule in others if rule not in self._alone]
+        self._once: bool | None = None
+
+    def never(self, candidate: Candidate) -> bool:
+        """Whether a rule forbids the options whatever else is chosen."""
+        if self._once is None:
+            whatever = [rule for rule in self._plain if level_of(rule) < 0 and not RESORTS & {*rule.needs}]
+            self._once = any(rule.check(candidate, self._workload) is not None for rule in whatever)
+        return self._once
 
     def modes(self, candidate: Candidate, before: Sequence[Recompute]) -> tuple[Recompute, ...]:
         """The recompute modes with which the candidate is legal, of which `before` were so without the options."""
@@ -433,11 +442,13 @@ class _Search:
                 for choice in (choice for left in (group, *(item[3] for item in self.queue)) for choice in left):
                     self.outcomes.setdefault(choice.order, self._outcome(choice, reason=STOPPED))
                 break
-            if self.best.excludes(bound, group[0]):
-                for choice in group:
-                    if choice.order not in self.outcomes:
-                        self._slower(choice, bound)
-                self.done += len(group)
+            if self.best.excludes_all(bound):
+                self._excluded(bound, group)
+                for left in sorted(self.queue):
+                    self._excluded(left[0], left[3])
+                self.queue.clear()
+            elif self.best.excludes(bound, group[0]):
+                self._excluded(bound, group)
             elif step == SHAPE:
                 self.total, self.done = self.total + len(self._below(group[0])), self.done + 1
                 for least, choices in self.space.groups(group[0]):
@@ -452,6 +463,13 @@ class _Search:
                 self._solved(bound, group[0], inner, first=step == SOLVE)
         if progress is not None:
             progress(self.total, self.total, self.best.score)
+
+    def _excluded(self, bound: float, group: list[Choice]) -> None:
+        """Choices that wait together can't be among the k best."""
+        for choice in group:
+            if choice.order not in self.outcomes:
+                self._slower(choice, bound)
+        self.done += len(group)
 
     def _floored(self, bound: float, choice: Choice) -> None:
         """Put the choice into the queue with its own bound, or out where its states alone don't fit."""
@@ -606,6 +624,8 @@ class _Best:
     def __init__(self, k: int, below_s: float, kind: Callable[[Choice], object] = _itself) -> None:
         self.k, self.below_s, self.kind = max(1, k), below_s, kind
         self.ranked: list[tuple[Solution, Choice]] = []
+        self.kinds: list[object] = []
+        """The kind of each."""
 
     @property
     def score(self) -> float | None:
@@ -618,10 +638,13 @@ class _Best:
         is one of them, the best of all."""
         if self.kind is _itself:
             return self.ranked[-1] if len(self.ranked) == self.k else None
-        orders = [other.order for _, other in self.ranked]
-        kind = self.kind(choice)
-        alike = (item for item in self.ranked if item[1].order != choice.order and self.kind(item[1]) == kind)
-        return next(alike, self.ranked[0] if len(orders) == self.k or choice.order in orders else None)
+        kind, counted = self.kind(choice), len(self.ranked) == self.k
+        for item, its in zip(self.ranked, self.kinds, strict=True):
+            if item[1].order == choice.order:
+                counted = True
+            elif its == kind:
+                return item
+        return self.ranked[0] if counted else None
 
     def threshold(self, choice: Choice) -> float:
         """Seconds that a plan of the choice must not be above: rounding more than what it must beat; where that is nothing, `below_s`."""
@@ -637,6 +660,10 @@ class _Best:
             return bound > self.below_s
         return bound > worst[0].step_time_s * (1 + ROUNDING) or (bound >= worst[0].step_time_s and choice.order > worst[1].order)
 
+    def excludes_all(self, bound: float) -> bool:
+        """Whether nothing with such a lower bound, or a higher one, can be among the k best any more."""
+        return len(self.ranked) == self.k and bound > self.ranked[-1][0].step_time_s * (1 + ROUNDING)
+
     def add(self, solution: Solution, choice: Choice) -> None:
         """Ranks this solution, in place of another one of the same choice or a slower one of its kind, and keeps the best `k`."""
         others = [item for item in self.ranked if item[1].order != choice.order]
@@ -649,6 +676,7 @@ class _Best:
                     self.ranked.append(item)
             rest = rest[len(tie) :]
         del self.ranked[self.k :]
+        self.kinds = [self.kind(choice) for _, choice in self.ranked]
 
 
 def _twins(one: Solution, other: Solution) -> bool:

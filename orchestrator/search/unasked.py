@@ -12,7 +12,7 @@ from orchestrator.cost.mixed import cost_model
 from orchestrator.key import declared
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
-from orchestrator.search.planner import Bounds, Near, faster, fastest_of
+from orchestrator.search.planner import Bounds, faster, fastest_with
 from orchestrator.search.question import Engines, PlannedEngine, SearchSettings
 from orchestrator.strategy.choices import Choice, shown
 from orchestrator.strategy.legality import legal_modes, rules_of
@@ -60,6 +60,10 @@ class _Asked:
         self.plan = plans[0]
         self.worth_s = seconds_of(self.plan) * (1 - WORTH_S)
         """Seconds below which a plan is worth a line."""
+        self.ascending: dict[str, list[tuple[Candidate, float]]] = {}
+        """What is known of each engine's choices, by seconds."""
+        for candidate, bound in sorted(bounds.usual.items(), key=itemgetter(1)):
+            self.ascending.setdefault(candidate.engine, []).append((candidate, bound))
 
     def options(self) -> Iterator[Unasked]:
         """For each choice the value with which a plan is fastest, where that is worth it."""
@@ -141,15 +145,10 @@ class _Asked:
         """The fastest plan with this value, of choices that might be worth it if it takes `least` times as long with it."""
         best = None
         for engine in engines:
-            near, name = dict[Candidate, Near](), engine.name
-            for candidate, bound in self.bounds.usual.items():
-                if bound * least < self.worth_s and candidate.engine == name:
-                    other = replace(candidate, strategy=choice.set_on(candidate.strategy, value))
-                    known = near.get(other)  # of two that differ in this choice alone
-                    lowest = bound * least if known is None else min(bound * least, known.bound_s)
-                    near[other] = Near(lowest, candidate, bound, self.bounds.modes[candidate])
+            known = self.ascending.get(engine.name, ())
             below_s = self.worth_s if best is None else seconds_of(best)
-            best = fastest_of(near, self.workload, engine, self.settings, below_s, (choice.name, choice.instead_of)) or best
+            given = self.bounds.modes, self.workload, engine, self.settings, below_s
+            best = fastest_with((choice, value), least, known, *given) or best
         return best
 
     def legal(self, plan: Plan, workload: Workload) -> bool:

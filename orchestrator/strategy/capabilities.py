@@ -23,6 +23,8 @@ class Rule(Value, frozen=True, kw_only=True):
     """The engine's own rule: its id in the rule table, file and line."""
     check: Callable[[Candidate, Workload], str | None]
     needs: tuple[str, ...]
+    only_with: str = ""
+    """The option at whose default the rule forbids nothing, where there is one."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A rule's check, which pickle takes by its name, is a rule there (engines/rules/rule.py)."""

@@ -227,6 +227,8 @@ class Tree:
         self._at: list[list[Rule]] = [[] for _ in range(len(LEVELS) + 1)]
         self._alone: dict[str, list[Rule]] = {}
         for rule in self.rules:
+            if rule.only_with and rule.only_with not in capabilities.options and getattr(pins, BY_NAME[rule.only_with].pin) is None:
+                continue
             axis = only_axis(rule)
             if axis in ("pp", "tp", "cp", "ep", "etp", "recompute"):
                 self._alone.setdefault(axis, []).append(rule)

@@ -293,6 +293,16 @@ def test_a_rule_refuses_with_its_reason(rule: str, engine: str, given: Workload,
     assert reason in refusals(engine, given, **choices)[rule]
 
 
+@pytest.mark.parametrize(("rule", "engine", "given", "choices", "reason"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
+def test_a_rule_about_an_option_is_silent_at_the_options_default(
+    rule: str, engine: str, given: Workload, choices: dict[str, Any], reason: str
+) -> None:
+    """The search does not ask it there (`Rule.only_with`)."""
+    known = next((one for one in ENGINES[engine].capabilities(given.cluster.software).rules if one.id == rule), None)
+    if known is not None and known.only_with:
+        assert rule not in refusals(engine, given, **{name: value for name, value in choices.items() if name != known.only_with})
+
+
 def test_a_schedule_that_does_not_fit_its_chunks_is_refused() -> None:
     capabilities = ENGINES[M].capabilities(Software())
     wrong = replace(candidate(pp=2, dp=4, vpp=2, num_microbatches=16), schedule="1f1b")

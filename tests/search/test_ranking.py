@@ -41,6 +41,8 @@ def test_the_k_fastest_are_kept_whatever_the_order_in_which_they_come(seed: int,
         order, seconds = rng.randrange(8), float(rng.randint(1, 20))
         if order not in known or seconds < known[order]:
             out = best.excludes(seconds, choice(order))
+            assert out or not best.excludes_all(seconds), "what leaves out everything leaves out this"
+            assert best.excludes_all(seconds) == (len(known) >= k and seconds > sorted(known.values())[k - 1])
             before = {place for _, place in ranked(best)}
             known[order] = seconds
             best.add(solution(seconds), choice(order))

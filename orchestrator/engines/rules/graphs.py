@@ -85,7 +85,12 @@ def beside_overlap(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("cuda_graph_recompute", SOURCE, f"{GRAPHS} overlap_moe_expert_parallel_comm moe_token_dispatcher_type recompute")
+@rule(
+    "cuda_graph_recompute",
+    SOURCE,
+    f"{GRAPHS} overlap_moe_expert_parallel_comm moe_token_dispatcher_type recompute",
+    only_with="cuda_graph_impl",
+)
 def beside_recompute(candidate: Candidate, workload: Workload) -> str | None:
     """Whether the graphs can compute again what this mode drops."""
     strategy, a = candidate.strategy, workload.model.architecture

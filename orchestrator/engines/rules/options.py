@@ -125,6 +125,7 @@ def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | Non
     "expert_overlap",
     "core/transformer/transformer_config.py:1852-1906",
     "overlap_moe_expert_parallel_comm moe_token_dispatcher_type moe_shared_expert_overlap megatron_fsdp ep etp pp vpp recompute",
+    only_with="overlap_moe_expert_parallel_comm",
 )
 def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
     """Whether Megatron's combined 1F1B, a forward beside a backward pass layer by layer, takes this."""
@@ -256,6 +257,7 @@ def fp8_transposes(candidate: Candidate, workload: Workload) -> str | None:
     "offloaded_modules",
     "core/transformer/transformer_config.py:1268-1292 (0.19: 1848-1917, 2596-2640); training/arguments.py:1222",
     "model tp pp cp micro_batch_size sequence_parallel recompute offload_optimizer offload_modules cuda_graph_impl cuda_graph_modules",
+    only_with="offload_modules",
 )
 def offloaded_modules(candidate: Candidate, workload: Workload) -> str | None:
     """Whether these modules can be offloaded, and keep anything that could be."""

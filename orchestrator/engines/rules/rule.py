@@ -12,11 +12,11 @@ from orchestrator.strategy.workload import Workload
 Check = Callable[[Candidate, Workload], str | None]
 
 
-def rule(id: str, engine_rule: str, needs: str) -> Callable[[Check], Rule]:
+def rule(id: str, engine_rule: str, needs: str, only_with: str = "") -> Callable[[Check], Rule]:
     """Makes a rule of the check below it. `engine_rule`: the engine's own, by its id in the tables of facts, file and line. `needs`: what
     the check reads, words in the decision tree's order, so that the tree can cut as soon as that much is fixed; "model" is what is given:
-    model, training and cluster."""
-    return lambda check: Rule(id=id, engine_rule=engine_rule, check=check, needs=tuple(needs.split()))
+    model, training and cluster; `only_with`: an option at whose default the check forbids nothing, which it then isn't asked about."""
+    return lambda check: Rule(id=id, engine_rule=engine_rule, check=check, needs=tuple(needs.split()), only_with=only_with)
 
 
 def sequence_lengths(workload: Workload) -> dict[str, int]:
