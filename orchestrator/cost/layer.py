@@ -120,7 +120,7 @@ class LayerPrices:
         self._copies: dict[tuple[str, Strategy], Replica] = {}
         """A rank's copy of a layer's weights by kind of layer and strategy: it is the same for every recompute and micro-batch."""
         self._graphs: dict[tuple[str, Strategy, int], Graphed] = {}
-        self._latest: tuple[LayerSpec, Strategy, int, _Rest] | None = None
+        self._newest: tuple[LayerSpec, Strategy, int, _Rest] | None = None
         self._experts: dict[str, int] = {}
         """Parameters of all experts of a layer, by kind of layer."""
         self._experts_host_s: dict[str, float] = {}
@@ -180,7 +180,7 @@ class LayerPrices:
 
     def _rest_of(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> _Rest:
         """What the layer's price has whatever its recompute; the latest is kept, as its modes are asked for one after the other."""
-        known = self._latest
+        known = self._newest
         if known is not None and known[0] is layer and known[1] is strategy and known[2] == micro_batch_size:
             return known[3]
         w, mesh = self._workload, strategy.mesh
@@ -216,7 +216,7 @@ class LayerPrices:
             alone=self.alone_share(strategy, micro_batch_size),
             active=self.active_share(strategy, micro_batch_size),
         )
-        self._latest = layer, strategy, micro_batch_size, rest
+        self._newest = layer, strategy, micro_batch_size, rest
         return rest
 
     def static_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
