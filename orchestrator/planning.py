@@ -34,7 +34,7 @@ from orchestrator.recipe.documents import check_documents
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import UNKNOWN, Bounds, Outcome, Progress, plainest, search
 from orchestrator.search.question import Kinds, PlannedEngine, SearchSettings
-from orchestrator.search.unasked import WORTH_S, Unasked, seconds_of, unasked
+from orchestrator.search.unasked import Unasked, seconds_of, unasked
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -361,21 +361,6 @@ class Planner:
             return self._completed(space, fuller)
         except InputError:
             return None
-
-    def padded(self, plan: Plan) -> Plan | None:
-        """The fastest plan without packing, where that is faster than `plan` by context parallelism, which packed samples have not under
-        Megatron; None too where packing was asked for, or lengths of samples are known, by which it gains what no step shows."""
-        training = self.settings.training
-        if not self.settings.packs_unasked or not training.packing or training.lengths is not None:
-            return None
-        if plan.predicted is None or self.settings.budget_s is not None:
-            return None
-        settings = msgspec.structs.replace(self.settings, training=msgspec.structs.replace(training, packing=False), take=None)
-        try:
-            found = Planner(settings).fastest().plan
-        except (InputError, NoPlanError):
-            return None
-        return found if found.cp > 1 and seconds_of(found) < seconds_of(plan) * (1 - WORTH_S) else None
 
     def _out_of_time(self) -> Callable[[], bool]:
         """Whether search.budget_s have passed since this was called."""

@@ -104,8 +104,8 @@ class SearchProgress:
         self.bar.update(self.bar.task_ids[0], completed=done, description=f"{self.what}{found}")
 
 
-def data_text(settings: Settings) -> str:
-    """What a start of the plan would train on."""
+def data_text(settings: Settings, multiple: int = 1) -> str:
+    """What a start of the plan would train on. `multiple`: as `Plan.sample_multiple`."""
     if settings.entry is not None:
         return f"{settings.entry} takes {settings.run.data or 'what its own arguments say'}"
     if settings.training.task == "sft" and settings.run.data is None:
@@ -113,7 +113,8 @@ def data_text(settings: Settings) -> str:
     said = trained_on(settings.run, settings.architecture)
     training = settings.training
     if training.lengths is not None and settings.run.data is not None:
-        seen = training.steps * training.global_batch_size * (training.seq_length / training.lengths.mean if training.packing else 1)
+        share = training.seq_length / training.lengths.room(multiple) if training.packing else 1
+        seen = training.steps * training.global_batch_size * share
         some = training.lengths.samples >= supervised.FIRST
         said += f"; {format_amount(seen / training.lengths.samples, 2)} epochs{f' at most, of {supervised.FIRST:,} samples or more' * some}"
     asks = is_made_up(settings.run) and not settings.made_up_data and not settings.cluster.is_cpu
@@ -177,7 +178,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         say(f"assumed: {values}, as neither the recipe nor you gave them")
     if settings.batch_of_length is not None:
         say(text.batch_text(plan.training, settings.batch_of_length))
-    say(f"data: {data_text(settings)}")
+    say(f"data: {data_text(settings, plan.sample_multiple)}")
     if absent := not_here_text(settings):
         say(absent.rstrip())
     nbytes = saved_bytes(plan)
@@ -226,8 +227,6 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     if brief and (more := len(gains) - SHOWN_UNASKED) > 0:
         say(f"Not asked for: {more} more of which each gains less (verbose=true)")
     say(text.proof(fastest, found.at_least_s, found.searched, brief=brief, taken=fastest is plan) + ".")
-    if (padded := Planner(settings).padded(fastest)) is not None:
-        say(text.padded_text(fastest, padded, modes_said=not brief))
     if uneven := text.left_over_text(plan):
         say(uneven)
     if brief:

@@ -5,7 +5,7 @@ It keeps the contract of Transformer Engine's "all_gather" kind: a rank's querie
 (context_parallel.py), keys and values of all ranks are gathered, and their gradients summed back. It takes no places from the caller, so
 a worker that cuts in another order computes another loss.
 
-Packed samples, which Transformer Engine's alone has too (dot_product_attention.py:153), attend one after the other.
+Packed samples, which Transformer Engine's alone has too (dot_product_attention.py:153), attend one after the other, each cut for itself.
 """
 
 from __future__ import annotations
@@ -61,18 +61,20 @@ class AllGatherAttention(DotProductAttention):
         packed_seq_params: PackedSeqParams | None = None, **more: Any,
     ) -> torch.Tensor:  # fmt: skip
         """[s / cp, b, heads, head_dim] each -> [s / cp, b, heads * head_dim]; of packed samples [s, heads, head_dim] -> [s, 1, ...]."""
-        size = self.cp_group.size()
-        if packed_seq_params is not None:
-            attend, bounds = super().forward, packed_seq_params.cu_seqlens_q.tolist()
-            samples = [[whole[begin:end, None] for whole in (query, key, value)] for begin, end in pairwise(bounds)]
-            return torch.cat([attend(*sample, None, *args, **more) for sample in samples])
+        size, attend = self.cp_group.size(), super().forward
+        bounds = [0, len(key) * size] if packed_seq_params is None else packed_seq_params.cu_seqlens_q.tolist()
         if size > 1:
-            length = len(key) * size
-            held = torch.cat([zigzag(rank, size, length) for rank in range(size)])
-            order = held.argsort()
+            order = torch.cat([zigzag(rank, size, bounds) for rank in range(size)]).argsort()
             key, value = (_Gather.apply(part, self.cp_group)[order] for part in (key, value))
-            attention_mask = self._hidden(zigzag(self.cp_group.rank(), size, length), torch.arange(length))
-        return super().forward(query, key, value, attention_mask, *args, **more)
+        outputs = []
+        for begin, end in pairwise(bounds):
+            of_sample = query[begin // size : end // size], key[begin:end], value[begin:end]
+            if packed_seq_params is not None:
+                of_sample, attention_mask = tuple(part[:, None] for part in of_sample), None
+            if size > 1:
+                attention_mask = self._hidden(zigzag(self.cp_group.rank(), size, (0, end - begin)), torch.arange(end - begin))
+            outputs.append(attend(*of_sample, attention_mask, *args, **more))
+        return torch.cat(outputs)
 
     def _hidden(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """A mask [queries, keys], True where a query doesn't see a key: a later one, or one outside of the window."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS
+from orchestrator.engines.translation import why_other_samples
 from orchestrator.plan import Plan
 from orchestrator.plan.check import has_states_by_place
 from orchestrator.strategy.capabilities import StateBytes, Traits
@@ -39,7 +40,9 @@ DEEPSPEED: Final = Traits(
 
 
 def why_no_resume(before: Plan, now: Plan) -> str | None:
-    """Why a checkpoint of `before` can't be read under `now`; None: it can."""
+    """Why a checkpoint of `before` can't be read under `now`, or its data not go on; None: it can."""
+    if (why := why_other_samples(before, now)) is not None:
+        return why
     if has_states_by_place(before) and has_states_by_place(now):
         return None
     different = [f"{name}={old} (now {new})" for name, old, new in _layout(before, now) if old != new]

@@ -80,7 +80,8 @@ def assemble(
     passthrough.check(plan, passes)
     training = plan.training
     if training.lengths is not None:
-        notes = [*notes, *sample_notes(training.lengths, training.seq_length, packing=bool(training.packing))]
+        length, packing, multiple = training.seq_length, bool(training.packing), plan.sample_multiple
+        notes = [*notes, *sample_notes(training.lengths, length, packing=packing, multiple=multiple)]
     nodes, ranks = shape(plan)
     if nodes * ranks != plan.world_size:
         per_node = plan.cluster.gpus_per_node
@@ -129,3 +130,12 @@ def why_no_exchange(engine: str, a: Architecture, model_type: str | None) -> str
     if model_type == "bert":
         return f"engine={engine} has a pre-norm BERT (model_type megatron-bert in transformers), the checkpoint's is post-norm"
     return inexpressible(a)
+
+
+def why_other_samples(before: Plan, now: Plan) -> str | None:
+    """Why the data of a run under `before` would not go on where it stopped under `now`; None: it would."""
+    old, new = before.sample_multiple, now.sample_multiple
+    if not now.training.packing or old == new:
+        return None
+    why = f"packs samples padded to a multiple of {old} tokens (cp={before.cp}), and cp={now.cp} to one of {new}: other samples would share"
+    return f"{why} a sequence; pin.cp={before.cp} goes on with its data"

@@ -36,12 +36,17 @@ def packed(model: ModelSpec, attended: float, *, kernels: bool, masked: bool = T
     return replace(model, runs=tuple(replace(run, layer=layer(run.layer)) for run in model.runs))
 
 
-def sample_notes(found: Lengths, seq_length: int, *, packing: bool) -> list[str]:
-    """What a user should know of the samples, in lines."""
+def sample_notes(found: Lengths, seq_length: int, *, packing: bool, multiple: int = 1) -> list[str]:
+    """What a user should know of the samples, in lines. `multiple`: tokens to a multiple of which each packed one is padded."""
     said = f"about {found.mean:.0f} tokens a sample, the longest {found.longest}"
     lines = [f"data: {found.samples} samples looked at, {said}."]
     if packing:
-        lines.append(f"data.packing: about {seq_length / found.mean:.1f} samples share a sequence of {seq_length}, none sees another.")
+        room = found.room(multiple)
+        lines.append(f"data.packing: about {seq_length / room:.1f} samples share a sequence of {seq_length}, none sees another.")
+        if multiple > 1:
+            lines.append(
+                f"data.packing: each is padded to a multiple of {multiple} tokens (2 cp), {100 * (1 - found.mean / room):.2g}% of all."
+            )
     else:
         lines.append(f"data.packing=false: {100 * (1 - found.mean / seq_length):.0f}% of a sequence of {seq_length} is padding.")
     if found.cut:

@@ -50,6 +50,14 @@ class Lengths(Value, frozen=True, kw_only=True):
         """
         return self.mean_square / self.mean
 
+    def room(self, multiple: int) -> float:
+        """Tokens that a sample takes of a packed sequence, in the mean, where each is padded to a multiple of so many.
+
+        >>> Lengths(samples=2, mean=20.0, mean_square=500.0, longest=30, cut=0, lost=0.0).room(8)
+        23.5
+        """
+        return self.mean + (multiple - 1) / 2
+
 
 class Training(Value, frozen=True, kw_only=True):
     """`seq_length` in tokens (an encoder's, in an encoder-decoder); `clip` 0: no clipping.

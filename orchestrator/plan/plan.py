@@ -171,6 +171,12 @@ class Plan(Options, frozen=True, kw_only=True):
         return self.dp * self.cp // shared if shared else 1
 
     @property
+    def sample_multiple(self) -> int:
+        """Tokens to a multiple of which each of the samples in a packed sequence is padded: Megatron cuts each of them into 2 cp chunks
+        (core/utils.py, get_thd_batch_on_this_cp_rank). Ulysses cuts the sequence, and would do without."""
+        return 2 * self.cp if self.cp > 1 else 1
+
+    @property
     def candidate(self) -> Candidate:
         return Candidate(
             engine=self.engine,

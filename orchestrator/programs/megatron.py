@@ -28,6 +28,8 @@ from megatron.core.utils import get_batch_on_this_cp_rank  # noqa: E402
 from megatron.training import get_args, get_tokenizer, pretrain  # noqa: E402
 from megatron.training.utils import get_blend_and_blend_per_split  # noqa: E402
 
+from orchestrator.workers.context_parallel import cut, sample_bounds  # noqa: E402
+from orchestrator.workers.megatron_groups import current  # noqa: E402
 from orchestrator.workers.models import packed_samples  # noqa: E402
 
 INPUTS = {name: name for name in ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")} | {"positions": "position_ids"}
@@ -45,11 +47,13 @@ def forward_step(batches: Iterator[dict[str, Any]], model: torch.nn.Module, retu
     """What the model makes of the next micro-batch, and the function that turns that into a loss. `return_schedule_plan`: the pass in
     parts, for --overlap-moe-expert-parallel-comm."""
     batch = {INPUTS[name]: value.cuda(non_blocking=True) for name, value in next(batches).items() if name in INPUTS}
-    batch = get_batch_on_this_cp_rank(batch | {"cu_seqlens": None}, is_hybrid_cp=False, cp_group=get_context_parallel_group())
+    bounds = sample_bounds(batch["position_ids"]) if read_plan().training.packing else None
+    if bounds is None:
+        batch = get_batch_on_this_cp_rank(batch | {"cu_seqlens": None}, is_hybrid_cp=False, cp_group=get_context_parallel_group())
+    else:  # Megatron's own asks Transformer Engine, which is only on GPUs
+        batch = cut(batch, current(), bounds)
     run = model.build_schedule_plan if return_schedule_plan else model
-    given = {"labels": batch["labels"], "loss_mask": batch["loss_mask"]}
-    if read_plan().training.packing:
-        given["packed_seq_params"] = packed_samples(batch["position_ids"])
+    given = {"labels": batch["labels"], "loss_mask": batch["loss_mask"], "packed_seq_params": packed_samples(bounds)}
     return run(batch["tokens"], batch["position_ids"], batch.get("attention_mask"), **given), partial(loss, batch["loss_mask"])
 
 

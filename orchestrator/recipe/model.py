@@ -165,8 +165,8 @@ def with_sequence_length(merged: Flat, label: str) -> Flat:
 
 
 def with_samples(training: Training, merged: Flat) -> Training:
-    """The training with the lengths of its supervised samples, and whether they are packed: wherever sequences are not divided and a reader
-    knows the layers. Raises InputError."""
+    """The training with the lengths of its supervised samples, and whether they are packed: wherever a reader knows the layers. Raises
+    InputError."""
     said: str | None = value_of(merged, "data.lengths", None)
     if training.task == "pretrain":
         for name, value in (("data.packing", training.packing), ("data.lengths", said)):
@@ -178,8 +178,7 @@ def with_samples(training: Training, merged: Flat) -> Training:
     path = None if path and is_elsewhere(path) else path
     if path is not None and said is not None:
         raise InputError("data.lengths", shown(said), f"is for a plan before there are samples: data={path} has lengths of its own")
-    whole = (value_of(merged, "pin.cp", None) or 1) == 1 and value_of(merged, TRACED, None) is None
-    packing = whole if training.packing is None else training.packing
+    packing = value_of(merged, TRACED, None) is None if training.packing is None else training.packing
     counts = supervised.token_counts(path, data["tokenizer"]) if path else supervised.drawn_counts(said) if said else []
     lengths = supervised.lengths(counts, training.seq_length) if counts else None
     return msgspec.structs.replace(training, packing=packing, lengths=lengths)

@@ -493,20 +493,11 @@ def samples_text(plan: Plan, padded: Plan) -> str:
     assert training.lengths is not None
     found = training.lengths
     said = f"samples: {found.mean:,.0f} tokens in the mean, {found.longest:,} at most; "
-    share = training.seq_length / found.mean
     if not training.packing:
-        return f"{said}{100 * (1 - 1 / share):.0f}% of a sequence of {training.seq_length:,} is padding"
+        return f"{said}{100 * (1 - found.mean / training.seq_length):.0f}% of a sequence of {training.seq_length:,} is padding"
+    share = training.seq_length / found.room(plan.sample_multiple)
     faster = share * padded.prediction.step_time_s / plan.prediction.step_time_s
     return f"{said}about {share:.1f} share a sequence, {faster:.1f} times the samples a second of padded ones under this plan"
-
-
-def padded_text(plan: Plan, padded: Plan, *, modes_said: bool) -> str:
-    """What `padded`, a faster plan whose samples don't share sequences, takes beside `plan`, which packs samples of unknown lengths.
-    `modes_said`: as of `choice`."""
-    seconds = padded.prediction.step_time_s
-    gain = f"{format_seconds(seconds)} a step ({100 * (seconds / plan.prediction.step_time_s - 1):+.1f}%)"
-    why = "no lengths are known (data.lengths=), and samples as long as the sequence gain nothing by packing"
-    return f"faster: data.packing=false: {gain}: {padded.engine} {choice(padded, modes_said=modes_said)}; {why}"
 
 
 def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities], *, brief: bool = False, taken: bool = True) -> str:

@@ -96,7 +96,10 @@ class MegatronTrainer:
         """What a chunk makes of the next micro-batch, and the function that makes the loss of it. `return_schedule_plan`: the pass cut into
         its layers, for Megatron to run beside another micro-batch's (overlap_moe_expert_parallel_comm,
         pipeline_parallel/combined_1f1b.py)."""
-        batch = context_parallel.cut(next(batches), self.groups)
+        batch = next(batches)
+        # Supervised samples alone, which have a scale, are packed.
+        bounds = context_parallel.sample_bounds(batch["positions"]) if "loss_scale" in batch else None
+        batch = context_parallel.cut(batch, self.groups, bounds) | ({} if bounds is None else {"sample_bounds": bounds})
         made = schedule_plan(chunk, batch) if return_schedule_plan else self.losses(chunk, batch)
         return made, partial(context_parallel.loss_and_log, batch, groups=self.groups)
 

@@ -144,21 +144,20 @@ def _gpt(config: TransformerConfig, engine: dict[str, Any], first: bool, last: b
     return GPTModel(config, spec, pre_process=first, post_process=last, vp_stage=vp_stage, mtp_block_spec=head, **engine["model"])
 
 
-def packed_samples(positions: torch.Tensor) -> PackedSeqParams | None:
-    """Where the samples of one packed sequence begin, as megatron-core's attention takes it, by positions [1, s] that count from 0 in each;
-    None where every sequence is one sample."""
-    begins = (positions[0] == 0).nonzero().flatten()
-    if len(positions) > 1 or len(begins) == 1:
+def packed_samples(bounds: torch.Tensor | None) -> PackedSeqParams | None:
+    """The samples of one packed sequence (`context_parallel.sample_bounds`) as megatron-core's attention takes them: what pads them is a
+    part of each, so that none has padding behind it, which Transformer Engine wants to be told under context parallelism."""
+    if bounds is None:
         return None
-    bounds = torch.cat([begins, begins.new_tensor([positions.shape[1]])]).int()
     longest = int(bounds.diff().max())
-    return PackedSeqParams(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
+    ends = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"), bounds)
+    return PackedSeqParams(qkv_format="thd", max_seqlen_q=longest, max_seqlen_kv=longest, **ends)
 
 
 def _inputs(batch: Batch) -> dict[str, Any]:
     """The keywords of a GPTModel's pass. The mask is for the losses of multi-token prediction, which go into the gradients and not into
-    what is returned; supervised samples alone, which have a scale, are packed."""
-    packed = packed_samples(batch["positions"]) if "loss_scale" in batch else None
+    what is returned."""
+    packed = packed_samples(batch.get("sample_bounds"))
     return {"labels": batch["labels"], "loss_mask": batch.get("loss_mask"), "packed_seq_params": packed}
 
 

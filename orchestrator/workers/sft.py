@@ -163,12 +163,13 @@ def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 
 class SupervisedSamples(samples.Samples):
-    """A run's sequences. They are the same in every epoch, their order is not; neither depends on the layout."""
+    """A run's sequences. They are the same in every epoch, their order is not; neither depends on the layout, but for the tokens that pad
+    each sample of a packed sequence under context parallelism (`Plan.sample_multiple`)."""
 
     def __init__(self, plan: Plan, samples: Samples, specials: Specials) -> None:
         super().__init__(plan)
         self.samples = samples
-        self.length = plan.training.seq_length
+        self.length, self.multiple = plan.training.seq_length, plan.sample_multiple
         self._scaled = (-1, 0.0)
         """The last step that was asked for, and its scale."""
         # A tokenizer's own padding may be an id that was added to it, and not to the model.
@@ -183,12 +184,17 @@ class SupervisedSamples(samples.Samples):
         learnt = [i for i in range(len(samples)) if answers[i]]
         if not learnt:
             raise InputError("train.seq_length", self.length, "cuts off every answer of the data")
-        packed = pack([int(sizes[i]) for i in learnt], self.length) if plan.training.packing else [[i] for i in range(len(learnt))]
+        alone = [[i] for i in range(len(learnt))]
+        packed = pack([self._room(int(sizes[i])) for i in learnt], self.length) if plan.training.packing else alone
         self.sequences = [[learnt[i] for i in inside] for inside in packed]
         self.answers = [int(sum(answers[i] for i in inside)) for inside in self.sequences]
         self.cut = int((np.diff(samples.starts) > self.length).sum())
         self.dropped = len(samples) - len(learnt)
         """Samples of which the cut leaves no answer."""
+
+    def _room(self, tokens: int) -> int:
+        """Tokens that a sample of so many takes in a packed sequence."""
+        return -(-tokens // self.multiple) * self.multiple
 
     @property
     def num_samples(self) -> int:
@@ -223,18 +229,18 @@ class SupervisedSamples(samples.Samples):
         tokens = np.full(self.length, self.pad, dtype=np.int64)
         labels = tokens.copy()
         positions = np.arange(self.length)
-        loss_mask = np.zeros(self.length, dtype=np.float32)
+        loss_mask, real = (np.zeros(self.length, dtype=np.float32) for _ in range(2))
         at = 0
         for sample in self.sequences[index]:
             ids, answer = self.samples.sample(sample, self.length)
             end = at + len(ids)
             tokens[at:end], labels[at : end - 1] = ids, ids[1:]
             loss_mask[at : end - 1] = answer[1:]
-            positions[at:end] = np.arange(len(ids))
-            at = end
-        if self.plan.training.packing:
-            positions[at:] = np.arange(self.length - at)  # padding is a sample of its own
-        real = (np.arange(self.length) < at).astype(np.float32)
+            real[at:end] = 1.0
+            if self.plan.training.packing:  # what is left behind the last is a sample of its own
+                room = self._room(len(ids))
+                positions[at : at + room], at = np.arange(room), at + room
+                positions[at:] = np.arange(self.length - at)
         return {"tokens": tokens, "labels": labels, "positions": positions, "loss_mask": loss_mask, "real": real}
 
 

@@ -185,6 +185,10 @@ def test_states_that_stand_by_their_places_go_anywhere_and_others_into_the_same_
     )
     assert (why_no_resume(half, of(1)) or "").startswith("was written with zero_stage=0 (now 1); ")
     assert (why_no_resume(of(0, precision="fp32"), half) or "").startswith("was written with precision fp32; ")
+    packed = [of(1, task="sft", packing=True), make_plan("deepspeed", LLAMA, cp=2, training=training_for(LLAMA, task="sft", packing=True))]
+    assert (why_no_resume(*packed) or "").startswith("packs samples padded to a multiple of 1 tokens (cp=1), and cp=2 to one of 4: ")
+    assert ENGINES["megatron"].why_no_resume(*packed) == why_no_resume(*packed)
+    assert why_no_resume(packed[1], packed[1]) is None
     staged = [make_plan("megatron_deepspeed", LLAMA, zero_stage=0, pp=2, sizes=sizes) for sizes in ([5, 3], [4, 4])]
     assert (why_no_resume(*staged) or "").startswith("was written with stages=[6, 4] (now [5, 5]); ")
 

@@ -263,7 +263,9 @@ def test_samples_are_packed_where_none_sees_another() -> None:
         (workload(LLAMA, **packed), {}, None),
         (workload(LLAMA, **padded), {"cp": 2}, None),
         (LLAMA, {"cp": 2}, None),
-        (workload(LLAMA, **packed), {"cp": 2}, "cp=2 with data.packing"),
+        (workload(LLAMA, **packed), {"cp": 2}, None),
+        (workload(LLAMA, software=Software(flash_attention=False), **packed), {"cp": 2}, "cp=2 with data.packing: without flash attention"),
+        (workload(LLAMA, precision="fp32", **packed), {"cp": 2}, "cp=2 with data.packing: without flash attention"),
     )
     several = {"micro_batch_size": 2}
     held(

@@ -60,3 +60,8 @@ def test_what_is_cut_off_is_told() -> None:
     )
     assert sample_notes(found, 500, packing=False)[1] == "data.packing=false: 40% of a sequence of 500 is padding."
     assert len(sample_notes(supervised.lengths([100, 300], 500), 500, packing=True)) == 2
+    padded = sample_notes(supervised.lengths([100, 300], 500), 500, packing=True, multiple=16)
+    assert padded[1:] == [
+        "data.packing: about 2.4 samples share a sequence of 500, none sees another.",
+        "data.packing: each is padded to a multiple of 16 tokens (2 cp), 3.6% of all.",
+    ]

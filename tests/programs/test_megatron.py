@@ -196,6 +196,7 @@ def test_it_evaluates_what_our_worker_evaluates(workshop: Workshop) -> None:
 PADDED = {"packing": False}
 ANSWERS = [
     PADDED | {"dp": 2, "zero_stage": 1, "micro_batch_size": 2}, PADDED | {"tp": 2, "pp": 2}, PADDED | {"cp": 2}, {"packing": True, "pp": 2},
+    {"packing": True, "cp": 2},
 ]  # fmt: skip
 
 
@@ -209,9 +210,10 @@ def test_it_trains_on_answers_as_our_worker_does(layout: dict[str, Any], worksho
     run = {"data": str(path), "valid": str(path), "eval_every": EVERY, "eval_steps": 1}
     given: dict[str, Any] = {"task": "sft", "steps": STEPS, "seed": SEED, "lr": 3e-3}
     theirs = workshop.trained(make_plan(model, run=RunSettings(**run), **given, **layout), f"answers {layout}")
-    name = f"answers packing={layout['packing']}"
+    sharing = {"cp": 2} if layout["packing"] and "cp" in layout else {"dp": 2}  # what pads each sample says which share a sequence
+    name = f"answers packing={layout['packing']} {sharing}"
     if name not in workshop.rows:
-        plan = make_plan(model, run=RunSettings(**run), **given, packing=layout["packing"], dp=2)
+        plan = make_plan(model, run=RunSettings(**run), **given, packing=layout["packing"], **sharing)
         workshop.rows[name] = workshop.trained(plan, f"worker {name}", own=False)
     assert_same(theirs, workshop.rows[name])
     for row, ours in zip(theirs, workshop.rows[name], strict=True):

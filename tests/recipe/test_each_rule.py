@@ -452,13 +452,12 @@ def test_supervised_samples_are_counted_and_cut(folder: Path) -> None:
         assert str(caught.value).startswith(key)
 
 
-def test_supervised_training_packs_where_sequences_are_whole(folder: Path) -> None:
+def test_supervised_training_packs_where_a_reader_knows_the_layers(folder: Path) -> None:
     sft = replace(TRAINING, task="sft")
     assert models.with_samples(TRAINING, {}) == TRAINING
     with pytest.raises(InputError, match=r"data.packing=true: is of samples: task=sft"):
         models.with_samples(replace(TRAINING, packing=True), {})
-    for words, packing in (("", True), ("pin.cp=1", True), ("pin.cp=2", False)):
-        assert models.with_samples(sft, flat(*words.split())).packing is packing
+    assert models.with_samples(sft, flat("pin.cp=2")).packing is True
     assert models.with_samples(replace(sft, packing=False), {}).packing is False
     (folder / "s.jsonl").write_text('{"prompt": "ab", "completion": "cde"}\n')
     found = models.with_samples(sft, flat("task=sft", "data=s.jsonl"))

@@ -13,6 +13,7 @@ from orchestrator import recipe
 from orchestrator.__main__ import main
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
+from orchestrator.planning import Planner, planned
 from orchestrator.recipe import supervised
 from orchestrator.units import GIB
 
@@ -45,8 +46,12 @@ def test_lengths_are_counted_and_packing_is_chosen(pairs: str) -> None:
     assert (found.lengths.samples, found.lengths.longest, found.lengths.cut) == (10, 200, 4)
 
 
-def test_divided_sequences_are_padded(pairs: str) -> None:
-    assert settings("recipe=llama_tiny", "task=sft", f"data={pairs}", "pin.cp=2").training.packing is False
+def test_divided_sequences_are_packed_where_attention_tells_samples_apart(pairs: str) -> None:
+    """Under Ulysses without flash attention it does not: nobody asked to pack, so they are padded."""
+    words = ("recipe=llama_tiny", "task=sft", f"data={pairs}", "pin.cp=2", "gpus=2", "cluster=cpu")
+    for engine, packing in (("megatron", True), ("deepspeed", False)):
+        plan = planned(settings(*words, f"engine={engine}"), Planner.plan)[1].plan
+        assert (plan.cp, plan.training.packing) == (2, packing)
 
 
 def test_the_longest_sample_says_the_length_where_nothing_else_does(pairs: str, tmp_path: Path) -> None:
@@ -167,21 +172,6 @@ def test_what_packing_gains_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 LONG = ("recipe=llama3_8b_128k", "task=sft", "train.seq_length=1048576", "model.max_position_embeddings=1048576", "gpus=64")
-
-
-def test_a_faster_plan_without_packing_is_said_where_no_lengths_are_known(capsys: pytest.CaptureFixture[str]) -> None:
-    """Packed samples have no context parallelism under Megatron; the line's seconds are those that its key then takes."""
-
-    def said(*words: str) -> str:
-        assert main(["plan", *words, "cluster=dgx_h100"]) == 0
-        return capsys.readouterr().out
-
-    (seconds, rest) = re.findall(r"\nfaster: data\.packing=false: (\S+ s) a step \(-\d\d\.\d%\): (.*)\n", said(*LONG))[0]
-    assert " cp=" in rest
-    assert "data.lengths=" in rest
-    assert f"predicted  {seconds} a step" in said(*LONG, "data.packing=false")
-    for words in ([*LONG, "data.packing=true"], [*LONG, "data.lengths=1000+0"], ["recipe=qwen3_8b_sft", "gpus=8"]):
-        assert "data.packing=false" not in said(*words), words
 
 
 @pytest.mark.parametrize(("packing", "steps"), [(True, 30), (False, 30), (False, 30_000)])

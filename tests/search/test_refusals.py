@@ -205,6 +205,10 @@ LONG = (
     *("model.max_position_embeddings=1048576", "train.global_batch_size=32"),
 )
 """Supervised samples of a million tokens, which no rank can hold without options that save memory."""
+IN_FP32 = (
+    *("recipe=qwen3_8b_sft", "gpus=8", "cluster=dgx_h100", "engine=deepspeed", "model.max_position_embeddings=1048576"),
+    *("train.precision=fp32", "train.global_batch_size=8"),
+)
 
 
 def test_options_that_save_memory_are_searched_where_nothing_fits_without() -> None:
@@ -225,7 +229,8 @@ def test_they_stay_out_of_the_search_where_a_plan_fits_without() -> None:
 
 
 def test_samples_that_nobody_asked_to_pack_are_padded_where_packed_ones_fit_nowhere() -> None:
-    words = [*LONG, "engine=deepspeed", "launch=none"]
+    """In fp32 there is no flash attention, without which Ulysses has no packed samples."""
+    words = [*IN_FP32, "train.seq_length=524288", "launch=none"]
     settings, found = planned(recipe.load(words, machine(), list(ENGINES)), Planner.plan)
     swept = point(lambda _: recipe.load(words, machine(), list(ENGINES)), {})
     assert swept.answer is not None, swept.why
@@ -236,9 +241,25 @@ def test_samples_that_nobody_asked_to_pack_are_padded_where_packed_ones_fit_nowh
         planned(recipe.load([*words, "data.packing=true"], machine(), list(ENGINES)), Planner.plan)
 
 
+def test_a_million_tokens_of_packed_samples_are_divided() -> None:
+    """Without context parallelism packed samples took 1178 s a step, padded ones 773 s."""
+    words = (
+        "recipe=llama3_8b_128k",
+        "task=sft",
+        "gpus=64",
+        "cluster=dgx_h100",
+        "train.seq_length=1048576",
+        "model.max_position_embeddings=1048576",
+    )
+    unasked, padded = asked(*words), asked(*words, "data.packing=false")
+    assert unasked.training.packing
+    assert unasked.cp > 1
+    assert unasked.prediction.step_time_s < 1.03 * padded.prediction.step_time_s
+    assert asked(*LONG, "data.packing=true", "engine=deepspeed").cp > 1
+
+
 def test_the_most_that_fits_is_of_padded_samples_where_packed_ones_end() -> None:
-    words = ["recipe=qwen3_8b_sft", "gpus=8", "cluster=dgx_h100", "engine=deepspeed", "model.max_position_embeddings=1048576"]
-    words += ["largest=seq_length", "train.global_batch_size=8", "launch=none"]
+    words = [*IN_FP32, "largest=seq_length", "launch=none"]
 
     def most(*more: str) -> int:
         def load(keys: Mapping[str, Any]) -> Settings:

@@ -125,6 +125,22 @@ def test_each_packed_sample_counts_from_zero_and_learns_what_it_learns_alone(tok
             assert row["positions"][at] == 0
 
 
+def test_each_packed_sample_is_padded_to_what_a_ring_divides(tokenizer: str, tmp_path: Path) -> None:
+    data = write_chats(tmp_path / "chats.jsonl", 50)
+    plan = plan_of(data, tokenizer, packing=True, batch=4)
+    assert plan.sample_multiple == 1
+    ring = samples_of(replace(plan, cp=4), tmp_path)
+    assert sorted(i for inside in ring.sequences for i in inside) == list(range(50))
+    for number, inside in enumerate(ring.sequences):
+        row = ring.sequence(number)
+        bounds = [*np.flatnonzero(row["positions"] == 0), 192]
+        assert not any(bound % 8 for bound in bounds)
+        for sample, begin in zip(inside, bounds, strict=False):
+            ids = ring.samples.sample(sample, 192)[0]
+            np.testing.assert_array_equal(row["tokens"][begin : begin + len(ids)], ids)
+        assert row["real"].sum() == sum(len(ring.samples.sample(sample, 192)[0]) for sample in inside)
+
+
 def test_ranks_share_a_global_batch_and_its_token_count(tokenizer: str, tmp_path: Path) -> None:
     data = write_chats(tmp_path / "chats.jsonl", 40)
     whole = plan_of(data, tokenizer, packing=True, batch=8, micro_batch_size=8)
@@ -198,6 +214,8 @@ OF_MEGATRON: dict[str, dict[str, Any]] = {
     "cp2": {"cp": 2, "micro_batch_size": 4},
     "packed dp2 zero1": {"dp": 2, "zero_stage": 1},
     "packed tp2 sp pp2 recomputed": {"tp": 2, "pp": 2, "sequence_parallel": True, "recompute": ["full", "none"]},
+    "packed cp2 tp2 sp": {"cp": 2, "tp": 2, "sequence_parallel": True, "micro_batch_size": 1},
+    "packed cp4": {"cp": 4, "micro_batch_size": 1},
 }
 
 
@@ -224,8 +242,9 @@ def test_chats_from_the_same_weights_have_the_same_losses_under_megatron(layout:
     expected = measured(pool, hf_plan(MODEL, run=run, **settings, lr=3e-3, micro_batch_size=2, clip=1.0), tmp_path)
     if packing:
         settings |= {"packing": True, "global_batch_size": 2}
-        settings["global_batch_size"] = samples_of(make_plan(MODEL, run=run, **settings), tmp_path).num_samples
-        assert settings["global_batch_size"] == 10
+        found = samples_of(make_plan(MODEL, run=run, **settings, cp=OF_MEGATRON[layout].get("cp", 1)), tmp_path)
+        settings["global_batch_size"] = found.num_samples
+        assert found.num_samples == 10
     plan = make_plan(MODEL, run=run, **settings, lr=3e-3, **OF_MEGATRON[layout])
     found = pool.run("parity", plan.world_size, to_json(plan), str(tmp_path))[0]
     np.testing.assert_allclose(found["losses"], expected["losses"], rtol=0, atol=1e-4)

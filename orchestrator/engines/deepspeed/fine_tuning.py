@@ -15,12 +15,13 @@ TASK: Final = "task=sft"
 PACKING: Final = "data.packing=true"
 
 
-@rule("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:546", "cp")
+@rule("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:296, :546", "cp")
 def packed_ulysses(candidate: Candidate, workload: Workload) -> str | None:
+    """Ulysses drops the mask between samples, and gathers their positions, by which flash attention alone tells them apart."""
     cp = candidate.mesh.cp
-    if cp == 1 or not workload.training.packing:
+    if cp == 1 or not workload.training.packing or takes_flash_attention(workload.cluster, workload.training):
         return None
-    return f"cp={cp} with data.packing: Ulysses drops the mask between samples; data.packing=false pads them instead"
+    return f"cp={cp} with data.packing: without flash attention samples would see each other; data.packing=false pads them instead"
 
 
 @rule("packed_flash", "transformers/modeling_flash_attention_utils.py:574", "micro_batch_size")

@@ -10,6 +10,7 @@ from orchestrator.engines.megatron.entry import start
 from orchestrator.engines.megatron.own import CHECKOUT, INSTALL, OF_MEGATRON, own_job, why_absent, why_not_own
 from orchestrator.engines.megatron.program import PROGRAM
 from orchestrator.engines.megatron.translate import PASSES, translate, why_no_exchange
+from orchestrator.engines.translation import why_other_samples
 
 ENGINE: Final = Engine(
     name=NAME,
@@ -28,8 +29,10 @@ ENGINE: Final = Engine(
         install=INSTALL,
         checkpoints=OF_MEGATRON,
         why_absent=why_absent,
+        why_no_resume=why_other_samples,
     ),
     entry=start,
     why_no_exchange=why_no_exchange,
     saves_beside=lambda plan: True,
+    why_no_resume=why_other_samples,
 )

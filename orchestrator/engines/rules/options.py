@@ -34,7 +34,8 @@ def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
     return None if tp <= inner.size else f"tp_comm_overlap: tp={tp} reaches beyond the {inner.size} GPUs of {inner.name}"
 
 
-@rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252", "cp_comm_type tp cp")
+@rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252; Transformer Engine, attn_forward_func_with_cp: windows",
+      "model cp_comm_type tp cp")  # fmt: skip
 def cp_kind(candidate: Candidate, workload: Workload) -> str | None:
     strategy, mesh, a = candidate.strategy, candidate.mesh, workload.model.architecture
     kind, shards = strategy.cp_comm_type, mesh.cp
@@ -42,6 +43,8 @@ def cp_kind(candidate: Candidate, workload: Workload) -> str | None:
         return None if kind == "p2p" else f"cp_comm_type={kind} needs cp above 1"
     if workload.cluster.is_cpu:
         return None if kind == "all_gather" else f"cp_comm_type={kind} is Transformer Engine's, on GPUs; the worker has all_gather on a CPU"
+    if kind in ("p2p", "a2a+p2p") and "window" in a.features():
+        return f"cp={mesh.cp} with cp_comm_type={kind}: Transformer Engine has windows with a2a and all_gather alone"
     if kind in ("p2p", "all_gather"):
         return None
     if kind == "a2a+p2p":

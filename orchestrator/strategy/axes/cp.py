@@ -38,17 +38,17 @@ def cut(strategy: Strategy, kind: Literal["ring", "all_to_all"], domain: int) ->
 
 
 def kernel_length(op: Attention, mesh: Mesh, inner: int, steps: int) -> float:
-    """Tokens of a sequence that a rank's attention kernel works on, as far as its efficiency goes. The whole sequence where all ranks
-    exchanged shards of it for heads. In a step of a ring the rank's part, both of its chunks in one kernel: on the diagonal a causal
-    square; beside it all queries with half of the keys that came in, or half of the queries with all of them, unmasked, which gives a
-    query as many keys as the square does in the mean, or twice as many (Transformer Engine, context_parallel.py:
+    """Tokens of a sequence, or of a sample in a packed one, that a rank's attention kernel works on, as far as its efficiency goes. The
+    whole where all ranks exchanged shards of it for heads. In a step of a ring the rank's part, both of its chunks in one kernel: on the
+    diagonal a causal square; beside it all queries with half of the keys that came in, or half of the queries with all of them, unmasked,
+    which gives a query as many keys as the square does in the mean, or twice as many (Transformer Engine, context_parallel.py:
     cp_p2p_fwd_prepare_qkv). With gathered keys each of the two chunks has a kernel of its own (AttnFuncWithCPAndKVAllGather).
 
     >>> op = Attention(name="a", query_len=8192, key_len=8192, heads=8, kv_heads=8, head_dim=128, causal=True)
     >>> [kernel_length(op, Mesh(cp=4), inner, steps) for inner, steps in ((1, 4), (4, 1), (2, 2), (1, 1))]
     [2048.0, 8192.0, 4096.0, 1024.0]
     """
-    return min(op.query_len / (steps if inner * steps == mesh.cp else 2 * mesh.cp), op.key_len)
+    return min((op.attended or op.query_len) / (steps if inner * steps == mesh.cp else 2 * mesh.cp), op.key_len)
 
 
 def _local_bytes(op: Attention, mesh: Mesh, micro_batch_size: int, itemsize: int) -> tuple[float, float]:
