@@ -21,7 +21,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import detect, recipe
 from orchestrator.asking import questions, reinforcement
@@ -29,8 +29,6 @@ from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
 from orchestrator.asking.grid import sweep as all_points
 from orchestrator.asking.reinforcement import RlAnswer
-from orchestrator.audit.audit import Audit
-from orchestrator.audit.text import PrintedAudit
 from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
@@ -49,9 +47,11 @@ from orchestrator.search.explain import Explanation
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import Pins
 
+if TYPE_CHECKING:
+    from orchestrator.audit.audit import Audit
+
 __all__ = [
     "Answer",
-    "Audit",
     "Comparison",
     "Explanation",
     "InputError",
@@ -210,6 +210,8 @@ def audit(path: str | Path, **keys: Any) -> Audit:
     >>> found.legal, found.fits, found.changes[0].what
     (True, True, 'micro_batch_size 1 -> 2')
     """
+    from orchestrator.audit.text import PrintedAudit
+
     return PrintedAudit.of(path, twice_refused(recipe.as_texts(keys)), _machine())
 
 

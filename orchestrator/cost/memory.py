@@ -104,6 +104,17 @@ def borders_kept(candidate: Candidate, index: int, flight: int, boundary_bytes: 
     return flight * ((index < candidate.mesh.pp - 1) + (index > 0)) * boundary_bytes
 
 
+class Standing(NamedTuple):
+    """What the memory of every stage of a strategy and micro-batch has: bytes whatever its layers, by cause and in all; of a transfer and
+    of a parameter; and whether there are buckets."""
+
+    fixed: dict[str, float]
+    fixed_bytes: float
+    boundary_bytes: float
+    states: StateBytes
+    has_buckets: bool
+
+
 class StageMemory:
     """One stage's place in a candidate's pipeline, whatever its layers. The one place where a peak is computed."""
 
@@ -112,13 +123,10 @@ class StageMemory:
         *("borders", "candidate", "fixed", "fixed_bytes", "flight", "index", "slack"),
     )
 
-    def __init__(
-        self, workload: EngineWorkload, candidate: Candidate, index: int, fixed: dict[str, float], boundary_bytes: float, states: StateBytes
-    ) -> None:
-        self._workload, self._states = workload, states
+    def __init__(self, workload: EngineWorkload, candidate: Candidate, index: int, standing: Standing) -> None:
+        self._workload = workload
+        self.fixed, self.fixed_bytes, boundary_bytes, self._states, self._buckets = standing
         self.candidate, self.index = candidate, index
-        self.fixed = fixed
-        self.fixed_bytes = sum(fixed.values())
         m, pp = candidate.num_microbatches, candidate.mesh.pp
         self._single = m == 1
         self.flight = in_flight(candidate.schedule, pp, index, m, candidate.vpp, candidate.microbatch_group_size_per_vp_stage)
@@ -128,8 +136,6 @@ class StageMemory:
         self.slack = workload.calibration.allocator_slack
         """Share of activations and transients that fragmentation adds."""
         self._flown: tuple[int, int, int] | None = None
-        self._buckets = bucket_bytes(workload, candidate, states, 1) > 0
-        """Whether there are any."""
 
     @property
     def flights(self) -> tuple[tuple[int, ...], ...]:

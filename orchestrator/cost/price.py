@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from orchestrator.cost import memory
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.layer import LayerCost, LayerPrices
-from orchestrator.cost.memory import StageMemory
+from orchestrator.cost.memory import StageMemory, Standing
 from orchestrator.cost.network import Network
 from orchestrator.cost.schedule import fewest_by_stage
 from orchestrator.cost.stage import StageCost, StageSums, exposed_of, exposed_seconds
@@ -57,7 +57,19 @@ class Added(NamedTuple):
 class _Setting:
     """What a strategy at a micro-batch size has been priced at."""
 
-    __slots__ = ("added", "boundary_bytes", "fixed_bytes", "held", "hops", "kept", "layers", "occupied", "once", "without_experts")
+    __slots__ = (
+        "added",
+        "boundary_bytes",
+        "fixed_bytes",
+        "held",
+        "hops",
+        "kept",
+        "layers",
+        "occupied",
+        "once",
+        "standing",
+        "without_experts",
+    )
 
     def __init__(self, strategy: Strategy) -> None:
         mesh = strategy.mesh
@@ -77,6 +89,7 @@ class _Setting:
         """Seconds for which a transfer occupies the slowest border between two stages."""
         self.boundary_bytes: float | None = None
         self.fixed_bytes: dict[str, float] | None = None
+        self.standing: Standing | None = None
 
 
 class CostModel:
@@ -182,10 +195,17 @@ class CostModel:
         self._setting_of(candidate)
         found = self._memories.get(index)
         if found is None:
-            states = self._layers.replicas.states_of(candidate.strategy)
-            boundary = self.boundary_bytes(candidate) if candidate.mesh.pp > 1 else 0.0
-            found = self._memories[index] = StageMemory(self.workload, candidate, index, self.fixed_bytes(candidate), boundary, states)
+            found = self._memories[index] = StageMemory(self.workload, candidate, index, self._standing(candidate))
         return found
+
+    def _standing(self, candidate: Candidate) -> Standing:
+        setting = self._setting_of(candidate)
+        if setting.standing is None:
+            fixed, states = self.fixed_bytes(candidate), self._layers.replicas.states_of(candidate.strategy)
+            boundary = self.boundary_bytes(candidate) if candidate.mesh.pp > 1 else 0.0
+            buckets = memory.bucket_bytes(self.workload, candidate, states, 1) > 0
+            setting.standing = Standing(fixed, sum(fixed.values()), boundary, states, buckets)
+        return setting.standing
 
     def fixed_bytes(self, candidate: Candidate) -> dict[str, float]:
         """Bytes that every rank has whatever its layers, by cause: context, communicators, workspaces, the pipeline's buffers."""

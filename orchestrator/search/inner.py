@@ -349,8 +349,13 @@ class Inner:
 
     def _fixed_steps(self, sizes: tuple[int, ...]) -> Steps | None:
         """The one way through the stages of this split; None where a stage doesn't fit."""
-        steps: Steps = [{p: [(p + 1, self.ways(p, sum(sizes[:p]), sizes[p :: self.pp]))]} for p in range(self.pp)]
-        return through(steps, self.pp)
+        steps: Steps = []
+        for p in range(self.pp):
+            ways = self.ways(p, sum(sizes[:p]), sizes[p :: self.pp])
+            if not ways:
+                return None
+            steps.append({p: [(p + 1, ways)]})
+        return steps
 
     def _steps(self, upper: float) -> Steps | None:
         """The ways on from each number of layers before a stage to each number behind it, in splits of `upper` seconds at most; None: there

@@ -42,7 +42,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
         "import sys, orchestrator; heavy = {'torch', 'rich', 'yaml', 'msgspec', 'omegaconf', 'orchestrator.api'} & set(sys.modules);"
         "assert not heavy, heavy; import orchestrator.plan\n"
         "assert orchestrator.plan(recipe='gpt_tiny', gpus=2, cluster='cpu').step_time_s > 0;"
-        "assert 'torch' not in sys.modules"
+        "assert not {'torch', 'orchestrator.audit.audit'} & set(sys.modules); assert orchestrator.Audit.__name__ == 'Audit'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
