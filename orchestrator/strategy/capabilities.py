@@ -28,11 +28,12 @@ class Rule(Value, frozen=True, kw_only=True):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A rule's check, which pickle takes by its name, is a rule there (engines/rules/rule.py)."""
-        return _named, (f"{self.check.__module__}:{self.check.__qualname__}", self.id, self.engine_rule, self.needs)
+        check = f"{self.check.__module__}:{self.check.__qualname__}"
+        return _named, (check, self.id, self.engine_rule, self.needs, self.only_with)
 
 
-def _named(check: str, id: str, engine_rule: str, needs: tuple[str, ...]) -> Rule:
-    return Rule(id=id, engine_rule=engine_rule, check=resolve_name(check).check, needs=needs)
+def _named(check: str, id: str, engine_rule: str, needs: tuple[str, ...], only_with: str) -> Rule:
+    return Rule(id=id, engine_rule=engine_rule, check=resolve_name(check).check, needs=needs, only_with=only_with)
 
 
 class Capabilities(Value, frozen=True, kw_only=True):
