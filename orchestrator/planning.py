@@ -341,7 +341,7 @@ class Planner:
     def _completed(self, space: Space, plan: Plan) -> Plan:
         """A search's plan with what else the user said. Raises InputError where ds.* or megatron.* say otherwise than the plan."""
         settings, prices = self.settings, space.prices[space.index(plan)]
-        plan = msgspec.structs.replace(plan, run=settings.run, extra=settings.extra, prices=prices.kept)
+        plan = msgspec.structs.replace(plan, run=settings.run_of(plan), extra=settings.extra, prices=prices.kept)
         passthrough.check(plan, ENGINES[plan.engine].passes)
         return plan
 
@@ -423,7 +423,7 @@ class Planner:
                     told = search(space.workload, [planned.able_to(able)], alone, stop=self._out_of_time(), known=best.bounds).plan
             except NoPlanError:
                 continue
-            told = msgspec.structs.replace(told, run=settings.run, extra=plan.extra)
+            told = msgspec.structs.replace(told, run=settings.run_of(told), extra=plan.extra)
             if program.why_not(told) is None:
                 return told
         return None

@@ -278,7 +278,7 @@ def notes_text(settings: Settings, plan: Plan, job: Job, *, starts: bool = False
         part = f"{format_time(limit * (slurm.requeue + 1))} of {format_time(takes)} that all steps take"
         saving = "" if saves else " with train.save_every="
         notes.append(f"slurm.time={slurm.time}{often} is {part}: slurm.requeue={again}{saving} goes on to the end")
-    if not saves and (unsaved := unsaved_text(plan, saved_bytes(plan), stated_failures(settings), slurm.requeue)):
+    if (not saves or plan.run.save_every) and (unsaved := unsaved_text(plan, saved_bytes(plan), stated_failures(settings), slurm.requeue)):
         notes.append(unsaved)
     if not starts and settings.training.task != "sft" and (made_up := made_up_data(settings)):
         notes.append(f"started as it is, this folder trains on {made_up}")

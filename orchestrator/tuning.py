@@ -151,7 +151,7 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
     if learned(settings, best.plan.engine, folder, trials) is None:  # its trials have no timers
         chosen = settings
     prices = Planner(chosen).prices_for(best.plan.engine)
-    plan = prices.priced(replace(best.plan, training=settings.training, run=settings.run, extra=settings.extra))
+    plan = prices.priced(replace(best.plan, training=settings.training, run=settings.run_of(best.plan), extra=settings.extra))
     return replace(chosen, plan=plan), Found(plan=plan, limit=kept_limit(plan, prices.limits))
 
 
@@ -244,7 +244,8 @@ def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[s
                 and not any(twins(plan.candidate, trial.plan.candidate) for trial in trials)]  # fmt: skip
         if left:
             seconds = may_take(settings, trials, left)
-            return replace(left[seconds.index(min(seconds))], run=settings.run, extra=settings.extra)
+            chosen = left[seconds.index(min(seconds))]
+            return replace(chosen, run=settings.run_of(chosen), extra=settings.extra)
     return None
 
 

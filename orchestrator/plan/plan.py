@@ -52,7 +52,8 @@ class RunSettings(Value, frozen=True, kw_only=True):
     tokenizer: Annotated[
         str | None, Key("tokenizer", "folder of a Hugging Face tokenizer", default="bytes", path=True, aliases=("data.tokenizer",))
     ] = None
-    save_every: Annotated[int, Key("train.save_every", "between checkpoints; 0: none", unit="steps", low=0, high=10**12)] = 0
+    save_every: Annotated[int, Key("train.save_every", "between checkpoints; 0: none", unit="steps", low=0, high=10**12,
+        default="0, or one at the end of a training of over an hour")] = 0  # fmt: skip
     async_save: Annotated[bool, Key("train.async_save", "checkpoints are written beside the training, from a copy in host memory")] = False
     keep_last: Annotated[int, Key("train.keep_last", "newest checkpoints to keep; 0: all", low=0, high=10**9)] = 0
     keep_every: Annotated[

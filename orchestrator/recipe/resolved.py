@@ -27,7 +27,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     profile.pop("name", None)  # it is the recipe's
     names = ("save_every", "async_save", "keep_last", "keep_every", "trace_routing", "step_timers", "eval_every", "eval_steps",
              "step_timeout_s", "resume")  # fmt: skip
-    run = {name: getattr(settings.run, name) for name in names} | {"change": ",".join(settings.run.change) or None}
+    unsaid = {"save_every"} if settings.saves_unsaid else set()
+    run = {name: getattr(settings.run, name) for name in names if name not in unsaid} | {"change": ",".join(settings.run.change) or None}
     tree: dict[str, Any] = {
         "name": settings.recipe,
         "engine": settings.engine,

@@ -81,6 +81,10 @@ ASSUMED: Final = ("lr", "min_lr", "warmup", "steps")
 OWN_PROGRAM: Final = "is for a program of your own: name it with entry=PATH"
 
 
+LONG_S: Final = 3600.0
+"""A training of more seconds is not thrown away at its end."""
+
+
 class Settings(Actions, frozen=True, kw_only=True):
     """All that a run needs to know. `why_cluster` says in one line which cluster was taken and why. `plan` is set where a saved plan
     takes the place of the search; `budget_s` None: no limit. `calibration` None: the folder in ORCHESTRATOR_CALIBRATIONS, then what is
@@ -108,6 +112,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     batch_of_length: int | None = None
     """Tokens of a sequence where the batch was said, if the length was changed over that and the batch wasn't."""
     run: RunSettings
+    saves_unsaid: bool = False
+    """Whether nobody said train.save_every of a run of our own programs."""
     continues: Checkpoint | None = None
     """What train.resume= names."""
     extra: dict[str, dict[str, Any]]
@@ -128,6 +134,11 @@ class Settings(Actions, frozen=True, kw_only=True):
     def reads_texts(self) -> bool:
         """Whether our workers read texts to pretrain on."""
         return self.training.task == "pretrain" and self.entry is None and self.architecture.why_drawn is None
+
+    def run_of(self, plan: Plan) -> RunSettings:
+        """What a run of the plan does: with a checkpoint at the end of a training of more than an hour where nobody said whether any."""
+        long = plan.predicted is not None and plan.training.steps * plan.predicted.step_time_s > LONG_S
+        return msgspec.structs.replace(self.run, save_every=plan.training.steps) if long and self.saves_unsaid else self.run
 
 
 def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Settings:
@@ -184,6 +195,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         largest=value_of(merged, "largest", None),
         assumed=_assumed(merged) if plan is None else (),
         batch_of_length=batch_of_length if plan is None else None,
+        saves_unsaid="train.save_every" not in merged and plan is None and continued is None and entry is None,
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         open_batch=_open_batch(merged, trained.engine),

@@ -112,20 +112,23 @@ def best_interval(plan: Plan, nbytes: float, of: Failures) -> int:
 
 
 def unsaved_text(plan: Plan, nbytes: float, of: Failures | None, requeue: int) -> str:
-    """What a plan without checkpoints loses, and an interval for them: the best one where failures are stated, else an hour. "" where the
-    training takes up to an hour and is put back into no queue (`requeue` times)."""
-    if plan.predicted is None:
+    """What a plan without checkpoints, or with one at its end alone, loses, and an interval for them: the best one where failures are
+    stated, else an hour. "" where the training takes up to an hour and is put back into no queue (`requeue` times)."""
+    if plan.predicted is None or 0 < plan.run.save_every < plan.training.steps:
         return ""
     step_s = plan.predicted.step_time_s
     takes = plan.training.steps * step_s
     if takes <= HOUR_S and not requeue:
         return ""
     last = f"{plan.run.export_to} gets the last weights alone" if plan.run.export_to else "nor of the last step"
+    none = f"no checkpoint is written in {format_time(takes)} of training, {last}"
+    if plan.run.save_every:
+        none = f"the last step of {format_time(takes)} of training has the only checkpoint, and a run that is killed before has none"
     again = f"; after a failure slurm.requeue={requeue} begins at the first step again" if requeue else ""
     every = max(1, round(HOUR_S / step_s)) if of is None else best_interval(plan, nbytes, of)
     apart = "one an hour" if of is None and every > 1 else f"one in {format_time(every * step_s)}{' (Daly 2006)' if of else ''}"
     proposed = f"train.save_every={every} writes {apart}, of up to {format_bytes(nbytes)}, and the last"
-    return f"train.save_every=0: no checkpoint is written in {format_time(takes)} of training, {last}{again}; {proposed}"
+    return f"train.save_every={plan.run.save_every}: {none}{again}; {proposed}"
 
 
 def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:

@@ -141,13 +141,28 @@ def test_a_time_limit_and_requeues_that_end_before_the_training_are_said(tmp_pat
         assert float(part[2]) == pytest.approx(int(part[3]) / 2, abs=0.6)
     assert main([*words, f"slurm.requeue={part[3]}", f"out={tmp_path / 'whole'}"]) == 0
     assert "slurm.time=" not in capsys.readouterr().out
-    assert main([*words[:-1], f"out={tmp_path / 'unsaved'}"]) == 0
+    assert main([*words[:-1], "train.save_every=0", f"out={tmp_path / 'unsaved'}"]) == 0
     assert f"slurm.requeue={part[3]} with train.save_every= goes on to the end" in capsys.readouterr().out
+
+
+def test_a_long_training_keeps_its_last_step_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recipe=llama3_8b", "gpus=16", "cluster=dgx_h100", "train.warmup=0"]
+    saved = (["train.steps=9000"], ["train.steps=20"], ["train.steps=9000", "train.save_every=0"])
+    plan, short, none = (so.plan(**dict(word.split("=") for word in (*words, *more))).plan for more in saved)
+    assert (plan.run.save_every, short.run.save_every, none.run.save_every) == (9000, 0, 0)
+    assert main(["plan", *words, "train.steps=9000", f"out={tmp_path / 'plan'}"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(
+        r"note: train.save_every=9000: the last step of .* days of training has the only checkpoint, .* writes one an hour", said
+    )
+    assert "--save-interval '9000'" in (tmp_path / "plan" / "megatron_args.sh").read_text()
+    assert "save_every" not in (tmp_path / "plan" / "config.yaml").read_text(), "the same again"
 
 
 def test_a_long_training_that_never_saves_is_told_the_key_and_an_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run of days without a checkpoint is lost whole at the first failure; one of seconds is not worth a word."""
     long = ["recipe=llama3_8b", "gpus=16", "cluster=dgx_h100", "train.tokens=100B"]
+    never = "train.save_every=0"
     failing = ["cluster.mtbf=2000", "cluster.storage=50GB/s"]
 
     def notes(*words: str) -> list[str]:
@@ -158,11 +173,11 @@ def test_a_long_training_that_never_saves_is_told_the_key_and_an_interval(tmp_pa
         return [line for line in said.splitlines() if line.startswith("note: train.save_every=0: no checkpoint is written in ")]
 
     best: list[str] = []
-    (hourly,) = notes(*long)
+    (hourly,) = notes(*long, never)
     assert re.search(
         r" days of training, nor of the last step; train.save_every=\d+ writes one an hour, of up to .* GiB, and the last$", hourly
     )
-    (stated,) = notes(*long, *failing, "slurm.requeue=2")
+    (stated,) = notes(*long, never, *failing, "slurm.requeue=2")
     assert "; after a failure slurm.requeue=2 begins at the first step again; " in stated
     assert f"; {best[0]} writes one in " in stated
     assert notes(*long, "train.save_every=500") == []
