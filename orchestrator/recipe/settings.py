@@ -138,7 +138,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     def run_of(self, plan: Plan) -> RunSettings:
         """What a run of the plan does: with a checkpoint at the end of a training of more than an hour where nobody said whether any."""
         long = plan.predicted is not None and plan.training.steps * plan.predicted.step_time_s > LONG_S
-        return msgspec.structs.replace(self.run, save_every=plan.training.steps) if long and self.saves_unsaid else self.run
+        unsaid = self.saves_unsaid and self.reinforcement is None
+        return msgspec.structs.replace(self.run, save_every=plan.training.steps) if long and unsaid else self.run
 
 
 def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Settings:
