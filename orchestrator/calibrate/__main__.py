@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from orchestrator.calibrate.files import error, files_of, margins, off, show_fit, with_margin, write
-from orchestrator.calibrate.fit import fit
+from orchestrator.calibrate.fit import ANY_HOST, SLOWER_HOSTS, fit
 from orchestrator.calibrate.pricing import one_value
 from orchestrator.calibrate.runs import Run, load
 from orchestrator.commands import arguments, command_of
@@ -57,7 +57,8 @@ def calibrate(runs: Sequence[Run], console: Console) -> list[CalibrationFile]:
             mine = [run for run in runs if (run.traits.engine, run.gpu) == (engine, gpu)]
             names = CPU_NAMES if gpu == "cpu" else DEFAULT_NAMES
             task = progress.add_task(f"{engine} on {gpu}", total=None)
-            fitted = fit(mine, names, progress=lambda done, task=task: progress.update(task, completed=done))  # type: ignore[misc]
+            shown = lambda done, task=task: progress.update(task, completed=done)  # noqa: E731
+            fitted = fit(mine, names, progress=shown, bounds=ANY_HOST, hosts=SLOWER_HOSTS)
             made += files_of(fitted, mine, (), "own")
             progress.remove_task(task)
             show_fit(console, f"{engine} on {gpu}", fitted, made[-1], len(mine), len(names))

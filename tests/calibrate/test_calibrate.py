@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.calibrate.__main__ import main
 from orchestrator.calibrate.files import margins, unit, with_margin
-from orchestrator.calibrate.fit import chooser, fit
-from orchestrator.calibrate.pricing import Pricer
+from orchestrator.calibrate.fit import ANY_HOST, SLOWER_HOSTS, chooser, fit
+from orchestrator.calibrate.pricing import Pricer, zero_shot
 from orchestrator.calibrate.runs import load
 from orchestrator.cost.calibration import (
     CARRIES_OVER,
@@ -66,6 +66,20 @@ def test_planted_constants_are_recovered() -> None:
 def test_a_constant_that_no_run_speaks_of_stays_where_it_was() -> None:
     found = fit(planted_runs(), (*PLANTED, "host_efficiency"))
     assert found.constants["host_efficiency"] == pytest.approx(Calibration().host_efficiency, rel=0.01)
+
+
+def test_a_slow_host_is_found_though_kernels_hide_a_fast_one() -> None:
+    """Thirty times the time to launch, in runs whose kernels hide the datasheet's: no small change of it shows in any of them."""
+    narrow = {"engine": "Megatron-core", "tp": "1", "pp": "1", "dp": "8", "hidden_size": "1024", "num_attention_heads": "8"}
+    runs = only({**narrow, "micro_batch_size": "1"}, {**narrow, "micro_batch_size": "4"})
+    host = zero_shot(runs[0]).op_overhead_s
+    slowed = Pricer(chooser({(run.engine.name, run.gpu): {"op_overhead_s": 30 * host} for run in runs}))
+    timed = [replace(run, time_s=(slowed.score(run) or (0.0, 0.0))[0]) for run in runs]
+    names = ("gemm_efficiency", "pointwise_factor", "op_overhead_s", "microbatch_overhead_s")
+    assert fit(timed, names).median_error > 0.2
+    found = fit(timed, names, bounds=ANY_HOST, hosts=SLOWER_HOSTS)
+    assert found.median_error < 0.1
+    assert found.constants["op_overhead_s"] == pytest.approx(30 * host, rel=0.3)
 
 
 def test_runs_without_times_are_refused() -> None:
