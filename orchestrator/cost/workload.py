@@ -11,6 +11,7 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import activation_itemsize
 from orchestrator.cost.states import BLOCK_SCALE, fp8_weight_bytes
 from orchestrator.hardware.spec import Cluster
+from orchestrator.model.describe import with_tower_first
 from orchestrator.model.freezing import with_frozen
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import trainable_parameters, with_lora
@@ -57,6 +58,8 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     modules = traits.layers == "hugging_face" and model.architecture.traced is None
     if modules:
         model = hugging_face(model)
+    if traits.tower_first:
+        model = with_tower_first(model)
     if training.packing and training.lengths is not None and model.architecture.traced is None:
         model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention, masked=modules)
     if modules and training.lora is not None:

@@ -8,7 +8,7 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from orchestrator.model.architecture import Architecture, Layer
-from orchestrator.model.ops import Op, Role, Weight
+from orchestrator.model.ops import Dispatch, Enter, Exit, Gemm, Op, Pointwise, Role, Weight
 from orchestrator.model.parts import ends, vision
 from orchestrator.model.parts.attention import GroupedQueryAttention, cross_attention
 from orchestrator.model.parts.part import Nothing, Part, join, norm, residual_add
@@ -33,6 +33,41 @@ def layers(a: Architecture, seq_length: int, decoder_seq_length: int | None = No
     seeing = _vision_runs(a, a.vision, images, first.layer.output_elements)
     embedded = Edge(name="embedded_tokens", source="embedding", target="projector", elements=first.layer.output_elements)
     return ModelSpec(architecture=a, seq_length=seq_length, images=images, runs=(first, *seeing, *runs, last), edges=(embedded,))
+
+
+def with_tower_first(model: ModelSpec) -> ModelSpec:
+    """The model with what looks at images as a part of the embedding, of a pipeline whose first stage has the whole tower (Megatron-Bridge,
+    models/qwen_vl/modelling_qwen3_vl): divided by tp as the text model's layers, of whole sequences and in 16 bits, never recomputed
+    (transformer_config.py, get_vision_model_config). Other models are as they are."""
+    seeing = [run for run in model.runs if vision.part_of(run.layer.kind) != "language"]
+    if not seeing:
+        return model
+    first, *others = (run for run in model.runs if run not in seeing)
+    each = [(f"{run.layer.kind}.{index}", run.layer) for run in seeing for index in range(run.count)]
+    weights = [_weight_of_tower(name, weight) for name, layer in each for weight in layer.weights]
+    ops = [_op_of_tower(op) for _, layer in each for op in layer.ops]
+    layer = replace(first.layer, weights=(*first.layer.weights, *weights), ops=(*first.layer.ops, *ops))
+    return replace(model, runs=(replace(first, layer=layer), *others), edges=())
+
+
+def _weight_of_tower(layer: str, weight: Weight) -> Weight:
+    """A weight under its layer's name; a projector's two linears are divided as an MLP's, by columns and by rows."""
+    split = 0 if ".linear_1." in weight.name else 1 if weight.name.endswith(".linear_2.weight") else weight.split
+    return replace(weight, name=f"{layer}.{weight.name}", split=split)
+
+
+def _op_of_tower(op: Op) -> Op:
+    """An operation of a tower without sequence parallelism and FP8, whose projectors are divided as `_weight_of_tower` says."""
+    if isinstance(op, Enter | Exit | Dispatch):
+        return op
+    inside = op.name.endswith((".linear_2", ".activation"))
+    saves = tuple(replace(one, shard="tp" if inside else "none" if one.shard == "sequence" else one.shard) for one in op.saves)
+    if isinstance(op, Gemm):
+        split = "column" if op.name.endswith(".linear_1") else "row" if inside else op.split
+        return replace(op, saves=saves, wide=True, split=split)
+    if isinstance(op, Pointwise):
+        return replace(op, saves=saves, shard="tp" if inside else "none" if op.shard == "sequence" else op.shard)
+    return replace(op, saves=saves)
 
 
 def tower(v: Vision) -> Architecture:

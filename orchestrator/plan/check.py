@@ -8,7 +8,9 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from orchestrator.errors import InputError
+from orchestrator.model.describe import with_tower_first
 from orchestrator.model.families import describe_for
+from orchestrator.model.parts.vision import part_of
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan.plan import Plan
 from orchestrator.strategy.capabilities import Capabilities, Rule
@@ -25,8 +27,10 @@ KEYS = frozenset({"num_microbatches", *(choice.name for choice in OUTER_CHOICES)
 
 
 def workload_of(plan: Plan) -> Workload:
-    """What the plan is for."""
+    """What the plan is for, its model with the tower that looks at images on the first stage where no span of the plan is of it."""
     model = describe_for(plan.model, plan.training)
+    if plan.model.vision is not None and all(part_of(span.kind) == "language" for _, span in plan.spans()):
+        model = with_tower_first(model)
     return Workload(model=model, training=plan.training, cluster=plan.cluster)
 
 

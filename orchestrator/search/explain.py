@@ -87,7 +87,7 @@ def data_parallelism_alone(workload: Workload, engines: Engines) -> tuple[DataPa
             pins = Pins(tp=1, pp=1, cp=1, zero_stage=stage, micro_batch_size=1, offload=False)
             leaf = next(Tree(capabilities, workload, pins).leaves(cuts.append), None)
             if leaf is not None:
-                least = at_its_leanest(costs, workload.model, leaf.candidate, [transformer_layers(workload.model)])
+                least = at_its_leanest(costs, costs.model, leaf.candidate, [transformer_layers(costs.model)])
                 rows.append(DataParallel(engine=engine.name, zero_stage=stage, least=least))
             else:
                 rows.append(DataParallel(engine=engine.name, zero_stage=stage, why=cuts[-1].reason or ""))

@@ -252,7 +252,7 @@ def fastest_with(
         if costs.time_floor(candidate) >= below_s or costs.memory_floor(candidate) > limit.usable:
             continue
         leaf = Leaf(candidate, with_it, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))
-        inner = Inner(costs, workload.model, capabilities, leaf, limit, settings.pins.layout)
+        inner = Inner(costs, costs.model, capabilities, leaf, limit, settings.pins.layout)
         bound = inner.bound(before_s * least, below_s)
         if not bound.fits or bound.bound_s >= below_s:
             continue
@@ -357,7 +357,7 @@ class _Space:
         found: list[Choice] = []
         for leaf in self.trees[mesh.engine].below(mesh.leaf.candidate, cuts.append):
             if layout is not None:
-                chunk_sizes(layout, self.workload.model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
+                chunk_sizes(layout, self.costs[mesh.engine].model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
             found.append(Choice(mesh.order + len(found) + 1, mesh.engine, leaf))
             self.modes[leaf.candidate] = leaf.recompute
         return found, [(mesh.order, outcome) for outcome in cuts]
@@ -497,8 +497,8 @@ class _Search:
             if floor > usable:
                 self._too_large(choice, floor)
                 return
-            model, capabilities = self.workload.model, self.engines[i].capabilities
-            given = self.costs[i], model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout
+            capabilities = self.engines[i].capabilities
+            given = self.costs[i], self.costs[i].model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout
             inner = Inner(*given, self.floors[i].leaf)
         look = bound * LOOK_AHEAD
         answer = inner.bound(bound, min(look, self.best.threshold(choice) * BEYOND))

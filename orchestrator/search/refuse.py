@@ -128,13 +128,13 @@ def _nearest(
             heappush(ranked, (costs[i].memory_floor(candidate), order, True))
             continue
         leaf = Leaf(candidate, (candidate.strategy.recompute,))
-        inner = Inner(costs[i], workload.model, engines[i].capabilities, leaf, limits[i], pins.layout)
+        inner = Inner(costs[i], costs[i].model, engines[i].capabilities, leaf, limits[i], pins.layout)
         need, looked_at = inner.need(inner.even_sizes()), looked_at + 1
         if best is None or need < best[0]:
             best = (need, inner, limits[i])
     assert best is not None
     need, inner, most = best
-    refused = at_its_leanest(inner.costs, workload.model, inner.candidate, inner.even_sizes())
+    refused = at_its_leanest(inner.costs, inner.costs.model, inner.candidate, inner.even_sizes())
     return need, refused.choice, refused, most
 
 
@@ -167,7 +167,7 @@ def _fits(workload: Workload, engines: Engines, settings: SearchSettings, *, fit
                     heappush(queue, (here.memory_floor(below.candidate), next(places), shape, below))
                 continue
             looked_at += 1
-            inner = Inner(here, workload.model, engine.capabilities, leaf, most, settings.pins.layout)
+            inner = Inner(here, here.model, engine.capabilities, leaf, most, settings.pins.layout)
             if inner.need(inner.even_sizes()) <= most.usable:
                 return f"{leaf.candidate.label()} recompute={leaf.recompute[-1]}"
     return None

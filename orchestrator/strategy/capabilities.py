@@ -184,6 +184,8 @@ class Traits(Value, frozen=True, kw_only=True):
     """Parts (as in `Capabilities.parts`) with which attention materialises the scores even where `flash_attention` is on."""
     context_parallel: Literal["ring", "all_to_all"] = "ring"
     """What cp is: keys and values around a ring, or Ulysses' exchange of sequence shards for heads (arXiv 2309.14509)."""
+    tower_first: bool = False
+    """Whether what looks at images is a part of the embedding, on the first stage (model/describe.py, `with_tower_first`)."""
     constants: dict[str, float] = msgspec.field(default_factory=dict)
     """The engine's own among the cost model's constants, on any GPU (cost.calibration): passes of unfused kernels, its Python."""
 

@@ -15,7 +15,7 @@ from orchestrator.model.architecture import Architecture
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.choices import shown
-from orchestrator.strategy.megatron_layout import transformer_layers
+from orchestrator.strategy.megatron_layout import divided_layers
 from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, Candidate, Recompute, ZeroStage
 from orchestrator.strategy.workload import Workload
 
@@ -207,7 +207,7 @@ def types_order(candidate: Candidate, workload: Workload) -> str | None:
 
 def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, workload: Workload) -> tuple[Rule, ...]:
     """The rules about stages, virtual stages and schedules."""
-    layers = transformer_layers(workload.model)
+    layers = divided_layers(workload.model)
     engine, schedules = capabilities.engine, capabilities.schedules
     flat = [name for name in schedules if name != "interleaved"]
 

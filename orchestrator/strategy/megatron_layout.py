@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 
 from orchestrator.errors import InputError
+from orchestrator.model.parts.vision import part_of
 from orchestrator.model.spec import ModelSpec
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.spec import Recompute
@@ -64,6 +65,11 @@ def _run(letter: str, count: int) -> str:
 def transformer_layers(model: ModelSpec) -> int:
     """Number of layers between embedding and head."""
     return sum(run.count for run in model.runs[1:-1])
+
+
+def divided_layers(model: ModelSpec) -> int:
+    """Number of layers that a pipeline's stages divide: a tower that looks at images stands whole on the first."""
+    return sum(run.count for run in model.runs[1:-1] if part_of(run.layer.kind) == "language")
 
 
 def even_chunks(model: ModelSpec, chunks: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.choices import getter, shown
 from orchestrator.strategy.legality import PLANNER, rules_of, stages_offered, unsuited
-from orchestrator.strategy.megatron_layout import expand, transformer_layers
+from orchestrator.strategy.megatron_layout import divided_layers, expand
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import (
     CHOICES,
@@ -218,7 +218,7 @@ class Tree:
     def __init__(self, capabilities: Capabilities, workload: Workload, pins: Pins, prunings: tuple[Rule, ...] = ()) -> None:
         self.capabilities, self.workload, self.pins = capabilities, workload, pins
         self.world = workload.cluster.num_gpus
-        self.layers = transformer_layers(workload.model)
+        self.layers = divided_layers(workload.model)
         self.experts = "experts" in workload.model.architecture.features()
         self.chunks = len(expand(pins.layout)) if pins.layout is not None else None
         self.rules = (*rules_of(capabilities, workload), *prunings)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.trainer_files import around
 from orchestrator.engines.tools import written
 from orchestrator.errors import InputError, NoPlanError
+from orchestrator.model.families import describe_for
 from orchestrator.model.flops import forward_flops, model_flops_per_sample
 from orchestrator.model.layer import LayerSpec
 from orchestrator.model.lora import trainable_parameters
@@ -150,7 +152,8 @@ def test_images_of_a_model_that_sees_none_are_refused(word: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("engine=megatron",), "megatron has no vision; model.vision=null plans the text model alone"),
+        (("engine=megatron",), "model.vision of llava: Megatron-Bridge has Megatron's layers in the towers of qwen3_vl, qwen3_vl_moe"),
+        (("engine=megatron_deepspeed",), "megatron_deepspeed has no vision; model.vision=null plans the text model alone"),
         (("lora.rank=8", "lora.bits=4"), "lora.bits=4 of llava, which looks at images"),
         (("task=sft",), "task=sft of llava, which looks at images"),
         (("pin.tp=2",), "AutoTP was never tried with transformers' LlavaForConditionalGeneration, which looks at images"),
@@ -161,6 +164,43 @@ def test_what_no_engine_trains_of_such_a_model_says_why(words: tuple[str, ...], 
     with pytest.raises(NoPlanError) as raised:
         Planner(settings_of(tmp_path, *words)).fastest()
     assert message in str(raised.value)
+
+
+QWEN3_VL: dict[str, Any] = {
+    "model_type": "qwen3_vl",
+    "text_config": {
+        **{"model_type": "qwen3_vl_text", "num_hidden_layers": 36, "hidden_size": 4096, "intermediate_size": 12288, "vocab_size": 151936},
+        **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144},
+    },
+    "vision_config": {"depth": 27, "hidden_size": 1152, "num_heads": 16, "out_hidden_size": 4096, "deepstack_visual_indexes": [8, 16, 24]},
+}
+"""Qwen3-VL-8B."""
+
+
+def test_a_tower_under_megatron_is_a_part_of_the_first_stage(tmp_path: Path) -> None:
+    """It is divided by tp with the text model's layers and takes its states and seconds there, where fewer layers stand in return; a saved
+    plan has it there too."""
+    pins = ("engine=megatron", "pin.tp=2", "pin.pp=2", "pin.micro_batch_size=1", "pin.recompute=none", "train.image_tokens=1024")
+    pins = (*pins, "train.images=3")
+    whole, text = (
+        Planner(settings_of(tmp_path, *words, config=QWEN3_VL)).fastest().plan for words in (pins, (*pins[:5], "model.vision=null"))
+    )
+    model, alone = workload_of(whole).model, workload_of(text).model
+    tower = sum(run.count * run.layer.parameters for run in describe_for(whole.model, whole.training).runs[1:4])
+    assert [run.layer.kind for run in model.runs] == ["embedding", "decoder", "head"] == [run.layer.kind for run in alone.runs]
+    assert model.runs[0].layer.parameters == alone.runs[0].layer.parameters + tower == 151_936 * 4096 + tower
+    assert model.runs[1:] == alone.runs[1:]
+    assert model_flops_per_sample(model) == model_flops_per_sample(describe_for(whole.model, whole.training))
+    costs, without = (Planner(settings_of(tmp_path, *pins, config=QWEN3_VL)).prices_of(plan).costs(plan) for plan in (whole, text))
+    embedding, plain = (each.layer(whole.candidate, "embedding", "none") for each in (costs, without))
+    shared = sum(prod(weight.local_shape(2)) for weight in model.runs[0].layer.weights) - 151_936 * 4096 / 2
+    assert tower / 2 < shared < 0.52 * tower, "all but patches, their positions, norms and some biases"
+    assert embedding.forward_s > plain.forward_s + 27 * 0.00005
+    ahead, before = (sum(span.count for span in plan.stages[0].layers if span.kind == "decoder") for plan in (whole, text))
+    assert ahead < before
+    check_plan(from_json(to_json(whole)), ENGINES["megatron"].capabilities(whole.cluster.software))
+    job = ENGINES["megatron"].translate(whole)
+    assert "our worker builds no tower" in job.without_worker
 
 
 def test_the_text_model_alone_is_planned_where_that_is_said(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
+from orchestrator.model.parts.vision import Vision
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import PP_BEFORE_DP
 from orchestrator.strategy.workload import Workload
@@ -330,6 +331,26 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
         {"mixer": GroupedQueryAttention(window=4)},
         {"mixer": GroupedQueryAttention(window=8)},
         {"mixer": GroupedQueryAttention(sinks=True)},
+    )
+    deep = Vision(model_type="qwen3_vl", deepstack_visual_indexes=(1, 2), num_layers=3, hidden_size=64, num_attention_heads=8,
+                  ffn_hidden_size=64, hidden_act="gelu_pytorch_tanh", patch_size=16)  # fmt: skip
+    seeing = replace(LLAMA, vision=deep, num_layers=8)
+    held(
+        model.tower,
+        (LLAMA, {"cp": 2}, None),
+        (seeing, {}, None),
+        (seeing, {"tp": 8, "dp": 1}, None),
+        (
+            replace(seeing, vision=replace(deep, num_attention_heads=12)),
+            {"tp": 8, "dp": 1},
+            "tp=8 does not divide the tower's num_attention",
+        ),
+        (seeing, {"cp": 2}, "cp=2 of qwen3_vl: every rank of a sequence looks at all of its images"),
+        (replace(seeing, vision=replace(deep, model_type="internvl")), {}, "model.vision of internvl: Megatron-Bridge has"),
+        (seeing, {"pp": 2, "vpp": 2, "dp": 4, "num_microbatches": 8}, None),
+        (seeing, {"pp": 2, "vpp": 4, "dp": 4, "num_microbatches": 8}, "pp=2 with vpp=4: 2 layers are given what the tower saw"),
+        (workload(seeing, freeze=("vision",)), {}, "train.freeze=vision of qwen3_vl"),
+        (workload(seeing, task="sft", packing=False), {}, "task=sft of qwen3_vl"),
     )
     held(
         model.window_kinds,

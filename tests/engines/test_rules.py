@@ -18,6 +18,7 @@ from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.part import Nothing
+from orchestrator.model.parts.vision import Vision
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.legality import broken_rule, plan_only, rules_of, unsuited
 from orchestrator.strategy.pins import Pins
@@ -131,6 +132,9 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("recompute_experts", M, workload(LLAMA), {"recompute": "moe_act"}, "a dense model has none"),
     ("recompute_experts", M, workload(MIXTURE, software=BARE), {"recompute": "moe_act", "ep": 2}, "is Transformer Engine's"),
     ("recompute_experts", M, workload(MIXTURE, precision="fp8"), {"recompute": "mla_up_proj+moe_act", "ep": 2}, "delayed scaling"),
+    ("tower", M, workload(replace(LLAMA, vision=Vision(
+        model_type="internvl", num_layers=1, hidden_size=8, num_attention_heads=1, ffn_hidden_size=8, hidden_act="gelu", patch_size=2,
+    ))), {}, "model.vision of internvl: Megatron-Bridge has Megatron's layers in the towers of"),
     ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4), windowed(8)))), {}, "windows of 4 and 8 tokens"),
     ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4, sinks=True), Run(layers=1)))), {}, "in some layers only"),
     ("window_kinds", M, workload(replace(LLAMA, mtp_num_layers=1, pattern=(windowed(4), Run(layers=1)))), {}, "of the first layer"),

@@ -143,7 +143,7 @@ def show_recipes(console: Console, rows: Sequence[dict[str, str]], choose: Choos
     for one in found:
         if one.judged:
             more = f"; repeats {one.copy_of}" if one.copy_of else ""
-            more += "; its text decoder alone" if one.text_alone else ""
+            more += "; with its tower" if one.sees else ""
             said = f"{verdict(one, f' ({one.peak_gib:.0f} GiB)')}{more}"
             console.print(f"  {one.recipe}: {said}", highlight=False, markup=False)
         else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.architecture import Run as LayerRun
 from orchestrator.model.families import from_hf_config
@@ -13,6 +15,7 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.parts.vision import Images, Vision
 from tests.validation.rows import SkipError, whole
 
 
@@ -45,9 +48,28 @@ QWEN35: Final = {
 }
 """Qwen3.5's text models, and Qwen3.6's of the same shapes, by what follows their name. Their layer of multi-token prediction is trained
 (Megatron-Bridge 067f987, models/conversion/model_bridge.py:498: `mtp_num_hidden_layers`, which their config.json has at 1)."""
-WITH_VISION: Final = ("qwen35_vl_", "qwen3_vl_")
-"""How names begin of models whose run has a vision tower too, of which the language model alone is described. Qwen3.5's tower, 0.45 billion
-parameters, is trained beside it (perf_recipes/qwen_vl/common.py, _qwen35_vl_common)."""
+WITH_VISION: Final = {"qwen35_vl_": "qwen3_5_moe", "qwen3_vl_": "qwen3_vl_moe"}
+"""How names begin of models whose run trains what looks at images too (perf_recipes/qwen_vl/common.py, _qwen35_vl_common), and their
+model_type."""
+IMAGES: Final = Images(count=1, tokens=64)
+"""Of a sample in their benchmarks: one of 256 x 256 pixels (data/builders/mock_vlm_sft.py), 16 to a patch, four patches to a token."""
+TOWER: Final = Vision(
+    model_type="qwen3_5_moe", num_layers=27, hidden_size=1152, num_attention_heads=16, ffn_hidden_size=4304, patch_size=16,
+    hidden_act="gelu_pytorch_tanh", temporal_patch_size=2, patch_bias=True, num_position_embeddings=2304, rotary=True,
+    spatial_merge_size=2, projector="merger",
+)  # fmt: skip
+"""What looks at images in Qwen3.5, 0.45 billion parameters, and in Qwen3-VL, which gives three of its layers' output to the decoder too."""
+DEEPSTACK: Final = (8, 16, 24)
+
+
+def tower_of(name: str) -> Vision | None:
+    """What looks at images in the run of a model of this name; None: nothing does."""
+    kind = next((kind for words, kind in WITH_VISION.items() if plain_name(name).startswith(words)), None)
+    if kind is None:
+        return None
+    return replace(TOWER, model_type=kind, deepstack_visual_indexes=DEEPSTACK if kind == "qwen3_vl_moe" else ())
+
+
 MIXTURES: Final = {
     **{f"qwen35_{name}": facts for name, facts in QWEN35.items()},
     **{f"qwen35_vl_{name}": facts for name, facts in QWEN35.items()},
@@ -99,7 +121,7 @@ SHAPES: Final[dict[str, dict[str, int]]] = {
         "mixtral_8x22b": (56, 6144, 48, 8, 16384, 32768),
     }.items()
 }
-"""The sizes of published models by name (their config.json), for rows that print a name alone. Of models with vision the language model."""
+"""The sizes of published models by name (their config.json), for rows that print a name alone: of the language model, where one sees."""
 ROUTING: Final = {
     **dict.fromkeys(("qwen3_30b_a3b", "qwen3_vl_30b_a3b", "qwen3_235b_a22b", "qwen3_vl_235b_a22b"), (128, 8)),
     **{f"qwen35_{vision}{name}": (512, 10) if name == "397b_a17b" else (256, 8) for name in QWEN35 for vision in ("", "vl_")},
@@ -283,4 +305,5 @@ def mixture_of(row: dict[str, str]) -> Architecture:
         mixer=mixer,
         pattern=pattern,
         mtp_num_layers=count(row, "mtp_layers", facts.mtp),
+        vision=tower_of(name),
     )

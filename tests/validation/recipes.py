@@ -3,8 +3,8 @@
 A recipe is a row of a table with the columns of expert_recipes_bridge.csv: a model's name, GPUs, precision and every degree. It is judged
 as it is written. What a plan has no word for (CUDA graphs of whole iterations) is taken to be the same in our best plan, and NVFP4 is taken
 for MXFP8. A recipe that does not force its routers to be even, and our best plan with it, are priced with uneven ones (uneven.py). Where
-the recipe has the experts' exchange beside another micro-batch, our best plan is the better one of those with and without. Of a model with
-vision the text decoder is judged: what looks at images is left out of recipe and best plan alike.
+the recipe has the experts' exchange beside another micro-batch, our best plan is the better one of those with and without. A model with
+vision has its tower, and one image in a sample, on the first stage (mixtures.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Candidate
-from tests.validation.mixtures import WITH_VISION, plain_name, with_shape
+from tests.validation.mixtures import with_shape
 from tests.validation.recovery import CLOSE, ENGINE, megatron_capabilities, planned_engine, question_of
 from tests.validation.rows import SkipError
 from tests.validation.runs import Run
@@ -57,8 +57,8 @@ class Judged:
     slower: float | None = None
     """The share by which a published run that is divided as the recipe took longer than one that is divided as our best plan; None: one of
     both is missing, or they are divided alike."""
-    text_alone: bool = False
-    """Whether the recipe trains a vision tower too, which is left out of what is judged."""
+    sees: bool = False
+    """Whether the recipe trains a vision tower too."""
     copy_of: str = ""
     """The recipe for fewer GPUs that it repeats on more copies of the model."""
 
@@ -262,7 +262,7 @@ class Judge:
             ratio=None if best.seconds is None else price.step_time_s / best.seconds,
             best=best.label,
             slower=slower,
-            text_alone=plain_name(recipe["model"]).startswith(WITH_VISION),
+            sees=run.model.architecture.vision is not None,
         )
 
     def _best_of(self, question: Asked) -> Best:
@@ -302,7 +302,7 @@ def figures(found: Sequence[Judged]) -> dict[str, float | int | dict[str, int] |
         "recipes": len(found),
         "judged": len(judged),
         "of_experts": sum(one.experts for one in judged),
-        "without_their_vision": sum(one.text_alone for one in judged),
+        "with_vision": sum(one.sees for one in judged),
         "legal": sum(one.legal for one in judged) / len(judged) if judged else None,
         "fits": sum(one.fits for one in judged) / len(judged) if judged else None,
         "within_5": sum(ratio <= CLOSE for ratio in ratios) / len(ratios) if ratios else None,

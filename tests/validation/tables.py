@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
+from orchestrator.model.describe import with_tower_first
 from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora, with_lora
 from orchestrator.model.spec import ModelSpec
@@ -28,7 +29,7 @@ from tests.validation import layout, networks, uneven
 from tests.validation.engines import ENGINES, printed_as
 from tests.validation.engines.engine import MeasuredEngine, MemoryOf, megatron_names
 from tests.validation.fine_tuned import lora_of, memory_unit, mixed_lengths
-from tests.validation.mixtures import golden, hybrid_of, with_shape
+from tests.validation.mixtures import IMAGES, golden, hybrid_of, with_shape
 from tests.validation.models import T5_DECODER_LENGTH, architecture_of, measured_time
 from tests.validation.releases import as_it_ran, recipe_of
 from tests.validation.rows import SkipError, number, whole
@@ -63,7 +64,8 @@ def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
 @cache
 def _model(architecture: Architecture, seq_length: int, decoder_seq_length: int | None, engine: str, lora: Lora | None) -> ModelSpec:
     """One value for all rows of a model, its adapters and an engine, so that they share a cost model."""
-    model = describe(architecture, seq_length, decoder_seq_length)
+    images = None if architecture.vision is None else IMAGES
+    model = with_tower_first(describe(architecture, seq_length, decoder_seq_length, images))
     layers = ENGINES[engine].layers
     model = model if layers is None else layers(model)
     return with_lora(model, lora, megatron_names()) if lora is not None and ENGINES[engine].adapts == "megatron-core" else model
@@ -288,6 +290,8 @@ def training_of(
         grad_reduce_dtype=printed or reduce_dtype,
         grad_accum_dtype=printed or engine.accumulate_dtype,
         lora=lora,
+        images=None if architecture.vision is None else IMAGES.count,
+        image_tokens=None if architecture.vision is None else IMAGES.tokens,
     )
     return with_states(training, row.get("optimizer", ""))
 

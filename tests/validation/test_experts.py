@@ -17,6 +17,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.model.ops import Op, Scan
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.parts.vision import Images
 from tests.validation import recipes
 from tests.validation.__main__ import main
 from tests.validation.networks import cluster
@@ -398,18 +399,25 @@ def test_a_recipe_whose_steps_are_graphs_is_legal_where_its_experts_compute_a_bu
     assert "rank_capacity_factor" in counted.why
 
 
-def test_a_recipe_of_a_model_with_vision_is_judged_by_its_text_decoder() -> None:
-    """Qwen3.5-35B-A3B: 34,660,610,688 parameters of text and a layer of multi-token prediction."""
+def test_a_recipe_of_a_model_with_vision_is_judged_whole() -> None:
+    """Qwen3.5-35B-A3B: 34,660,610,688 parameters of text, a layer of multi-token prediction and the tower, 35,951,822,704 as published; an
+    image of 64 tokens in a sample, on the first stage."""
     run = recipes.run_of(QWEN35)
     a = run.model.architecture
-    assert run.model.parameters == 34_660_610_688 + 844_640_768
+    assert run.model.parameters == 34_660_610_688 + 844_640_768 + 446_571_248 == 35_951_822_704
+    assert run.model.images == Images(count=1, tokens=64)
+    embedding = run.model.runs[0].layer
+    assert embedding.parameters == 248_320 * 2048 + 446_571_248
+    text = recipes.run_of({**QWEN35, "model": "qwen35_35b_a3b"})
+    assert text.model.parameters == 34_660_610_688 + 844_640_768
+    assert run.model.runs[1:] == text.model.runs[1:]
     assert [type(layer.mixer).__name__ for layer in list(a.each_layer())[:4]] == ["GatedDeltaNet"] * 3 + ["GroupedQueryAttention"]
     (same,) = read_rows("t", [{**ROW, **dict.fromkeys(SILENT, ""), "model_name": "Qwen/Qwen3.5-35B-A3B"}])
     assert isinstance(same, Run), same
     assert same.model.architecture.pattern == a.pattern
     judged = recipes.Judge(named(None)).judge(QWEN35)
-    assert (judged.judged, judged.legal, judged.text_alone) == (True, True, True)
-    assert recipes.figures([judged])["without_their_vision"] == 1
+    assert (judged.judged, judged.legal, judged.sees) == (True, True, True)
+    assert recipes.figures([judged])["with_vision"] == 1
 
 
 SILENT = (

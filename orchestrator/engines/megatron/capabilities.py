@@ -120,5 +120,6 @@ def traits(software: Software) -> Traits:
         gathers_few_query_groups=True,
         overlaps_input_gradient=True,
         fp32_gradient_fusion=software.apex,
+        tower_first=True,
         adam_step=0.0 if software.transformer_engine or software.apex else TORCH_ADAM_STEP,
     )

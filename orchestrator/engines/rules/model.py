@@ -198,9 +198,35 @@ def delta_sequence(candidate: Candidate, workload: Workload) -> str | None:
     return f"cp={cp} with gated delta nets: Megatron-core {version} has them in whole sequences alone"
 
 
+TOWERS: Final = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Kinds of models that look at images whose tower Megatron-Bridge builds of Megatron's layers; other kinds' is transformers', undivided."""
+
+
+@rule("tower", "Megatron-Bridge 067f987, models/qwen_vl/modelling_qwen3_vl/model.py, transformer_config.py (get_vision_model_config)",
+      "model tp pp vpp cp")  # fmt: skip
+def tower(candidate: Candidate, workload: Workload) -> str | None:
+    """Refuses what Megatron-Bridge's models that look at images don't have, or what is not priced of them."""
+    v, training, mesh = workload.model.architecture.vision, workload.training, candidate.mesh
+    if v is None:
+        return None
+    if v.model_type not in TOWERS:
+        return f"model.vision of {v.model_type}: Megatron-Bridge has Megatron's layers in the towers of {', '.join(TOWERS)} alone"
+    if training.task != "pretrain" or training.freeze:
+        given = f"train.freeze={','.join(training.freeze)}" if training.freeze else f"task={training.task}"
+        return f"{given} of {v.model_type}, which looks at images: engine=megatron plans it with all of it trained, on next tokens"
+    if mesh.cp > 1:
+        return f"cp={mesh.cp} of {v.model_type}: every rank of a sequence looks at all of its images, which is not priced"
+    if v.num_attention_heads % mesh.tp:
+        return f"tp={mesh.tp} does not divide the tower's num_attention_heads={v.num_attention_heads}"
+    first, deep = workload.model.architecture.num_layers // (mesh.pp * candidate.vpp), len(v.deepstack_visual_indexes)
+    if first < deep:
+        return f"pp={mesh.pp} with vpp={candidate.vpp}: {deep} layers are given what the tower saw, and must stand in the first chunk"
+    return None
+
+
 MODEL_RULES: Final = (
     positions, head_width, head_groups, no_query_groups, position_kind, mixer_kinds, latent_positions, latent_sequence, window_kinds,
     state_space_groups, state_space_sequence, delta_kinds, delta_heads, delta_norm, delta_sequence, prediction_positions, prediction_tied,
-    relative_attention,
+    relative_attention, tower,
 )  # fmt: skip
 """The rules of megatron-core's models."""
