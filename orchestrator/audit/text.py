@@ -103,7 +103,7 @@ def left_lines(audit: Audit) -> Iterator[str]:
 def by_section(flags: Iterable[str]) -> list[str]:
     """The settings, those of one section of a file after its name.
 
-    >>> by_section(["zero.offload.device=\"cpu\"", "bf16.x=1", "zero.offload.size=1e8", "swiglu", "seed=1.5"])
+    >>> by_section(['zero.offload.device="cpu"', "bf16.x=1", "zero.offload.size=1e8", "swiglu", "seed=1.5"])
     ['zero.offload: device="cpu", size=1e8', 'bf16.x=1', 'swiglu, seed=1.5']
     """
     sections: dict[str, list[str]] = {}

@@ -235,8 +235,8 @@ def test_megatrons_validation_loss_is_in_the_row_of_its_step(tmp_path: Path) -> 
 def test_a_corpus_of_one_document_is_refused_before_the_program_that_would_wait_for_ever(tmp_path: Path) -> None:
     """Megatron-LM core_v0.16.1, core/datasets/gpt_dataset.py: epochs of nothing are counted without an end."""
     corpus = tmp_path / "corpus"
-    head = struct.pack("<9sQBQQi", b"MMIDIDX\0\0", 1, 8, 1, 2, 10_000)
-    corpus.with_suffix(".idx").write_bytes(head)
+    index = struct.pack("<9sQBQQiqqq", b"MMIDIDX\0\0", 1, 8, 1, 2, 10_000, 0, 0, 1)
+    corpus.with_suffix(".idx").write_bytes(index)
     corpus.with_suffix(".bin").write_bytes(bytes(20_000))
     words = (f"data={corpus}", "data.split=99,1,0", "engine=megatron", "launch=none")
     done = run(tmp_path / "run", f"entry={tmp_path}/pretrain_gpt.py", *words)
