@@ -33,7 +33,7 @@ def trained_on(run: RunSettings, architecture: Architecture | None = None) -> st
     ('/a.jsonl, byte by byte, as tokenizer= is not given', '/ids.bin')
     """
     if is_made_up(run):
-        drawn = architecture is not None and architecture.why_drawn is not None
+        drawn = architecture is not None and (architecture.traced is not None or architecture.why_drawn is not None)
         return f"{'drawn batches' if drawn else MADE_UP}, as data= is not given"
     whole = " + ".join(f"{source.weight:g} {source.path}" for source in run.blend) or str(run.data)
     if run.tokenizer:

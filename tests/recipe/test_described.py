@@ -16,6 +16,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.traced import Feed
 from orchestrator.planning import Planner
 from orchestrator.recipe.resolved import resolved_yaml
+from orchestrator.recipe.whole_data import trained_on
 from orchestrator.units import GIB
 
 NO_GPU = Machine(host_memory=64 * GIB)
@@ -126,7 +127,9 @@ def test_text_is_taken_by_what_the_forward_of_a_language_model_takes(model_class
     with pytest.raises(InputError, match=r"train.eval_every=1: has nothing to evaluate on"):
         recipe.load([*words, "train.eval_every=1"], NO_GPU, NAMES)
     drawn = [word for word in words if not word.startswith("data=")]
-    assert recipe.load([*drawn, "train.eval_every=1"], NO_GPU, NAMES).run.eval_every == 1, "batches that are drawn are held out by seed"
+    alone = recipe.load([*drawn, "train.eval_every=1"], NO_GPU, NAMES)
+    assert alone.run.eval_every == 1, "batches that are drawn are held out by seed"
+    assert trained_on(alone.run, alone.architecture) == "drawn batches, as data= is not given"
 
 
 @pytest.mark.parametrize(
