@@ -523,7 +523,8 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     beside = f"; not searched, only pinned: {', '.join(dict.fromkeys([*several, *values]))}" if several or values else ""
     beside += f"; left as they are unless pinned: {', '.join(dict.fromkeys(kept))}" if kept else ""
     if brief:
-        space, beside = f"plans of {engines} that were searched and fit", ""
+        even = " (interleaved: chunks as even as they go; pin.layout= takes others)" if plan.vpp > 1 else ""
+        space, beside = f"plans of {engines} that were searched and fit{even}", ""
     if gap <= NOISE:
         return f"{'Proven the fastest' if taken else 'Another of the table is proven the fastest'} of the {space}{beside}"
     return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster{beside}"

@@ -115,7 +115,10 @@ def test_what_only_a_pin_takes_is_listed_once() -> None:
               plain(pinned_options=("tp_comm_overlap", "tiled_mlp"), pinned_values={"etp": ("2",)})]  # fmt: skip
     kept = "; left as they are unless pinned: overlap_grad_reduce=true, tp_comm_overlap=false, tiled_mlp=1"
     assert proof(PLAN, 12.0, pinned).endswith(f"searched and fit (interleaved: chunks as even as they go){kept}"), "no experts' values"
-    assert proof(PLAN, 12.0, pinned, brief=True) == "Proven the fastest of the plans of megatron and megatron that were searched and fit"
+    brief = "Proven the fastest of the plans of megatron and megatron that were searched and fit"
+    assert proof(replace(PLAN, vpp=1), 12.0, pinned, brief=True) == brief
+    others = f"{brief} (interleaved: chunks as even as they go; pin.layout= takes others)"
+    assert proof(replace(PLAN, vpp=2), 12.0, pinned, brief=True) == others
     several = "; not searched, only pinned: cp of several samples at a time"
     assert proof(PLAN, 12.0, [plain(least_sequence_part=1)]).endswith(several)
     assert proof(PLAN, 12.0, [plain(), plain(least_sequence_part=1024)]).endswith(f"{several} or into parts of less than 1,024 tokens")
