@@ -73,9 +73,12 @@ def divided_layers(model: ModelSpec) -> int:
 
 
 def even_chunks(model: ModelSpec, chunks: int) -> tuple[int, ...]:
-    """Transformer layers of each of so many chunks, vpp-major, as even as they go: the first ones have one more."""
-    base, extra = divmod(transformer_layers(model), chunks)
-    return tuple(base + (index < extra) for index in range(chunks))
+    """Transformer layers of each of so many chunks, vpp-major, as even as they go: the first ones have one more. Layers of multi-token
+    prediction, which stand in the last chunk, count as layers of it."""
+    layers, predicting = transformer_layers(model), model.architecture.mtp_num_layers
+    last = max(0, (layers + predicting) // chunks - predicting) if chunks > 1 else layers
+    base, extra = divmod(layers - last, max(1, chunks - 1))
+    return (*(base + (index < extra) for index in range(chunks - 1)), last)
 
 
 def spread(layers: int, vpp: int, stage: int, pp: int) -> tuple[int, ...]:
