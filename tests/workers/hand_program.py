@@ -27,10 +27,8 @@ from orchestrator.workers.samples import TextSamples
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 PAGE = Path(orchestrator.__file__).parent / "engines" / "BY_HAND.md"
-PROGRAMS = {"trainer": (0,), "plain": (1, 2), "accelerate": (1, 4)}
-"""Blocks of its first section."""
-WITHOUT_GPUS = 3
-"""The block that accelerate's begins with on ranks without GPUs."""
+PROGRAMS = {"trainer": (0, 1), "plain": (0, 2, 3), "accelerate": (0, 2, 4)}
+"""Blocks of its first section; the first is of ranks without GPUs."""
 
 
 def blocks() -> list[str]:
@@ -76,14 +74,12 @@ def batches(plan: Plan, samples: Samples) -> Any:
 
 def main() -> None:
     weights, program = sys.argv[1:]
-    if program == "accelerate":
-        run(WITHOUT_GPUS, {})
-    else:
-        deepspeed.init_distributed("gloo", verbose=False)
+    first, *others = PROGRAMS[program]
+    run(first, {})
     plan = from_json(Path("plan.json").read_bytes())
     samples = Samples(plan)
     space: dict[str, Any] = {"weights": weights, "samples": samples, "loader": batches(plan, samples)}
-    for number in PROGRAMS[program]:
+    for number in others:
         run(number, space)
     if program == "trainer":
         losses = [row["loss"] for row in space["trainer"].state.log_history if "loss" in row]
