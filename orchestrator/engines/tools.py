@@ -206,6 +206,9 @@ def _heading(plan: Plan, found: Written) -> Iterator[str]:
     if plan.engine == MEGATRON and (needed := _environment(plan)):
         yield f"Environment of every rank: {' '.join(needed)}."
     yield "The model is the recipe's or the checkpoint's own. What is off is said too, in place of what a recipe has there."
+    if plan.training.packing:
+        padded = f", each padded to a multiple of {plan.sample_multiple} tokens" if plan.sample_multiple > 1 else ""
+        yield f"The plan packs samples{padded}: the settings of your data set say it there."
     if found.unsaid:
         yield f"Can't be said there: {', '.join(found.unsaid)}."
     if found.left:

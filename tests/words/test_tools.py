@@ -148,6 +148,14 @@ def test_what_can_t_be_said_has_its_price_in_the_header() -> None:
     assert "\n# pin.rank_order=tp-cp-ep-dp-pp plans without: " in text
 
 
+@pytest.mark.parametrize(("cp", "padded"), [(1, ""), (2, ", each padded to a multiple of 4 tokens")])
+def test_packed_samples_are_said_in_the_header(cp: int, padded: str) -> None:
+    keys = {"task": "sft", "pin.cp": cp, "train.seq_length": 8192, "train.global_batch_size": 64}
+    text, alone = (answer(engine="megatron", **keys, **{"data.packing": packed}).written("bridge")["bridge.py"] for packed in (True, False))
+    assert f"\n# The plan packs samples{padded}: the settings of your data set say it there.\n" in text
+    assert "packs samples" not in alone
+
+
 def test_the_run_s_folder_has_them(tmp_path: Path) -> None:
     folder = answer(engine="megatron", write="verl,bridge").write(tmp_path / "run")
     assert {"verl.yaml", "bridge.py", "bridge.sh"} <= {path.name for path in folder.iterdir()}
