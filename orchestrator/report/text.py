@@ -523,7 +523,8 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     beside = f"; not searched, only pinned: {', '.join(dict.fromkeys([*several, *values]))}" if several or values else ""
     beside += f"; left as they are unless pinned: {', '.join(dict.fromkeys(kept))}" if kept else ""
     if brief:
-        even = " (interleaved: chunks as even as they go; pin.layout= takes others)" if plan.vpp > 1 else ""
+        mixed = plan.vpp > 1 and len(plan.model.kinds_of_layers()) > 1  # whose stages are no choice either
+        even = " (interleaved: chunks as even as they go; pin.layout= takes others)" if mixed else ""
         space, beside = f"plans of {engines} that were searched and fit{even}", ""
     if gap <= NOISE:
         return f"{'Proven the fastest' if taken else 'Another of the table is proven the fastest'} of the {space}{beside}"

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from report_plans import LLAMA, PLAN, PREDICTED, SLOWER
 
 from orchestrator.engines import ENGINES
+from orchestrator.model.architecture import Experts, Run
 from orchestrator.model.routing import Routing, Unevenness
 from orchestrator.plan import LayerSpan, Plan, Stage
 from orchestrator.report.budget import format_time
@@ -116,9 +117,11 @@ def test_what_only_a_pin_takes_is_listed_once() -> None:
     kept = "; left as they are unless pinned: overlap_grad_reduce=true, tp_comm_overlap=false, tiled_mlp=1"
     assert proof(PLAN, 12.0, pinned).endswith(f"searched and fit (interleaved: chunks as even as they go){kept}"), "no experts' values"
     brief = "Proven the fastest of the plans of megatron and megatron that were searched and fit"
-    assert proof(replace(PLAN, vpp=1), 12.0, pinned, brief=True) == brief
+    assert proof(replace(PLAN, vpp=2), 12.0, pinned, brief=True) == brief
+    experts = Run(layers=79, feed_forward=Experts(num_experts=4, topk=2, ffn_hidden_size=64))
+    mixed = replace(PLAN, vpp=2, model=replace(PLAN.model, pattern=(Run(layers=1), experts)))
     others = f"{brief} (interleaved: chunks as even as they go; pin.layout= takes others)"
-    assert proof(replace(PLAN, vpp=2), 12.0, pinned, brief=True) == others
+    assert proof(mixed, 12.0, [plain(pinned_options=("tiled_mlp",)), plain()], brief=True) == others
     several = "; not searched, only pinned: cp of several samples at a time"
     assert proof(PLAN, 12.0, [plain(least_sequence_part=1)]).endswith(several)
     assert proof(PLAN, 12.0, [plain(), plain(least_sequence_part=1024)]).endswith(f"{several} or into parts of less than 1,024 tokens")
