@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.plan.plan import Plan, Prices, Reason, RunSettings, Source, chosen, from_json, json_schema, to_json
+from orchestrator.plan.plan import LONG_S, Plan, Prices, Reason, RunSettings, Source, chosen, from_json, json_schema, to_json
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
 
 __all__ = [
+    "LONG_S",
     "LayerSpan",
     "Plan",
     "Prediction",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -32,6 +32,10 @@ class Source(Value, frozen=True, kw_only=True):
 
     weight: float
     path: str
+
+
+LONG_S: Final = 3600.0
+"""Seconds of a training beyond which it keeps its last step unasked, and is told how often to save."""
 
 
 class RunSettings(Value, frozen=True, kw_only=True):

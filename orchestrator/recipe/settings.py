@@ -22,7 +22,7 @@ from orchestrator.model import families
 from orchestrator.model.lora import check_targets
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
-from orchestrator.plan import Plan, RunSettings
+from orchestrator.plan import LONG_S, Plan, RunSettings
 from orchestrator.recipe.clusters import resized
 from orchestrator.recipe.described import SOURCES, with_description
 from orchestrator.recipe.keys import Actions, Largest, Targets
@@ -79,10 +79,6 @@ from orchestrator.strategy.pins import MemoryLimit, Pins
 ASSUMED: Final = ("lr", "min_lr", "warmup", "steps")
 """Fields of the training that a screen names where nobody gave them."""
 OWN_PROGRAM: Final = "is for a program of your own: name it with entry=PATH"
-
-
-LONG_S: Final = 3600.0
-"""A training of more seconds is not thrown away at its end."""
 
 
 class Settings(Actions, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.plan import Plan
+from orchestrator.plan import LONG_S, Plan
 from orchestrator.report.budget import budget, format_time
 from orchestrator.report.text import choice, difference
 from orchestrator.strategy.capabilities import StateBytes
@@ -118,7 +118,7 @@ def unsaved_text(plan: Plan, nbytes: float, of: Failures | None, requeue: int) -
         return ""
     step_s = plan.predicted.step_time_s
     takes = plan.training.steps * step_s
-    if takes <= HOUR_S and not requeue:
+    if takes <= LONG_S and not requeue:
         return ""
     last = f"{plan.run.export_to} gets the last weights alone" if plan.run.export_to else "nor of the last step"
     none = f"no checkpoint is written in {format_time(takes)} of training, {last}"
