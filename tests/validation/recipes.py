@@ -146,7 +146,8 @@ def run_of(recipe: dict[str, str]) -> Run:
         training = replace(training, fp8_recipe=scaling)
     cluster = replace(run.cluster, num_gpus=run.num_gpus, software=SOFTWARE)
     off = {name: False for name in ("overlap_grad_reduce", "overlap_param_gather") if recipe.get(name) == "0"}
-    candidate = replace(run.candidate, strategy=replace(run.candidate.strategy, **off))
+    in_fp8 = recipe.get("fp8_param_gather") == "1" and training.precision == "fp8"
+    candidate = replace(run.candidate, strategy=replace(run.candidate.strategy, fp8_param_gather=in_fp8, **off))
     return dataclasses.replace(run, training=training, cluster=cluster, candidate=candidate, illegal=illegal)
 
 

@@ -18,7 +18,7 @@ from orchestrator.model.ops import Op, Scan
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.vision import Images
-from tests.validation import recipes
+from tests.validation import mixtures, recipes
 from tests.validation.__main__ import main
 from tests.validation.networks import cluster
 from tests.validation.pricing import named, price_runs
@@ -441,6 +441,46 @@ def test_a_recipe_without_a_layout_divides_its_layers_evenly_or_is_refused_by_me
     assert bool(run.illegal) == bool(why)
     if not why:
         assert [sum(span.count for span in stage.layers if "decoder" in span.kind) for stage in run.stages] == [7, 11, 11, 11]
+
+
+QWEN_DIVISIONS = (
+    ("35b_a3b", 1, 0, 0, 0), ("35b_a3b", 2, 0, 17, 23), ("35b_a3b", 2, 12, 0, 0), ("35b_a3b", 2, 10, 0, 0), ("122b_a10b", 4, 4, 0, 0),
+    ("122b_a10b", 8, 2, 0, 0), ("397b_a17b", 8, 0, 0, 0), ("397b_a17b", 8, 4, 0, 0), ("397b_a17b", 8, 0, 4, 8), ("397b_a17b", 8, 4, 4, 8),
+)  # fmt: skip
+"""Sizes, pp, vpp, layers of the first and the last stage of the recipes of Qwen3.5, and as Megatron-Bridge's pull requests 5884 and 5893
+mended them."""
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(("size", "pp", "vpp", "first", "last"), QWEN_DIVISIONS)
+def test_a_division_is_refused_where_megatrons_own_allocator_refuses_it(size: str, pp: int, vpp: int, first: int, last: int) -> None:
+    torch = pytest.importorskip("torch")
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    said = {name: str(value) if value else "" for name, value in (("vpp", vpp), ("layers_first_stage", first), ("layers_last_stage", last))}
+    illegal = recipes.layout_of({"model": f"qwen35_vl_{size}", "pp": str(pp), **said})[1]
+    config = TransformerConfig(
+        num_layers=mixtures.QWEN35_SIZES[size][0], hidden_size=64, num_attention_heads=4, pipeline_model_parallel_size=pp,
+        pipeline_dtype=torch.bfloat16, virtual_pipeline_model_parallel_size=vpp or None, num_layers_in_first_pipeline_stage=first or None,
+        num_layers_in_last_pipeline_stage=last or None,
+    )  # fmt: skip
+    stages = [(rank, chunk) for rank in range(pp) for chunk in range(vpp or 1)]
+    try:
+        built = sum(get_num_layers_to_build(config, vp_stage=chunk if vpp else None, pp_rank=rank) for rank, chunk in stages)
+    except AssertionError:
+        assert illegal
+    else:
+        assert (illegal, built) == ("", config.num_layers)
+
+
+def test_a_recipe_that_gathers_weights_in_fp8_keeps_no_others() -> None:
+    """Current scaling on GB200: one byte a weight of the linears; the embedding, the output layer and the routers stay in bf16."""
+    said = {**QWEN35, "gpu": "GB200", "precision": "FP8-CS", "fp8_recipe": "tensorwise"}
+    held, bf16 = (
+        recipes.asked({**said, "fp8_param_gather": gathers}, named(None)).price.by_stage[0].memory_by_cause["weights"] for gathers in "10"
+    )
+    assert 0.5 < held / bf16 < 0.65
 
 
 HYBRID = {
