@@ -30,7 +30,7 @@ GIGA: Final = 1e9
 def lora_of(row: dict[str, str], engine: MeasuredEngine) -> Lora | None:
     """The adapters of a row; None: all weights are trained. Raises SkipError with the reason why the row can't be priced."""
     task = row.get("task", "") or "pretrain"
-    if task == "pretrain":
+    if task == "pretrain" or (task in ("sft", "full") and engine.tunes_full_lengths):
         return None
     if task != "lora":
         raise SkipError(f"task {task} is not pretraining")

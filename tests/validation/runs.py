@@ -113,7 +113,7 @@ READ_ONLY: Final = frozenset(
     (
         *("bridge_perf_settings", "bridge_perf_superseded", "bridge_qwen35_h100", "bridge_verification_cards"),
         *("expert_recipes_bridge", "expert_recipes_megatron", "finetune_memory", "geodesic_gh200_nemotron3", "megatron_moe_modelzoo"),
-        *("mlperf_training_logs_amd", "mlperf_training_logs_new", "simumax_b200"),
+        *("long_context_trl", "mlperf_training_logs_amd", "mlperf_training_logs_new", "simumax_b200"),
     )
 )
 """Tables of experts, long sequences, LoRA and memory whose new columns are not priced yet: their rows are priced where they can be, shown

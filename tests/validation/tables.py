@@ -345,7 +345,7 @@ def strategy_of(
         moe_token_dispatcher_type=dispatcher_of(row, engine),
         overlap_moe_expert_parallel_comm=overlaps,
         delay_wgrad_compute=overlaps and row.get("delay_wgrad") == "1",
-        cp_comm_type="a2a" if "cp a2a" in row.get("flash_attention", "") else "p2p",
+        cp_comm_type="a2a" if "cp a2a" in row.get("flash_attention", "") else engine.cp_comm_type,
         **graphs_of(row),
     )
 
@@ -581,7 +581,7 @@ def recompute_of(row: dict[str, str]) -> tuple[Recompute, float]:
     text = row.get("recompute", "").lower()
     if text in ("", "none"):
         return "none", 1.0
-    if text in ("full", "full uniform 1"):
+    if text in ("full", "full uniform 1", "full (offloaded)"):
         return "full", 1.0
     modules = set(text.split("+"))
     if row.get("num_experts") and experts_of(row).overlaps:  # which computes no experts again (fine_grained_callables.py:509)

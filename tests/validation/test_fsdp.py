@@ -119,3 +119,36 @@ def test_automodels_page_is_read_as_its_configurations_ran() -> None:
     assert prediction is not None
     assert prediction.peak_memory_bytes < experts.cluster.gpu.memory, "by states and logits in 16 bits, which fp32 ones would not let fit"
     assert [(run.candidate.strategy.recompute, run.candidate.strategy.zero_stage) for run in (plain, other)] == [("full", 3), ("none", 3)]
+
+
+TRL = {
+    "engine": "TRL SFTTrainer (accelerate FSDP2, torch context parallel)", "task": "sft", "model_name": "Qwen3-8B", "num_layers": "36",
+    "hidden_size": "4096", "num_attention_heads": "32", "num_query_groups": "8", "head_dim": "128", "ffn_hidden_size": "12288",
+    "vocab_size": "151936", "seq_length": "1048576", "gpu": "H100-SXM-80GB", "gpus_per_node": "8", "num_gpus": "8", "precision": "bf16",
+    "tp": "1", "pp": "1", "cp": "8", "dp": "1", "zero_stage": "3", "recompute": "full (offloaded)", "offload": "activations",
+    "flash_attention": "yes", "micro_batch_size": "1", "global_batch_size": "1", "step_time_s": "380", "peak_memory_gib": "",
+}  # fmt: skip
+
+
+def test_a_million_tokens_of_trl_are_priced_with_the_keys_that_torch_gathers() -> None:
+    """huggingface/trl, pull request 6846: Qwen3-8B on eight H100, 380 s a step and 56.2 GB a GPU, of which nobody says whether G is 2^30.
+    PR 6845's 2M and 4M tokens on 16 and 32 GPUs took 696 and 1,346 s, and fitted."""
+    lengths = {"1048576": ("8", 380), "2097152": ("16", 696), "4194304": ("32", 1346)}
+    runs = only(*({**TRL, "seq_length": tokens, "num_gpus": gpus, "cp": gpus} for tokens, (gpus, _) in lengths.items()))
+    peaks = []
+    for run, (_, measured) in zip(runs, lengths.values(), strict=True):
+        assert (run.candidate.strategy.cp_comm_type, run.candidate.strategy.offload_activations) == ("all_gather", True)
+        prediction = Pricer(zero_shot).price(run).prediction
+        assert prediction is not None
+        assert 0.9 < prediction.step_time_s / measured < 1.2
+        peaks.append(prediction.peak_memory_bytes)
+    assert max(peaks) < runs[0].cluster.gpu.memory
+    tensors = sum(run_bytes for cause, run_bytes in causes_of_memory(runs[0]).items() if cause not in ("context", "fragmentation"))
+    assert 0.9 < tensors / 56.2e9 < 1.1
+    assert 0.9 < tensors / (56.2 * 2**30) < 1.1
+
+
+def causes_of_memory(run: Run) -> dict[str, float]:
+    prediction = Pricer(zero_shot).price(run).prediction
+    assert prediction is not None
+    return prediction.by_stage[0].memory_by_cause

@@ -11,7 +11,7 @@ ENGINES: Final[dict[str, MeasuredEngine]] = {
     engine.name: engine
     for engine in (
         nanotron.NANOTRON,
-        *(fsdp.COMPOSER, fsdp.TORCHTITAN, fsdp.AUTOMODEL),
+        *(fsdp.COMPOSER, fsdp.TORCHTITAN, fsdp.AUTOMODEL, fsdp.TRL),
         *(internevo.INTERNEVO_FSDP, internevo.INTERNEVO),
         *(hf_deepspeed.HF_DEEPSPEED, hf_deepspeed.HF_DEEPSPEED_UNFUSED, hf_deepspeed.HF_DEEPSPEED_TILED_LOSS),
         *(bigscience.BIGSCIENCE, bigscience.BIGSCIENCE_BF16),

@@ -17,7 +17,7 @@ from orchestrator.model.ops import Role
 from orchestrator.model.spec import LayerSpec, ModelSpec, Op, Pointwise
 from orchestrator.model.training import Dtype, Precision
 from orchestrator.strategy.capabilities import StateBytes, Traits
-from orchestrator.strategy.spec import Candidate, Dispatcher, Schedule, ZeroStage
+from orchestrator.strategy.spec import Candidate, CpCommType, Dispatcher, Schedule, ZeroStage
 from orchestrator.values import Value
 
 MemoryOf = Literal["first", "last", "max"]
@@ -57,6 +57,8 @@ class MeasuredEngine(Value, frozen=True, kw_only=True):
     accumulate_dtype: Dtype = "fp32"
     schedule: Schedule = "1f1b"
     """Schedule of a pipeline that is not interleaved."""
+    cp_comm_type: CpCommType = "p2p"
+    """How context parallelism brings keys and values together, where a row says nothing."""
     memory_of: MemoryOf = "max"
     """The rank whose memory its tables show, where they don't say."""
     variant: Callable[[Mapping[str, str], Precision], str] | None = None
@@ -69,6 +71,8 @@ class MeasuredEngine(Value, frozen=True, kw_only=True):
     """Returns this engine's constants in one run, where they depend on how that is split over the cluster; None: everywhere the same."""
     adapts: Linears | None = None
     """The program whose names for linears say what its LoRA adapts; None: none of its rows of LoRA are priced."""
+    tunes_full_lengths: bool = False
+    """Whether its rows of full fine-tuning are of samples that all have the length they name, so that they are priced as pretraining."""
     lora_dropout: float = 0.0
     """Dropout of its adapters' inputs, where a row says nothing."""
     cost_in: Callable[[Mapping[str, str]], type[CostModel]] | None = None

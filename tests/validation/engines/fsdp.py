@@ -172,3 +172,19 @@ AUTOMODEL: Final = MeasuredEngine(
     layers=_next_to_each_other,
     cost_in=_by_local_batch,
 )
+PURE_16_BITS: Final = StateBytes(weight=2, gradient=2, master=0, moments=4)
+TRL: Final = MeasuredEngine(
+    traits=_traits("fsdp_trl", states=all_stages(PURE_16_BITS, FP32_STATES), constants=EAGER, logits_bytes=0.0, layers="hugging_face"),
+    printed=("trl sfttrainer",),
+    resembles="deepspeed",
+    transformers=True,
+    zero_stage=3,
+    reduce_dtype="bf16",
+    accumulate_dtype="bf16",
+    cp_comm_type="all_gather",
+    tunes_full_lengths=True,
+    cost=StopsEarly,
+)
+"""TRL's SFTTrainer on a model that is in bf16 as a whole, with torch's AdamW, FSDP2 by block and torch's context parallelism, which gathers
+keys and values (distributed/tensor/experimental/_context_parallel/_attention.py: _AllGatherRotater is the default). Its loss is made of
+pieces of a sequence (loss_type="chunked_nll")."""
