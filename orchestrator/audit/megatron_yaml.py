@@ -60,7 +60,8 @@ Change = Callable[[Mapping[str, Any]], str | None]
 def read(text: str, name: str, content: Content, tool: Tool, change: Change | None = None, said: Sequence[str] = ()) -> Source:
     """The file `name` with this text and content: what it says, and how it is edited. `change`: of what is neither YAML nor JSON; `said`:
     what else was assumed. Raises InputError for a value of the wrong type, and for models that can't be described."""
-    seen, lists, notes = _seen(resolved(content), tool)
+    content = resolved(content)
+    seen, lists, notes = _seen(content, tool)
     path, length = seen.get("seq_length", ("", None))
     longest = path if path == "max_length" and not content.get("packing") else ""  # ms-swift's samples, each as long as it is
     if longest:
@@ -174,7 +175,8 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
     setup = megatron.setup_of(f, MEGATRON)
     if (gpus := gpus_of(content, tool)) is not None:
         keys["gpus"] = gpus
-    said = {name: f"{path}={value}" for name, (path, value) in seen.items() if path and name != "fp32"}
+    read, written = {path for name, (path, _) in seen.items() if name in f.used}, dict(leaves(content))
+    said = {name: f"{path}={written.get(path, value)}" for name, (path, value) in seen.items() if path and path not in read}
     if content.get("peft"):
         lists["unpriced"] += (f"peft={' '.join(str(content['peft']).split())[:80]}: all weights are priced as trained",)
     return megatron.reading_of(f, tool.kind, keys, setup, said, assumed=notes, **lists)

@@ -20,6 +20,8 @@ from orchestrator.units import format_amount, format_bytes, format_seconds
 
 SHOWN_LENGTH = 90
 """Characters of a setting beside; --json has all of it."""
+MOST_LISTED: Final = 24
+"""Settings without memory of one kind that are listed; of more their number is said."""
 SEARCHED: Final = "over every choice that needs no pin"
 
 
@@ -46,13 +48,14 @@ def show(console: Console, audit: Audit) -> None:
     reading, judged = audit.reading, audit.judged
     say(f"{audit.name}: {reading.format}")
     say(audit.settings.why_cluster)
+    say(f"legal      {'yes' if audit.legal else f'NO: {audit.problem}'}")
+    if judged is not None:
+        say(f"memory     {fits_text(audit, judged)}")
     for line in left_lines(audit):
         say(line)
     for remark in audit.remarks:
         say(f"remark     {remark}")
-    say(f"legal      {'yes' if audit.legal else f'NO: {audit.problem}'}")
     if judged is not None:
-        say(f"memory     {fits_text(audit, judged)}")
         brief = not audit.settings.verbose
         console.print(text.plan_table(judged.plan, audit.judge.model, judged.limit, brief=brief))
         console.print(text.price_table(judged.plan, judged.limit, brief=brief))
@@ -86,7 +89,7 @@ def chance_text(judged: Judged) -> str:
 
 
 def left_lines(audit: Audit) -> Iterator[str]:
-    """What of the file is not in the plan, and what was assumed: nothing is left out."""
+    """What of the file is not in the plan, and what was assumed; long lists that change no memory as their number."""
     reading = audit.reading
     for flag in reading.unknown:
         yield f"unknown    {flag}"
@@ -96,7 +99,7 @@ def left_lines(audit: Audit) -> Iterator[str]:
         yield f"unpriced   {flags}: the prediction knows nothing of {'them' if ', ' in flags else 'it'}"
     for title, found in (("slower", reading.slower), ("result", reading.result), ("beside", reading.beside)):
         if found:
-            listed = ", ".join(map(_short, found))
+            listed = ", ".join(map(_short, found)) if len(found) <= MOST_LISTED else "--json lists them"
             yield f"{title:<10} {_counted(found, 'setting')} {LISTED[title]}: {listed}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +34,7 @@ from orchestrator.model.families import from_hf_config
 from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words import trainer as words
-from orchestrator.words.terms import Term, always, kinds, section
+from orchestrator.words.terms import Term, always, kinds, nested, say, section
 from orchestrator.words.trainer import AROUND, Around
 
 MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -56,6 +56,10 @@ IN_32_BITS: Final = tuple(StateBytes(weight=4, gradient=4, master=0, moments=8, 
 whose step has a square root of every second moment (torch/optim/adamw.py, _multi_tensor_adamw). In fp32 autocast keeps the 16-bit copies of
 weights from forward to backward."""
 KEEPS: Final = AROUND["llama_factory"].keeps
+OF_A_SECTION: Final = tuple(
+    term for term in ds_words.PLAN if term.ours in ("zero_stage", "offload_optimizer", "tp") and term not in ds_words.OTHERWISE
+)
+"""What a ds_config inside of such a file says of a setup."""
 QUANTISED: Final = ("quantization_bit", "quant_bits")
 TRAINED: Final = ("lora_r", "lora_rank")
 
@@ -281,22 +285,45 @@ def _changes(before: Setup, after: Setup, content: Content, program: Around | No
     table = [Term(MICRO, "micro_batch_size"), Term("gradient_checkpointing", "recompute", to=lambda mode: mode == "full")]
     if _is_llama_factorys(content, program):
         table[1] = Term(KEEPS, "recompute", to=lambda mode: mode == "none")
-    if where == "deepspeed":
-        stage, _, offload = ds_words.ZERO
-        table += [term._replace(theirs=f"deepspeed.{term.theirs}", when=always) for term in (stage, offload)]
+    if where == "deepspeed" or _asks_for_deepspeed(content, after):
+        table += [term._replace(theirs=f"deepspeed.{term.theirs}", when=always) for term in OF_A_SECTION]
     elif where == "fsdp" and (named := [name for name in RESHARDS if name in section(content, "fsdp_config")]):
         table.append(Term(f"fsdp_config.{named[0]}", "zero_stage", to={3: True, 2: False}.get))
     elif where == "fsdp" and isinstance(written := content["fsdp"], str) and after.zero_stage in (2, 3):
         old = next((word for word in written.split() if word.lower() in SHARDED), "full_shard")
         table.append(Term("fsdp", "zero_stage", to=lambda stage: written.replace(old, "full_shard" if stage == 3 else "shard_grad_op")))
+    if where or _asks_for_deepspeed(content, after):  # data parallelism alone has no groups beside its own
+        table += [Term(name, axis) for axis, names in GROUPS.items() if (name := _group(axis, names, content, program))]
     values = changes(table, before, after)
     if values is None or after.recompute not in ("none", "full"):
         return None
     if where == "deepspeed":
         values |= {f"deepspeed.{path}": value for path, value in without_stage_3(content["deepspeed"], before, after).items()}
-    if MICRO in values:
-        samples = int(content.get(STEPS) or 1) * before.micro_batch_size
-        if samples % after.micro_batch_size:
-            return None
-        values = {MICRO: after.micro_batch_size, STEPS: samples // after.micro_batch_size} | values
-    return values
+    elif _asks_for_deepspeed(content, after):
+        said = {path: value for path, value in values.items() if not path.startswith("deepspeed.")}
+        values = {**said, "deepspeed": new_section(content, after)}
+    samples = int(content.get(STEPS) or 1) * before.micro_batch_size * after.tp * after.cp
+    shared = after.micro_batch_size * before.tp * before.cp
+    if samples % shared:
+        return None
+    if samples // shared != int(content.get(STEPS) or 1):
+        values[STEPS] = samples // shared
+    return {MICRO: values[MICRO], STEPS: samples // shared} | values if MICRO in values else values
+
+
+def _asks_for_deepspeed(content: Content, after: Setup) -> bool:
+    """Whether a setup of arguments without DeepSpeed and FSDP is one of DeepSpeed's, which a section of theirs then says."""
+    return not content.get("deepspeed") and not content.get("fsdp") and after.zero_stage > 0
+
+
+def new_section(content: Content, setup: Setup) -> Content:
+    """A ds_config of this setup whose other settings the Trainer fills."""
+    filled = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    switches = [f"{name}.enabled" for name in ("bf16", "fp16") if content.get(name)]
+    return nested(dict.fromkeys((*filled, *switches), AUTO) | say(OF_A_SECTION, setup))
+
+
+def _group(axis: str, names: Sequence[str], content: Content, program: Around | None) -> str:
+    """The file's setting of a group's size: that which it has, or else its program's; "" where there is none."""
+    own = {} if program is None else program.groups
+    return next((name for name in names if content.get(name) is not None), own.get(axis, ""))

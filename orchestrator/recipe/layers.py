@@ -13,6 +13,7 @@ import msgspec
 
 from orchestrator.errors import InputError
 from orchestrator.key import declared, parse, shown
+from orchestrator.recipe.cluster_fields import OTHERS
 from orchestrator.recipe.clusters import SUFFIXES, read_named, stored
 from orchestrator.recipe.keys import FREE_WITH_PLAN, GROUPS, KEYS, OPEN_GROUPS, PRINTED
 from orchestrator.recipe.read import Tree, check_key, read_yaml
@@ -33,6 +34,8 @@ Flat = dict[str, Given]
 
 MAPPINGS: Final = ("cluster", "profile")
 """Keys whose value may be a mapping of its own."""
+OF_A_CLUSTER: Final = {key.removeprefix("cluster.") for key in OTHERS} - {"mixed"}
+"""Members of a cluster's mapping that its YAML does not have: a run's own keys, which stand there as they do on the command line."""
 
 
 def flatten(tree: Tree, where: str) -> Flat:
@@ -55,13 +58,21 @@ def flatten(tree: Tree, where: str) -> Flat:
 
 
 def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Full names and values; a mapping that is a value of its own (a cluster's, a layer's part) stays whole.
+    """Full names and values; a mapping that is a value of its own (a cluster's, a layer's part) stays whole, without what a cluster's has
+    of a run's own keys.
 
     >>> dict(leaves({"gpus": "4", "train": {"lr": "1"}, "train.steps": "2"}))
     {'gpus': '4', 'train.lr': '1', 'train.steps': '2'}
+    >>> dict(leaves({"cluster": {"gpu": "H100-SXM-80GB", "mtbf": "2000"}}))
+    {'cluster.mtbf': '2000', 'cluster': {'gpu': 'H100-SXM-80GB'}}
     """
     for name, value in tree.items():
         full = f"{above}.{name}" if above else name
+        if full == "cluster" and isinstance(value, dict) and (own := {*value} & OF_A_CLUSTER):
+            yield from leaves({one: value[one] for one in value if one in own}, full)
+            value = {one: value[one] for one in value if one not in own}
+            if not value:
+                continue
         if isinstance(value, dict) and value and full not in MAPPINGS and (full not in KEYS or full in GROUPS):
             yield from leaves(value, full)
         else:

@@ -41,6 +41,10 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
             "gpus", None, f"is missing: neither the recipe nor this machine says how many, and {_not_here(machine, False, None)}"
         )
     if isinstance(raw, dict):
+        if "gpu" not in raw and raw.get("name") in stored("clusters"):
+            name, rest = raw["name"], ", ".join(f"cluster.{key}:" for key in raw if key != "name")
+            apart = f", with {rest} on lines of their own" if rest else ""
+            raise InputError("cluster.name", name, f"describes no cluster: cluster: {name} takes the stored one{apart}")
         cluster = cluster_from(changed(raw, fields), "cluster", "cluster", gpus, node, mixed, software)
         why = "written out in the recipe"
     else:

@@ -147,9 +147,16 @@ def _check_schedule(training: Training) -> None:
         raise InputError("train.decay_steps", training.decay_length, why)
 
 
+LEAST: Final = {"train.seq_length": 128, "train.global_batch_size": 1}
+"""Where largest= begins that no recipe begins."""
+
+
 def with_sequence_length(merged: Flat, label: str) -> Flat:
-    """The keys, and where no sequence length is given, one that holds the longest supervised sample, up to the model's positions. Raises
-    InputError."""
+    """The keys, and where no sequence length is given, one that holds the longest supervised sample, up to the model's positions; of what
+    largest= asks for, which nobody needs to give, the least. Raises InputError."""
+    asked = f"train.{value_of(merged, 'largest', None)}"
+    if asked in LEAST and asked not in merged:
+        return {**merged, asked: Given(LEAST[asked], str(LEAST[asked]))}
     if value_of(merged, "task", "pretrain") != "sft" or "train.seq_length" in merged:
         return merged
     data, said = data_settings(merged, RunSettings()), value_of(merged, "data.lengths", None)

@@ -80,6 +80,8 @@ class Around(NamedTuple):
     loads_16_bits: bool = False
     """Whether all weights are trained in the 16 bits of the training, in which they are loaded, where neither DeepSpeed nor FSDP keeps
     fp32 ones. Both programs of which that is so train in bf16 where nothing is said."""
+    groups: Mapping[str, str] = {}
+    """Settings of the sizes of groups of ranks, by axis."""
     packs: tuple[str, ...] = ()
     """The program's switches for several supervised samples in a sequence, of which none sees another."""
 
@@ -120,6 +122,7 @@ AROUND: Final[Mapping[str, Around]] = {
         defaults={"per_device_train_batch_size": 1, "lr_scheduler_type": "cosine"},
         reentrant=True,  # utils/config/__init__.py:383
         loads_16_bits=True,  # utils/config/__init__.py:191, loaders/model.py:611; bf16 is auto (utils/schemas/config.py:559)
+        groups={"cp": "context_parallel_size"},  # tp is the ds_config's: with its own setting the ds_config has to be a file
         packs=("sample_packing",),
     ),
     "ms_swift": Around(
@@ -129,6 +132,7 @@ AROUND: Final[Mapping[str, Around]] = {
         names={"model_name_or_path": "model", "finetuning_type": "tuner_type", "lora_target": "target_modules"},
         defaults={"per_device_train_batch_size": 1, "gradient_checkpointing": True, "lr_scheduler_type": "cosine"},
         loads_16_bits=True,  # arguments/base_args/model_args.py:120, _init_torch_dtype: of a checkpoint in bf16
+        groups={"cp": "sequence_parallel_size"},
         packs=("packing",),
     ),
 }  # fmt: skip

@@ -412,3 +412,61 @@ def test_a_preview_of_llama_factory_is_refused_by_its_name() -> None:
             "model: a/b\nmodel_class: llm\ndist_config: {name: deepspeed}\nmicro_batch_size: 1\nlearning_rate: 1e-5\nnum_train_epochs: 1\n",
             "run.yaml",
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "lines"),
+    [
+        (AXOLOTL.split("deepspeed", maxsplit=1)[0], {"zero_stage": 2, "cp": 2}, ["deepspeed: {", "context_parallel_size: 2", "steps: 8"]),
+        (AXOLOTL, {"cp": 2, "recompute": "none"}, ["context_parallel_size: 2", "steps: 8", "gradient_checkpointing: false"]),
+        (AXOLOTL.replace("gradient_checkpointing: true\n", ""), {"recompute": "full"}, ["gradient_checkpointing: true"]),
+        (AXOLOTL, {"tp": 2}, ["tensor_parallel: {autotp_size: 2}", "steps: 8"]),
+        (FACTORY, {"zero_stage": 3, "tp": 1}, ["deepspeed: {", "stage: 3"]),
+        (ARGUMENTS, {"zero_stage": 1, "offload_optimizer": True}, ["deepspeed: {", "offload_optimizer: {device: cpu}"]),
+    ],
+)
+def test_a_setting_that_the_file_does_not_have_is_added(text: str, changes: dict[str, Any], lines: list[str]) -> None:
+    source = formats.read(text, "run.yaml")
+    after = replace(source.reading.setup, **changes)
+    changed = source.edited(source.reading.setup, after, 16)
+    assert changed is not None
+    assert all(line in changed for line in lines), changed
+    again = formats.read(changed, "run.yaml").reading
+    assert again.setup == after
+    assert again.unknown == source.reading.unknown
+    assert {**again.keys} == {**source.reading.keys}
+
+
+def test_data_parallelism_alone_has_no_place_for_groups_of_ranks() -> None:
+    """accelerate's ParallelismConfig refuses tp and cp beside replicas that nothing shards."""
+    source = formats.read(AXOLOTL.split("deepspeed", maxsplit=1)[0], "run.yaml")
+    for axis in ("tp", "cp"):
+        assert source.edited(source.reading.setup, replace(source.reading.setup, **{axis: 2}), 16) is None
+
+
+NEMO_RLS = """\
+policy:
+  precision: bfloat16
+  train_global_batch_size: 64
+  train_micro_batch_size: 1
+  max_total_sequence_length: 1024
+  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2}
+"""
+
+
+def test_the_verdict_stands_before_what_is_beside_of_which_many_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(NEMO_RLS + "logger: {" + ", ".join(f"of_mine_{index}: 1" for index in range(200)) + "}\n")
+    found = so.audit(tmp_path / "run.yaml", recipe="llama3_8b", cluster="dgx_h100", gpus=8)
+    lines = str(found).splitlines()
+    verdict = [index for index, line in enumerate(lines) if line.startswith(("legal ", "memory     fits"))]
+    listed = next(index for index, line in enumerate(lines) if line.startswith("beside "))
+    assert len(verdict) == 2
+    assert verdict[-1] < listed
+    assert lines[listed] == "beside     201 settings of data, logs and checkpoints: --json lists them"
+    assert len(found.summary()["beside"]) == 201, "and the switch megatron_cfg.enabled"
+
+
+def test_a_type_that_was_read_is_not_listed_as_a_setting_beside() -> None:
+    reading = formats.read(NEMO_RLS, "run.yaml").reading
+    assert reading.keys["train.precision"] == "bf16"
+    assert not any("precision" in line for line in reading.beside)

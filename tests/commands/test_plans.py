@@ -176,6 +176,22 @@ def test_the_most_layers_fit_and_a_share_more_do_not() -> None:
         so.plan(**keys, model={"num_layers": layers + max(1, layers // questions.SHARE) + 1})
 
 
+def test_the_longest_sequence_and_the_largest_batch_need_none_to_begin_with(tmp_path: Path) -> None:
+    """train.seq_length= was asked for, which is what was asked."""
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "vocab_size": 1000, "max_position_embeddings": 512,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    keys: dict[str, Any] = {"model": {"hf_config": str(tmp_path / "config.json")}, "gpus": 2, "cluster": "cpu"}
+    longest = so.plan(**keys, largest="seq_length", train={"global_batch_size": 4})
+    assert longest.plan.training.seq_length == 512
+    most = so.plan(**keys, largest="global_batch_size", train={"seq_length": 512}, **{"memory.limit_gib": 0.6})
+    assert most.plan.global_batch_size > 4
+    with pytest.raises(so.InputError, match=r"train\.seq_length: is missing"):
+        so.plan(**keys, largest="global_batch_size")
+
+
 def test_the_longest_sequence_is_held_by_the_models_positions_as_train_seq_length_is() -> None:
     """It went beyond them without a word, where train.seq_length= was refused."""
     keys: dict[str, Any] = {"recipe": "llama_tiny", "gpus": 2, "cluster": "cpu", "largest": "seq_length"}

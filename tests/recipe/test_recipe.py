@@ -449,3 +449,21 @@ def test_a_model_of_hugging_faces_cache_has_its_own_name(tmp_path: Path) -> None
     (folder / "config.json").symlink_to(Path(hf(tmp_path)).rename(tmp_path / ("f" * 64)))
     train = ("train.global_batch_size=4", "train.seq_length=16")
     assert load(f"model.hf_config={folder / 'config.json'}", *train, "cluster=cpu", "gpus=2").recipe == "Acme-1B"
+
+
+def test_a_run_s_own_keys_of_a_cluster_stand_in_its_mapping_too(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("recipe: llama3_8b\ncluster: {mtbf: 2000, storage: 20GB/s}\ngpus: 64\n")
+    settings = load(f"recipe={path}")
+    assert (settings.cluster.name, settings.mtbf_hours, settings.storage_bandwidth) == ("dgx_h100", 2000, 20e9)
+    for mapping, said in (
+        ("{mtbf: {hours: 3}}", r"run\.yaml: cluster\.mtbf=.*: needs one value"),
+        ("{mtbf: soon}", r"run\.yaml: cluster\.mtbf=soon: "),
+        (
+            "{name: dgx_a100_80gb, host_memory: 1 TB}",
+            r"cluster\.name=dgx_a100_80gb: .*: dgx_a100_80gb .* with cluster\.host_memory:",
+        ),
+    ):
+        path.write_text(f"recipe: llama3_8b\ncluster: {mapping}\ngpus: 64\n")
+        with pytest.raises(InputError, match=said):
+            load(f"recipe={path}")
