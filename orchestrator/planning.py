@@ -100,6 +100,13 @@ class Found(Value, frozen=True, kw_only=True):
     """What was searched, under the last of the memory policy's limits alone where no plan keeps the first; None for a saved plan and
     one that was pickled, which has neither engines nor priced layers."""
 
+    def __eq__(self, other: object) -> bool:
+        """Whether all is the same that was found: what was searched, of which prices are kept, doesn't count."""
+        names = [name for name in self.__struct_fields__ if name != "space"]
+        return isinstance(other, Found) and all(getattr(self, name) == getattr(other, name) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]  # plans have dictionaries
+
     def __reduce__(self) -> str | tuple[Any, ...]:
         return Value.__reduce__(self if self.space is None else msgspec.structs.replace(self, space=None))
 

@@ -16,7 +16,7 @@ from orchestrator import recipe
 from orchestrator.audit import changes, formats
 from orchestrator.audit.build import Judge, Judged, setup_of
 from orchestrator.audit.changes import RECOMPUTE, Better
-from orchestrator.audit.deepspeed import is_of_buffers
+from orchestrator.audit.deepspeed import BESIDE_STATES, freed_by
 from orchestrator.audit.reading import Reading, Setup, Source, differing
 from orchestrator.cost.memory_policy import LIKELY
 from orchestrator.detect import Machine
@@ -152,16 +152,19 @@ class Audit:
 
     @property
     def not_priced(self) -> tuple[str, ...]:
-        """Settings of the file that may take or save memory of which the prediction knows nothing; those that free buffers alone only where
-        that could make up for what is lacking."""
+        """Settings of the file that may take or save memory of which the prediction knows nothing; those that free a few causes alone only
+        where these could make up for what is lacking."""
         found = (*self.reading.unpriced, *self.reading.unknown)
         if self.judged is None:
             return found
         stage = self.judged.plan.prediction.by_stage[self.tightest_stage or 0]
-        freed = ("buffers", "fragmentation", *(["transient"] if stage.peak_phase == "step" else []))
-        if self.judged.lacking_bytes <= sum(stage.memory_by_cause[cause] for cause in freed):
+        freed = {one: freed_by(one) for one in found}
+        causes = {cause for of_one in freed.values() for cause in of_one or ()}
+        if stage.peak_phase == "step" and causes & {*BESIDE_STATES}:
+            causes.add("transient")
+        if self.judged.lacking_bytes <= sum(stage.memory_by_cause[cause] for cause in causes):
             return found
-        return tuple(one for one in found if not is_of_buffers(one))
+        return tuple(one for one in found if freed[one] is None)
 
     @property
     def step_time_s(self) -> float | None:

@@ -13,7 +13,7 @@ from orchestrator.engines.deepspeed.capabilities import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, paths
 from orchestrator.errors import InputError
 from orchestrator.words import deepspeed as words
-from orchestrator.words.terms import Kind, kind, kinds
+from orchestrator.words.terms import NOTHING, Kind, kind, kinds
 
 SIGNS: Final = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """A JSON object with one of these is DeepSpeed's."""
@@ -29,17 +29,34 @@ def read(text: str, content: Mapping[str, Any]) -> Source:
     return Source(text=text, reading=reading_of(content), edited=partial(_edited, text, content))
 
 
-def kind_of(path: str) -> Kind | None:
-    """What a setting does of which no plan says anything; None: DeepSpeed has none such."""
+def kind_of(path: str, value: Any) -> Kind | None:
+    """What a setting of this value does of which no plan says anything; None: DeepSpeed has none such."""
+    if words.DEFAULTS.get(path, NOTHING) == value:
+        return "harmless"
     short = path.replace("zero_optimization.", "zero_optimization.stage3_", 1)  # runtime/zero/config.py takes both names
     known = path in paths() or short in paths() or any(path == section or path.startswith(f"{section}.") for section in OPEN_SECTIONS)
     return kind("ds_config", path) if known else None
 
 
-def is_of_buffers(said: str) -> bool:
-    """Whether a setting, as a reading lists it, frees at most what communication and the update have beside the states."""
+BESIDE_STATES: Final = ("buffers", "fragmentation")
+"""Causes of memory that communication and the update have beside the states."""
+FREED: Final[Mapping[str, tuple[str, ...]]] = {
+    "offload_param": ("weights",), "offload_params": ("weights",), "fsdp_offload_params": ("weights",), "fsdp_cpu_offload": ("weights",),
+    "activation_checkpointing": ("activations", "fragmentation"), "aio": (),
+}  # fmt: skip
+"""Causes of memory of which a setting of this name, or of this section, frees something at most."""
+
+
+def freed_by(said: str) -> tuple[str, ...] | None:
+    """The causes of memory that a setting, as a reading lists it, could free; None: any.
+
+    >>> freed_by("deepspeed.zero_optimization.overlap_comm=true"), freed_by("aio.block_size=1"), freed_by("--nccl-ub")
+    (('buffers', 'fragmentation'), (), None)
+    """
     path = said.partition("=")[0].rpartition(" ")[2]
-    return any(f".{path}".endswith(f".{name}") for name, kind in kinds("ds_config").items() if kind == "buffers")
+    if any(f".{path}".endswith(f".{name}") for name, kind in kinds("ds_config").items() if kind == "buffers"):
+        return BESIDE_STATES
+    return next((FREED[name] for name in path.split(".") if name in FREED), None)
 
 
 PRECISIONS: Final = {"bf16.enabled": "bf16", "fp16.enabled": "fp16"}
@@ -81,7 +98,7 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
             keys["train.lr"] = peak
     given.take("scheduler", "optimizer.params.momentum", "zero_optimization.reduce_scatter", "zero_optimization.contiguous_gradients")
     given.assumed.append("recompute=none: a ds_config does not say whether the model checkpoints its activations; pin.recompute=full does")
-    left = ((f"{path}={json.dumps(value)}", kind_of(path), True) for path, value in given.values.items() if path not in given.used)
+    left = ((f"{path}={json.dumps(value)}", kind_of(path, value), True) for path, value in given.values.items() if path not in given.used)
     if micro is None and batch is None:
         given.assumed.append("micro-batches of 1: the file does not say; pin.micro_batch_size= does")
     return Reading(

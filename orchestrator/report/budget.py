@@ -50,7 +50,7 @@ class Budget(Value, frozen=True, kw_only=True):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP/s of a GPU over its peak."""
+        """Model FLOP/s of a GPU over its peak; causal attention counts as half, recompute not at all (model/flops.py)."""
         return self.flops_per_gpu / self.peak_flops if self.peak_flops else None
 
     @property

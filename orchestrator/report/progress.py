@@ -16,6 +16,8 @@ STARTING = "starting the ranks"
 """Text until the first step; engines take some seconds to import."""
 LINES = 20
 """Plain lines of a whole run: the first step, the last, and about this many between."""
+PACE_S = 30.0
+"""Seconds of steps after which a plain line comes in any case: a share of a long run is a long silence."""
 
 
 def describe(row: Mapping[str, Any]) -> str:
@@ -58,6 +60,8 @@ class TrainingProgress:
         )  # fmt: skip
         self.task = self.bar.add_task("", total=steps, row=STARTING)
         self.seen = 0
+        self.silent_s = 0.0
+        """Seconds of the steps since the last plain line."""
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -73,7 +77,10 @@ class TrainingProgress:
         number = row.get("step")
         completed = number if isinstance(number, int) else self.seen + 1
         self.bar.update(self.task, completed=completed, row=describe(row))
-        due = self.seen == 0 or completed % self.every == 0 or completed >= self.steps or "valid_loss" in row
+        seconds = row.get("step_time_s")
+        self.silent_s += seconds if isinstance(seconds, int | float) else 0.0
+        due = self.seen == 0 or completed % self.every == 0 or completed >= self.steps or "valid_loss" in row or self.silent_s >= PACE_S
         if due and not self.console.is_terminal:
+            self.silent_s = 0.0
             self.console.print(Text(f"step {completed}/{self.steps}  {describe(row)}".rstrip()))
         self.seen += 1

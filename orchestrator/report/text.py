@@ -239,7 +239,7 @@ def plan_table(plan: Plan, model: ModelSpec, limit: MemoryLimit | None = None, *
         facts.add_row(Text(name, style="bold"), Text(value))
     if brief:
         counts = recomputed(plan.stages)
-        sizes = f"{stage_sizes(plan)} by stage" if plan.pp > 1 else str(sum(counts.values()))
+        sizes = stage_sizes(plan) or str(sum(counts.values()))
         modes = ", ".join(f"{mode} in {count}" for mode, count in counts.items() if mode != "none")
         facts.add_row(Text("layers", style="bold"), Text(f"{sizes}; recompute: {modes or 'none'}"))
         return facts
@@ -335,6 +335,10 @@ def _source(plan: Plan) -> str:
     return "" if plan.prices is None else f", {plan.prices.source} (fitted on {plan.prices.fitted_on})"
 
 
+MFU_COUNTS = "MFU counts causal attention as half"
+"""What MFU rests on (model/flops.py), which others count otherwise."""
+
+
 def speed_text(plan: Plan, *, brief: bool = False) -> str:
     """The step and its rates, each with its interval, and why that may be wide. Raises ValueError for a plan without prediction."""
     of, rank = budget(plan), rank_name(plan)
@@ -343,8 +347,9 @@ def speed_text(plan: Plan, *, brief: bool = False) -> str:
         parts.append(of.said("flops_per_gpu", format_flops, f"/{rank}"))
     if of.mfu:
         parts.append(f"MFU {of.said('mfu', _whole_percent if brief else _percent)}")
+    counted = MFU_COUNTS if of.mfu and not brief and plan.model.stack != "encoder" else ""
     why = "" if of.off else "no interval: no run like this was measured"
-    return ", ".join(parts) + "".join(f"; {each}" for each in (*plan.prediction.beyond, why) if each)
+    return ", ".join(parts) + "".join(f"; {each}" for each in (counted, *plan.prediction.beyond, why) if each)
 
 
 def _share_words(causes: dict[str, float], total: float) -> str:
@@ -405,12 +410,13 @@ def difference(best: Prediction, other: Prediction, most: int = CAUSES_IN_A_DIFF
 
 
 def stage_sizes(plan: Plan) -> str:
-    """Layers of each stage, equal neighbours together: "2 x 10, 11"; "" of one stage."""
+    """Layers of each stage, equal neighbours together: "2 stages of 10, 11", "10, 11 by stage"; "" of one."""
     counts = [sum(span.count for span in stage.layers if span.kind not in ENDS) for stage in plan.stages]
     if len(counts) == 1:
         return ""
     runs = [(size, len(list(group))) for size, group in groupby(counts)]
-    return ", ".join(f"{times} x {size}" if times > 1 else str(size) for size, times in runs)
+    said = ", ".join(f"{times} stages of {size}" if times > 1 else str(size) for size, times in runs)
+    return said if len(runs) < len(counts) else f"{said} by stage"
 
 
 def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, brief: bool = False) -> RenderableType:
@@ -423,7 +429,7 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
     def name(entry: Plan) -> Text:
         sizes = "" if brief else stage_sizes(entry)
         engine = f"{entry.engine} " if several_engines else ""
-        return Text(f"{engine}{choice(entry, modes_said=not brief)}{f'; layers by stage: {sizes}' if sizes else ''}")
+        return Text(f"{engine}{choice(entry, modes_said=not brief)}{f'; layers: {sizes}' if sizes else ''}")
 
     rest = [other for other in others if other.predicted is not None and other != plan]
     for number, entry in enumerate([*rest[: take - 1], plan, *rest[take - 1 :]], 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from orchestrator.model.training import EIGHT_BIT
@@ -75,3 +76,12 @@ WHOLE_SECTIONS: Final = {
     "tensor_parallel.tp": "tp",
 }
 """Sections that take the place of a plan's choice, whatever they say, with its name."""
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "aio.block_size": 1 << 20, "aio.queue_depth": 8, "aio.intra_op_parallelism": 1, "aio.thread_count": 1, "aio.single_submit": False,
+    "aio.overlap_events": True, "aio.use_gds": False, "activation_checkpointing.partition_activations": False,
+    "activation_checkpointing.contiguous_memory_optimization": False, "activation_checkpointing.cpu_checkpointing": False,
+    "activation_checkpointing.number_checkpoints": None, "activation_checkpointing.synchronize_checkpoint_boundary": False,
+    "activation_checkpointing.profile": False,
+}  # fmt: skip
+"""DeepSpeed's own values of settings that files copy whole and of which a plan says nothing (runtime/swap_tensor/constants.py and
+runtime/activation_checkpointing/config.py; aio.thread_count was intra_op_parallelism before 0.16)."""

@@ -87,8 +87,12 @@ def test_settings_of_buffers_leave_a_lack_in_doubt_only_where_buffers_make_up_fo
     assert (len(far.reading.unpriced), far.not_priced, far.fits) == (3, (), False)
     assert "memory     DOES NOT FIT, lacks " in str(far)
     other = audited_with(8192, offload_param={"device": "cpu"})
-    assert other.fits is None
-    assert 'knows nothing of zero_optimization.offload_param.device="cpu" it lacks ' in str(other)
+    assert other.fits is False, "weights are 15 GiB of what is lacking"
+    near_weights = audited_with(900, offload_param={"device": "cpu"})
+    assert near_weights.judged is not None
+    assert 2**30 < near_weights.judged.lacking_bytes < 15 * 2**30
+    assert near_weights.fits is None
+    assert "knows nothing of zero_optimization.overlap_comm=true and 3 more settings it lacks " in str(near_weights)
     near = audited_with(680)
     assert near.judged is not None
     assert 0 < near.judged.lacking_bytes < 2**30
@@ -122,6 +126,15 @@ def test_settings_of_one_section_without_a_price_are_one_line(tmp_path: Path) ->
         "unpriced   zero_optimization: overlap_comm=true, sub_group_size=1000000000.0: the prediction knows nothing of them",
         "unpriced   prescale_gradients=true: the prediction knows nothing of it",
     ]
+
+
+def test_sections_that_files_copy_with_deepspeeds_own_values_say_nothing(tmp_path: Path) -> None:
+    aio = {"block_size": 1048576, "queue_depth": 8, "thread_count": 1, "single_submit": False, "overlap_events": True}
+    kept = {"partition_activations": False, "cpu_checkpointing": False, "number_checkpoints": None, "profile": False}
+    content: dict[str, object] = {"train_batch_size": 64, "bf16": {"enabled": True}, "aio": aio, "activation_checkpointing": kept}
+    assert audited(tmp_path, content, 8).reading.unpriced == ()
+    changed = content | {"aio": aio | {"queue_depth": 32}, "activation_checkpointing": kept | {"cpu_checkpointing": True}}
+    assert audited(tmp_path, changed, 8).reading.unpriced == ("aio.queue_depth=32", "activation_checkpointing.cpu_checkpointing=true")
 
 
 def test_what_is_offered_for_a_batch_that_does_not_count_counts(tmp_path: Path) -> None:

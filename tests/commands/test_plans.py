@@ -262,7 +262,9 @@ def test_a_plan_goes_through_a_pickle_as_processes_send_it() -> None:
         answer = so.plan(**keys)
         again = pickle.loads(pickle.dumps(answer))
         assert again.found.searched == answer.found.searched != ()  # rules are the engine's own functions
+        assert again == answer
         assert (again.plan, again.found.outcomes, str(again)) == (answer.plan, answer.found.outcomes, str(answer))
+        assert again != so.plan(**keys, **{"pin.tp": 2})
         assert str(so.explain(again, tp=2)) == str(so.explain(answer, tp=2))
 
 

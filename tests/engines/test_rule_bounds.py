@@ -652,7 +652,7 @@ def test_experts_overlap_where_megatrons_combined_schedule_takes_them() -> None:
     lap = {"overlap_moe_expert_parallel_comm": True}
     shared = replace(MOE, feed_forward=replace(SIX, shared_ffn_hidden_size=32))
     new = Software(megatron_core="0.19.0")
-    said = "overlap_moe_expert_parallel_comm "
+    said = "overlap_moe_expert_parallel_comm: "
     held(
         options.expert_overlap,
         (LLAMA, {}, None),

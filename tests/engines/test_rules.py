@@ -233,7 +233,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
         *("shared_expert_overlap", M, workload(replace(LLAMA, feed_forward=SHARED))),
         *({"moe_shared_expert_overlap": True, "moe_token_dispatcher_type": "flex", "ep": 2}, "Megatron-core has it with alltoall"),
     ),
-    ("expert_overlap", M, workload(), OVERLAP, "a dense model has no experts"),
+    ("expert_overlap", M, workload(), OVERLAP, "overlap_moe_expert_parallel_comm: a dense model has no experts"),
     ("expert_overlap", M, workload(MIXTURE), OVERLAP, "with ep=1 tokens travel nowhere"),
     (
         *("expert_overlap", M, workload(replace(LLAMA, feed_forward=replace(SIX, num_experts=4)))),

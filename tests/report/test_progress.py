@@ -9,10 +9,10 @@ from rich.console import Console
 from orchestrator.report.progress import TrainingProgress
 
 
-def run(console: Console, steps: int, first: int = 1) -> str:
+def run(console: Console, steps: int, first: int = 1, seconds: float = 0.25, until: int | None = None) -> str:
     with TrainingProgress(console, steps) as progress:
-        for number in range(first, steps + 1):
-            progress.step({"step": number, "loss": 3.0 - number / steps, "step_time_s": 0.25, "tokens_per_s": 4096.0})
+        for number in range(first, (until or steps) + 1):
+            progress.step({"step": number, "loss": 3.0 - number / steps, "step_time_s": seconds, "tokens_per_s": 4096.0})
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -23,6 +23,11 @@ def test_a_log_gets_plain_lines_and_not_too_many() -> None:
     assert text.splitlines()[-1] == "step 200/200  loss 2  250 ms/step  4,096 tokens/s"
     assert len(text.splitlines()) == 22
     assert "\x1b" not in text
+
+
+def test_a_long_run_is_not_silent_between_its_first_step_and_a_share_of_it() -> None:
+    text = run(Console(file=io.StringIO(), width=100, force_terminal=False), 2000, seconds=4.0, until=73)
+    assert [line.split("/")[0] for line in text.splitlines()[1:]] == ["step 1", *(f"step {step}" for step in range(9, 74, 8))]
 
 
 def test_a_resumed_run_starts_where_it_was() -> None:

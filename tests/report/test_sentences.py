@@ -79,13 +79,13 @@ def test_other_plans_are_numbered_from_two_and_the_chosen_one_is_none_of_them() 
 
 @pytest.mark.parametrize(
     ("sizes", "said"),
-    [((20, 20, 20, 20), "4 x 20"), ((19, 20, 20, 21), "19, 2 x 20, 21"), ((20, 19, 20, 21), "20, 19, 20, 21")],
+    [((20, 20, 20, 20), "4 stages of 20"), ((19, 20, 20, 21), "19, 2 stages of 20, 21"), ((20, 19, 20, 21), "20, 19, 20, 21 by stage")],
 )
 def test_stages_of_one_size_in_a_row_are_counted(sizes: tuple[int, ...], said: str) -> None:
     """Embedding and head are no layers."""
     stages = [Stage(layers=(LayerSpan(kind="decoder", first=0, count=size), LayerSpan(kind="head", first=0, count=1))) for size in sizes]
     other = replace(SLOWER, stages=tuple(stages))
-    assert f"; layers by stage: {said}" in " ".join(as_text(alternatives_table(other, [PLAN]), 200).split())
+    assert f"; layers: {said}" in " ".join(as_text(alternatives_table(other, [PLAN]), 200).split())
     alone = replace(SLOWER, pp=1, stages=stages[:1])
     assert "layers" not in as_text(alternatives_table(alone, [alone, seconds(alone, 15.0)]), 200)
 
@@ -205,7 +205,7 @@ def test_the_price_names_its_utilisation_risk_and_reserve() -> None:
     beyond = replace(PLAN, predicted=replace(PREDICTED, interval=(9.0, 20.0), beyond=("scale", "gpu")))
     wide = " ".join(as_text(price_table(beyond), 200).split())
     assert "12 s a step (90%: 9 to 20), 5,461 tokens/s/GPU (90%: 3,280 to 7,280)" in wide
-    assert "MFU 43.7% (90%: 26.2% to 58.3%); scale; gpu" in wide
+    assert "MFU 43.7% (90%: 26.2% to 58.3%); MFU counts causal attention as half; scale; gpu" in wide
     assert PLAN.model == LLAMA
 
 

@@ -117,7 +117,7 @@ def test_axes_lie_on_the_level_that_holds_their_group() -> None:
 
 def test_time_and_memory_are_sorted_by_cause_with_their_shares() -> None:
     text = lines(as_text(price_table(PLAN, LIMIT)))
-    assert "predicted 12 s a step, 5,461 tokens/s/GPU, 432 TFLOP/s/GPU, MFU 43.7%; no interval: no run like" in text
+    assert "predicted 12 s a step, 5,461 tokens/s/GPU, 432 TFLOP/s/GPU, MFU 43.7%; MFU counts causal attention" in text
     assert "memory 70.0 GiB at the peak of stage 0 (backward), 89.7% of 78.0 GiB usable (80.0 GiB less 2.0" in text
     time = [line.split(" s ")[0] if " s " in line else line for line in text]
     order = [index for cause in ("compute 9", "tp traffic 1.5", "bubble 1") for index, line in enumerate(time) if line.startswith(cause)]

@@ -136,7 +136,7 @@ def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
     if not strategy.overlap_moe_expert_parallel_comm:
         return None
     if not a.experts:
-        return "overlap_moe_expert_parallel_comm a dense model has no experts"
+        return "overlap_moe_expert_parallel_comm: a dense model has no experts"
     release = release_of(workload.cluster.software.megatron_core)
     kind, modules = strategy.moe_token_dispatcher_type, RECOMPUTE_MODULES.get(strategy.recompute, ())
     refused = (
@@ -167,7 +167,7 @@ def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
             f"with megatron_fsdp: Megatron-core {release.version} gathers weights by the layers' own calls, which it does not make",
         ),
     )
-    return next((f"overlap_moe_expert_parallel_comm {why}" for holds, why in refused if holds), None)
+    return next((f"overlap_moe_expert_parallel_comm: {why}" for holds, why in refused if holds), None)
 
 
 @rule(

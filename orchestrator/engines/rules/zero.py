@@ -77,7 +77,7 @@ def unsharded_accumulation(candidate: Candidate, workload: Workload) -> str | No
 @rule(
     "offload_needs",
     "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
-    "offload_optimizer zero_stage pp schedule",
+    "zero_stage pp schedule offload_optimizer",
 )
 def offload(candidate: Candidate, workload: Workload) -> str | None:
     strategy = candidate.strategy
