@@ -135,6 +135,8 @@ def written(plan: Plan, name: str) -> Written:
             left.append(field)
         else:
             unsaid[field] = value
+    if name == "bridge" and plan.training.task == "sft":
+        said |= _bridge_tunes(plan)
     nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
     said |= {**tool.beside, **dict(zip(tool.nodes, (nodes, plan.world_size // nodes), strict=True))} if tool.nodes else tool.beside
     held = {PINS[OURS[field]] for field in unsaid if OURS[field] in PINS}
@@ -149,6 +151,19 @@ def written(plan: Plan, name: str) -> Written:
         left=tuple(left),
         pins={pin: "-".join(value) if isinstance(value, tuple) else value for pin, value in held if value is not None},
     )
+
+
+def _bridge_tunes(plan: Plan) -> dict[str, Any]:
+    """What Megatron-Bridge is told of fine-tuning: how its data set packs samples (data/packing/config.py), as its recipes do where they
+    are not told otherwise, and what it asks for under context parallelism (training/config.py, ConfigContainer.validate)."""
+    packs: dict[str, Any] = {"enable_offline_packing": False, "offline_packing_specs": None}
+    if plan.training.packing:
+        packs = {
+            "offline_packing_specs.packed_sequence_size": plan.training.seq_length,
+            "offline_packing_specs.pad_seq_to_mult": plan.sample_multiple,
+        }
+    parts = {"model.calculate_per_token_loss": True, "ddp.average_in_collective": False} if plan.cp > 1 else {}
+    return {f"dataset.{field}": value for field, value in packs.items()} | parts
 
 
 def _at_slime(plan: Plan) -> Plan:
@@ -208,7 +223,8 @@ def _heading(plan: Plan, found: Written) -> Iterator[str]:
     yield "The model is the recipe's or the checkpoint's own. What is off is said too, in place of what a recipe has there."
     if plan.training.packing:
         padded = f", each padded to a multiple of {plan.sample_multiple} tokens" if plan.sample_multiple > 1 else ""
-        yield f"The plan packs samples{padded}: the settings of your data set say it there."
+        where = "for a recipe whose data set packs them" if found.tool == "bridge" else "the settings of your data set say it there"
+        yield f"The plan packs samples{padded}: {where}."
     if found.unsaid:
         yield f"Can't be said there: {', '.join(found.unsaid)}."
     if found.left:

@@ -149,11 +149,24 @@ def test_what_can_t_be_said_has_its_price_in_the_header() -> None:
 
 
 @pytest.mark.parametrize(("cp", "padded"), [(1, ""), (2, ", each padded to a multiple of 4 tokens")])
-def test_packed_samples_are_said_in_the_header(cp: int, padded: str) -> None:
+def test_packed_samples_are_said(cp: int, padded: str) -> None:
+    """By Megatron-Bridge's data set in its own words, which it refuses under context parallelism without the two of the loss
+    (ConfigContainer.validate of 0.6.2); elsewhere in the header."""
     keys = {"task": "sft", "pin.cp": cp, "train.seq_length": 8192, "train.global_batch_size": 64}
-    text, alone = (answer(engine="megatron", **keys, **{"data.packing": packed}).written("bridge")["bridge.py"] for packed in (True, False))
-    assert f"\n# The plan packs samples{padded}: the settings of your data set say it there.\n" in text
-    assert "packs samples" not in alone
+    packed, alone = (answer(engine="megatron", **keys, **{"data.packing": packed}) for packed in (True, False))
+    text, words = packed.written("bridge").values()
+    assert f"\n# The plan packs samples{padded}: for a recipe whose data set packs them.\n" in text
+    assert "    recipe.dataset.offline_packing_specs.packed_sequence_size = 8192\n" in text
+    assert f"    recipe.dataset.offline_packing_specs.pad_seq_to_mult = {2 * cp if cp > 1 else 1}\n" in text
+    assert f" dataset.offline_packing_specs.pad_seq_to_mult={2 * cp if cp > 1 else 1} " in words
+    of_loss = ("recipe.model.calculate_per_token_loss = True", "recipe.ddp.average_in_collective = False")
+    assert [line in text for line in of_loss] == [cp > 1] * 2
+    plain = alone.written("bridge")["bridge.py"]
+    assert "packs samples" not in plain
+    assert "    recipe.dataset.enable_offline_packing = False\n" in plain
+    assert [line in plain for line in of_loss] == [cp > 1] * 2
+    elsewhere = packed.written("ms_swift")["ms_swift.yaml"]
+    assert f"\n# The plan packs samples{padded}: the settings of your data set say it there.\n" in elsewhere
 
 
 def test_the_run_s_folder_has_them(tmp_path: Path) -> None:
