@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator.audit.ramp import Ramp
+from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.model.training import EIGHT_BIT
 from orchestrator.strategy.capabilities import Rule, StateBytes
 from orchestrator.strategy.spec import RANK_ORDER, Candidate, Options, Recompute
@@ -70,6 +71,22 @@ ON_HOST: Final = Rule(
 """What torch's FSDP can't move to the host."""
 
 
+def _beside_copies(candidate: Candidate, _: Workload) -> str | None:
+    mesh = candidate.mesh
+    if candidate.engine != DEEPSPEED or candidate.strategy.zero_stage or mesh.dp == 1 or mesh.tp * mesh.cp == 1:
+        return None
+    return f"tp={mesh.tp} cp={mesh.cp} with dp={mesh.dp} copies of the model: accelerate has both beside shards alone, by DeepSpeed or FSDP"
+
+
+SHARDS_ALONE: Final = Rule(
+    id="copies_alone",
+    engine_rule="accelerate/parallelism_config.py:336 (tp_size and cp_size beside dp_replicate_size)",
+    check=_beside_copies,
+    needs=("tp", "cp", "dp", "zero_stage"),
+)
+"""What goes with no data parallelism of whole copies."""
+
+
 class Reading(Value, frozen=True, kw_only=True):
     """A configuration as it was read. Nothing of it is left out: each setting is in one of these."""
 
@@ -103,6 +120,8 @@ class Reading(Value, frozen=True, kw_only=True):
     """The model that the file names and does not describe; "" where it names none."""
     fsdp: bool = False
     """Whether torch's FSDP divides the states, for which prices of DeepSpeed's ZeRO stand: its rules don't."""
+    copies: bool = False
+    """Whether transformers' Trainer has a copy of the model on every rank, as the file has neither DeepSpeed nor FSDP."""
     longest: str = ""
     """The setting that says the longest sample that is let in, where samples keep their own lengths and nobody says those: every one is
     priced as that long. "" where all are."""
@@ -126,7 +145,8 @@ class Reading(Value, frozen=True, kw_only=True):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Rules that the file's own settings add to the engine's."""
-        return (*(() if self.ramp is None else (self.ramp.rule,)), *((ON_HOST,) if self.fsdp else ()))
+        own = (() if self.ramp is None else (self.ramp.rule,), (ON_HOST,) if self.fsdp else (), (SHARDS_ALONE,) if self.copies else ())
+        return tuple(rule for rules in own for rule in rules)
 
     def kept(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
         """The engine's rules that are the file's, and its own."""

@@ -86,7 +86,7 @@ def read_arguments(text: str, name: str, content: Content, change: Callable[[Map
     reading = replace(reading, longest=_named(reading.longest, names), **theirs)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
-        values = _changes(before, after, given, program, ds if ds == "fsdp" or isinstance(content.get(ds), str | dict) else "")
+        values = _changes(before, after, gpus, given, program, ds if ds == "fsdp" or isinstance(content.get(ds), str | dict) else "")
         return None if values is None else change({names.get(path, path): value for path, value in values.items()})
 
     return Source(text=text, reading=reading, edited=edited)
@@ -162,6 +162,7 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     if plain and "lora.rank" not in keys:
         states, unsaid = _states(given, program, said["training.precision"], loaded)
         reading = replace(reading, states=states, unpriced=(*reading.unpriced, *unsaid))
+    reading = replace(reading, copies=plain and program is not AROUND["ms_swift"])  # which has groups of its own
     about = [line for line in reading.assumed if not line.startswith("recompute=")]
     longest = next((name for name in LENGTHS if given.values.get(name) is not None), "")
     if longest == "block_size" or any(str(given.values.get(name)).lower() == "true" for name in FILLED):
@@ -280,7 +281,7 @@ def _images(given: Given, keys: dict[str, Any]) -> None:
         given.assumed.append("every sample has one image")
 
 
-def _changes(before: Setup, after: Setup, content: Content, program: Around | None, where: str) -> dict[str, Any] | None:
+def _changes(before: Setup, after: Setup, gpus: int, content: Content, program: Around | None, where: str) -> dict[str, Any] | None:
     """New values of the file for another setup, by path; None: this file can't say the change."""
     table = [Term(MICRO, "micro_batch_size"), Term("gradient_checkpointing", "recompute", to=lambda mode: mode == "full")]
     if _is_llama_factorys(content, program):
@@ -292,8 +293,10 @@ def _changes(before: Setup, after: Setup, content: Content, program: Around | No
     elif where == "fsdp" and isinstance(written := content["fsdp"], str) and after.zero_stage in (2, 3):
         old = next((word for word in written.split() if word.lower() in SHARDED), "full_shard")
         table.append(Term("fsdp", "zero_stage", to=lambda stage: written.replace(old, "full_shard" if stage == 3 else "shard_grad_op")))
-    if where or _asks_for_deepspeed(content, after):  # data parallelism alone has no groups beside its own
-        table += [Term(name, axis) for axis, names in GROUPS.items() if (name := _group(axis, names, content, program))]
+    in_section = {term.ours for term in table}
+    if where or _asks_for_deepspeed(content, after) or after.tp * after.cp == gpus:  # copies have no other groups beside them
+        groups = {axis: _group(axis, names, content, program) for axis, names in GROUPS.items()}
+        table += [Term(name, axis) for axis, name in groups.items() if name and (axis not in in_section or name in content)]
     values = changes(table, before, after)
     if values is None or after.recompute not in ("none", "full"):
         return None

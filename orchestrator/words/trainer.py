@@ -122,7 +122,7 @@ AROUND: Final[Mapping[str, Around]] = {
         defaults={"per_device_train_batch_size": 1, "lr_scheduler_type": "cosine"},
         reentrant=True,  # utils/config/__init__.py:383
         loads_16_bits=True,  # utils/config/__init__.py:191, loaders/model.py:611; bf16 is auto (utils/schemas/config.py:559)
-        groups={"cp": "context_parallel_size"},  # tp is the ds_config's: with its own setting the ds_config has to be a file
+        groups={"cp": "context_parallel_size", "tp": "tensor_parallel_size"},
         packs=("sample_packing",),
     ),
     "ms_swift": Around(

@@ -421,6 +421,12 @@ def test_a_preview_of_llama_factory_is_refused_by_its_name() -> None:
         (AXOLOTL, {"cp": 2, "recompute": "none"}, ["context_parallel_size: 2", "steps: 8", "gradient_checkpointing: false"]),
         (AXOLOTL.replace("gradient_checkpointing: true\n", ""), {"recompute": "full"}, ["gradient_checkpointing: true"]),
         (AXOLOTL, {"tp": 2}, ["tensor_parallel: {autotp_size: 2}", "steps: 8"]),
+        (AXOLOTL.split("deepspeed", maxsplit=1)[0], {"tp": 16}, ["tensor_parallel_size: 16", "steps: 64"]),
+        (
+            AXOLOTL.replace("deepspeed: {zero_optimization: {stage: 2}}", "fsdp_config: {reshard_after_forward: true}"),
+            {"tp": 2, "cp": 2},
+            ["tensor_parallel_size: 2", "context_parallel_size: 2", "steps: 16"],
+        ),
         (FACTORY, {"zero_stage": 3, "tp": 1}, ["deepspeed: {", "stage: 3"]),
         (ARGUMENTS, {"zero_stage": 1, "offload_optimizer": True}, ["deepspeed: {", "offload_optimizer: {device: cpu}"]),
     ],
@@ -437,11 +443,24 @@ def test_a_setting_that_the_file_does_not_have_is_added(text: str, changes: dict
     assert {**again.keys} == {**source.reading.keys}
 
 
-def test_data_parallelism_alone_has_no_place_for_groups_of_ranks() -> None:
-    """accelerate's ParallelismConfig refuses tp and cp beside replicas that nothing shards."""
-    source = formats.read(AXOLOTL.split("deepspeed", maxsplit=1)[0], "run.yaml")
-    for axis in ("tp", "cp"):
+def test_copies_of_the_model_have_no_groups_beside_them(tmp_path: Path) -> None:
+    """accelerate's ParallelismConfig refuses tp and cp beside replicas that nothing shards (parallelism_config.py:336)."""
+    text = AXOLOTL.split("deepspeed", maxsplit=1)[0]
+    source = formats.read(text, "run.yaml")
+    keys: dict[str, Any] = {"recipe": "llama3_8b", "cluster": "dgx_h100", "gpus": 8}
+    for axis, name in (("tp", "tensor_parallel_size"), ("cp", "context_parallel_size")):
         assert source.edited(source.reading.setup, replace(source.reading.setup, **{axis: 2}), 16) is None
+        (tmp_path / "run.yaml").write_text(f"{text}{name}: 2\n")
+        found = so.audit(tmp_path / "run.yaml", **keys)
+        assert f"{axis}=2" in found.problem
+        assert "beside shards alone" in found.problem
+        (tmp_path / "run.yaml").write_text(f"{text}{name}: 2\ndeepspeed: {{zero_optimization: {{stage: 2}}}}\n")
+        assert so.audit(tmp_path / "run.yaml", **keys).legal
+    (tmp_path / "run.yaml").write_text(text)
+    shown = so.audit(tmp_path / "run.yaml", **keys)
+    rows = [row for row in (*shown.changes, shown.together, shown.searched) if row is not None]
+    assert rows
+    assert all(row.diff for row in rows), [row.what for row in rows]
 
 
 NEMO_RLS = """\
