@@ -32,7 +32,7 @@ from orchestrator.asking.reinforcement import RlAnswer
 from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
-from orchestrator.key import shown
+from orchestrator.key import put_once, shown
 from orchestrator.model.families import has_reader
 from orchestrator.model.parts.vision import part_of_weight
 from orchestrator.model.training import SEEING
@@ -109,9 +109,7 @@ def twice_refused(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The keys as texts by full name. Raises InputError for a key in two spellings."""
     found: dict[str, Any] = {}
     for name, text in leaves(tree):
-        if name in found:
-            raise InputError(name, shown(text), f"is given twice, first as {name}={shown(found[name])}")
-        found[name] = text
+        put_once(found, name, text)
     return found
 
 

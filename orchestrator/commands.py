@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from orchestrator.errors import NO_ROOM, InputError, OrchestratorError, no_room, unknown
-from orchestrator.key import shown
+from orchestrator.key import put_once, shown
 
 UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
@@ -106,9 +106,7 @@ def arguments(words: Sequence[str], keys: Sequence[str], required: Sequence[str]
             raise unknown(shown(key), shown(value), "is no key", key, keys)
         if not value:
             raise InputError(key, None, "needs a value: key=value")
-        if key in given:
-            raise InputError(key, shown(value), f"is given twice, first as {key}={shown(given[key])}")
-        given[key] = value
+        put_once(given, key, value)
     for key in required:
         if key not in given:
             raise InputError(key, None, "is missing; --help says what it is")

@@ -72,7 +72,8 @@ def describe(source: dict[str, str], seq_length: int | None, decoder_seq_length:
         raise InputError("model.code", source["code"], "is not package.module:factory")
     lacking = [name for name in NEEDED if find_spec(name) is None]
     if lacking:
-        key, value = ("model.code", source["code"]) if "code" in source else ("model.hf_config", _model_type(source["config"]))
+        kind = json.loads(source.get("config", "{}")).get("model_type")
+        key, value = ("model.code", source["code"]) if "code" in source else ("model.hf_config", str(kind))
         why = f"has no reader here, and to describe it by its own code {' and '.join(lacking)} must be installed"
         given = f"{key}={source.get('code', 'PATH')} train.seq_length={seq_length}"
         raise InputError(key, value, f"{why}; where they are, run {COMMAND} {given} out=FILE, and plan with model.description=FILE")
@@ -90,10 +91,6 @@ def describe(source: dict[str, str], seq_length: int | None, decoder_seq_length:
     if "error" in found:
         raise InputError(**found["error"])
     return msgspec.convert(found["traced"], Traced)
-
-
-def _model_type(config: str) -> str:
-    return str(json.loads(config).get("model_type"))
 
 
 def cached(source: dict[str, str], seq_length: int | None, decoder_seq_length: int | None, itemsize: int) -> Traced:

@@ -29,6 +29,7 @@ from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, resuming, sources
 from orchestrator.rl.job import ProgramName
 from orchestrator.units import format_seconds
+from orchestrator.values import indented
 
 HELD: Final = ".held"
 """The file in a run's folder that is locked while a command has the folder, with the process and its host."""
@@ -91,7 +92,7 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     """Everything that the folder holds before the start."""
     from orchestrator.report.candidates import candidates_csv
 
-    schema = msgspec.json.format(msgspec.json.encode(json_schema()), indent=1).decode() + "\n"
+    schema = indented(json_schema())
     saved = str(out / "plan.json") if settings.plan else None
     files = [
         File(path="config.yaml", content=recipe.resolved_yaml(settings, saved)),
@@ -189,11 +190,7 @@ def write_folder(out: Path, files: Sequence[File]) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=out if existed else out.parent))
         for file in files:
-            path = temporary / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(file.content, encoding="utf-8")
-            if file.executable:
-                path.chmod(0o755)
+            file.write(temporary / file.path)
         if existed:
             for path in sorted(temporary.iterdir()):
                 path.rename(out / path.name)

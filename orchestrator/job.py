@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from orchestrator.errors import InputError
@@ -90,6 +91,13 @@ class File(Value, frozen=True, kw_only=True):
     path: str
     content: str
     executable: bool = False
+
+    def write(self, path: Path) -> None:
+        """Writes it to this path, with the folders above."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.content, encoding="utf-8")
+        if self.executable:
+            path.chmod(0o755)
 
 
 class Mount(Value, frozen=True, kw_only=True):

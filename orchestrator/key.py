@@ -307,6 +307,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
 
 
+def put_once(given: dict[str, Any], name: str, value: Any) -> None:
+    """Puts a key among those that were given. Raises InputError for one that was given before."""
+    if name in given:
+        raise InputError(name, shown(value), f"is given twice, first as {name}={shown(given[name])}")
+    given[name] = value
+
+
 def names(name: str, text: Any) -> tuple[str, ...]:
     """Names with a comma between them, or YAML's list of them. Raises InputError.
 

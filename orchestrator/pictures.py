@@ -19,6 +19,7 @@ from orchestrator.plan import Plan
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.report.kept import Drawn
+from orchestrator.values import indented
 
 if TYPE_CHECKING:
     from orchestrator.report.after import After, RankTimes
@@ -122,6 +123,6 @@ def after_lines(settings: Settings, plan: Plan, out: Path, found: After) -> list
         folder = out / SUGGESTED
         folder.mkdir(exist_ok=True)
         path = folder / f"{file.engine}-{file.gpu}.json"
-        path.write_text(msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n")
+        path.write_text(indented(file))
         lines.append(f"it suggests {suggests}: calibration={folder} plans with that")
     return lines

@@ -94,10 +94,7 @@ def _write(folder: Path, settings: Settings, found: Found, former: Plan) -> None
     kept = kept / f"{len(list(kept.iterdir()))}-{former.world_size}-ranks"
     for file in sorted(files, key=lambda file: file.path == "plan.json"):  # last: what is cut off before is planned again
         path, partial = folder / file.path, folder / f"{file.path}.partial"
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(file.content, encoding="utf-8")
-        if file.executable:
-            partial.chmod(0o755)
+        file.write(partial)
         if path.exists():
             (kept / file.path).parent.mkdir(parents=True, exist_ok=True)
             (kept / file.path).write_bytes(path.read_bytes())

@@ -47,7 +47,7 @@ from orchestrator.screen import SearchProgress, data_key, made_up_data, screen, 
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
-from orchestrator.values import Value
+from orchestrator.values import Value, indented
 
 STATUS: Final = "status.json"
 """How a run ended (launch.local.write_status)."""
@@ -317,7 +317,7 @@ def layerwise_run(settings: Settings, out: Path, answer: dict[str, Any] | None =
     files = [
         File(path="config.yaml", content=recipe.resolved_yaml(settings)),
         File(path="galvatron.json", content=json.dumps(galvatron_json(plan), indent=1) + "\n"),
-        File(path="layerwise.json", content=msgspec.json.format(msgspec.json.encode(plan), indent=1).decode() + "\n"),
+        File(path="layerwise.json", content=indented(plan)),
     ]
     if best is not None:
         files.append(File(path="plan.json", content=to_json(best)))

@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import NormalDist, mean, median, stdev
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 from rich.console import RenderableType
@@ -48,7 +47,7 @@ from orchestrator.search.planner import reprice
 from orchestrator.search.question import Kinds
 from orchestrator.strategy.spec import twins
 from orchestrator.units import format_amount, format_bytes, format_seconds
-from orchestrator.values import Value
+from orchestrator.values import Value, indented
 
 FOLDER: Final = "tune"
 CONFIG: Final = "config.yaml"
@@ -399,7 +398,7 @@ def learned_settings(settings: Settings, folder: Path, trials: Sequence[Trial]) 
     trials."""
     files = [file for engine in ENGINES if (file := learned(settings, engine, folder, trials)) is not None]
     for file in files:
-        (folder / f"{file.engine}-{file.gpu}.json").write_text(msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n")
+        (folder / f"{file.engine}-{file.gpu}.json").write_text(indented(file))
     return replace(settings, calibration=str(folder)) if files else settings
 
 

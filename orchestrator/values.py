@@ -20,6 +20,11 @@ class Printed(Value, frozen=True, kw_only=True):
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+def indented(value: Any) -> str:
+    """A value as JSON for people to read: indented, its last line ended."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n"
+
+
 def defaults_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     """A struct's fields with their defaults, NODEFAULT where there is none or a new one each time. `msgspec.structs.fields` says this too,
     and evaluates all annotations for it.

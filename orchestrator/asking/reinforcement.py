@@ -29,7 +29,7 @@ from orchestrator.strategy.legality import PLANNER
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
-from orchestrator.values import Printed
+from orchestrator.values import Printed, indented
 from orchestrator.words.rollouts import LANGUAGES
 
 USUAL_ENGINE = MEGATRON
@@ -104,7 +104,7 @@ class RlAnswer(Printed, frozen=True, kw_only=True):
     def write(self, out: str | Path) -> Path:
         """The files of write=, and rl.json with all that was found, in a new or empty folder; the folder. Raises InputError."""
         written = [File(path=path, content=text) for name in self.settings.write for path, text in self.written(name).items()]
-        found = msgspec.json.format(msgspec.json.encode(self.summary()), indent=1).decode() + "\n"
+        found = indented(self.summary())
         folder = new_folder(self.settings, str(out))
         write_folder(folder, [*written, File(path="rl.json", content=found), File(path="plan.json", content=to_json(self.plan))])
         return folder

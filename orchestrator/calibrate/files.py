@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 from rich.console import Console
@@ -19,6 +18,7 @@ from orchestrator.cost.calibration import CalibrationFile, Constant, digest
 from orchestrator.cost.uncertainty import LINEAR, is_linear, trained_as
 from orchestrator.errors import InputError
 from orchestrator.strategy.layout import FittedOn
+from orchestrator.values import indented
 
 R = TypeVar("R", bound=Run)
 ENOUGH = 20
@@ -164,7 +164,7 @@ def write(files: Sequence[CalibrationFile], out: str | None, console: Console, k
     """Writes the files into a folder, one each; into a .json file where there is one only; or on the screen. Raises InputError for several
     files and a .json file."""
     for file in files:
-        text = msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n"
+        text = indented(file)
         if out is None:
             console.print(text, highlight=False, markup=False)
             continue

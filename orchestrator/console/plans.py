@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from orchestrator import api, recipe
 from orchestrator.asking import grid, questions, reinforcement
 from orchestrator.asking.answer import Answer
@@ -26,6 +24,7 @@ from orchestrator.report.text import choice
 from orchestrator.screen import SearchProgress, next_text, not_here_text, notes_text, screen, show_found
 from orchestrator.search.unasked import seconds_of
 from orchestrator.units import format_amount, format_seconds
+from orchestrator.values import indented
 
 JSON: Final = "--json"
 SHOWN_TRIED: Final = 3
@@ -253,4 +252,4 @@ def without_json(words: Sequence[str]) -> tuple[list[str], bool]:
 
 def say_json(value: Any) -> None:
     """Prints a value as JSON on standard output."""
-    print(msgspec.json.format(msgspec.json.encode(value), indent=1).decode())
+    print(indented(value), end="")

@@ -29,7 +29,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.launch.program_metrics import rows_of
 from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_drawable, report_files, stack_lines
-from orchestrator.plan import Plan, from_json
+from orchestrator.plan import from_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.report.kept import Drawn, drawn_in
@@ -90,7 +90,8 @@ def of_run(run: Path) -> tuple[Settings, Found, Drawn | None]:
     if not config.is_file():
         return settings, found, None
     asked = recipe.load_tree({"recipe": str(config.resolve())}, machine, engines, plans_only=True)
-    if asked.plan is not None or not _same_question(asked, plan):
+    same = (asked.architecture, asked.training, asked.cluster) == (plan.model, plan.training, plan.cluster)
+    if asked.plan is not None or not same:
         return settings, found, None
     page = path.with_name(PAGE)
     drawn = drawn_in(page.read_text(encoding="utf-8", errors="replace"), plan) if page.is_file() else None
@@ -101,10 +102,6 @@ def of_run(run: Path) -> tuple[Settings, Found, Drawn | None]:
     except NoPlanError:
         return settings, found, None
     return asked, msgspec.structs.replace(found, outcomes=outcomes), None
-
-
-def _same_question(settings: Settings, plan: Plan) -> bool:
-    return (settings.architecture, settings.training, settings.cluster) == (plan.model, plan.training, plan.cluster)
 
 
 main = command_of(__doc__, _report)

@@ -60,7 +60,7 @@ PINS: Final = {choice.name: (choice.pin, choice.default) for choice in CHOICES} 
 
 
 SLIME_CORE: Final = "0.16.1"
-"""The release whose flags slime's image has (Megatron-LM at 1dcf0da)."""
+"""The release whose flags slime's image has (Megatron-LM at 1dcf0da): those that it does not know it passes over."""
 WHY_SLIME: Final = {"zero_stage": "use_distributed_optimizer=False", "moe_token_dispatcher_type": "moe_token_dispatcher_type=allgather"}
 """What slime does otherwise than its flags say, by the pin that keeps a plan from it."""
 
@@ -101,7 +101,7 @@ def written(plan: Plan, name: str) -> Written:
     if common_recompute(plan) is None:
         raise InputError("write", name, "has one recompute setting for all stages, and the plan's differ: pin.recompute=")
     if name == "slime":
-        plan = _at_slime(plan)
+        plan = replace(plan, cluster=plan.cluster.with_megatron(SLIME_CORE))
         if (reason := why_not(plan)) is not None:
             raise InputError("write", name, f"takes Megatron-LM's flags: {reason}")
         # What it sets itself (slime/backends/megatron_utils/arguments.py, _set_default_megatron_args and validate_args).
@@ -164,12 +164,6 @@ def _bridge_tunes(plan: Plan) -> dict[str, Any]:
         }
     parts = {"model.calculate_per_token_loss": True, "ddp.average_in_collective": False} if plan.cp > 1 else {}
     return {f"dataset.{field}": value for field, value in packs.items()} | parts
-
-
-def _at_slime(plan: Plan) -> Plan:
-    """The plan for slime's own Megatron-LM, whose flags are of an older release: those that it does not know it passes over."""
-    software = replace(plan.cluster.software, megatron_core=SLIME_CORE)
-    return replace(plan, cluster=replace(plan.cluster, software=software))
 
 
 def _settings(plan: Plan) -> dict[str, Any]:

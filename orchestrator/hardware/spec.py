@@ -187,6 +187,10 @@ class Cluster(Value, frozen=True, kw_only=True):
             rank -= part.num_gpus
         return 0
 
+    def with_megatron(self, version: str) -> Cluster:
+        """The cluster with this version of Megatron-core on it."""
+        return msgspec.structs.replace(self, software=msgspec.structs.replace(self.software, megatron_core=version))
+
     def views(self) -> tuple[Cluster, ...]:
         """For each part, the cluster as if all of it were of that part's type."""
         return tuple(msgspec.structs.replace(self, gpu=part.gpu, levels=part.levels, mixed=False, parts=()) for part in self.parts)

@@ -39,6 +39,11 @@ class ModelSpec(Value, frozen=True, kw_only=True):
         """Number of all layers, embedding and head included."""
         return sum(run.count for run in self.runs)
 
+    @property
+    def fixed_kinds(self) -> set[str]:
+        """Kinds of the layers that are never recomputed."""
+        return {run.layer.kind for run in self.runs if not run.layer.recomputable}
+
     def kind(self, name: str) -> LayerSpec:
         """The layer of this kind. Raises KeyError."""
         for run in self.runs:

@@ -102,7 +102,7 @@ def _check_rules(plan: Plan, capabilities: Capabilities, workload: Workload) -> 
     why = unsuited(capabilities, workload)
     if why is not None:
         raise InputError("engine", plan.engine, why)
-    fixed = {run.layer.kind for run in workload.model.runs if not run.layer.recomputable}
+    fixed = workload.model.fixed_kinds
     modes = {span.recompute for stage in plan.stages for span in stage.layers if span.kind not in fixed}
     used = sorted(modes or {"none"}, key=RECOMPUTE_ORDER.index)
     strategy = plan.strategy
@@ -189,7 +189,7 @@ def _check_order(plan: Plan, model: ModelSpec) -> None:
 
 def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: Capabilities, schedule: str) -> None:
     """Raises InputError where a layer of the stage is recomputed in a mode that the engine does not have there."""
-    fixed = {run.layer.kind for run in model.runs if not run.layer.recomputable}
+    fixed = model.fixed_kinds
     for j, span in enumerate(stage.layers):
         if span.kind in fixed and span.recompute != "none":
             raise InputError(f"{where}[{j}].recompute", span.recompute, f"the {span.kind} is never recomputed", ["none"])
@@ -229,7 +229,7 @@ def _check_first_layers(where: str, spans: Iterable[tuple[object, int, LayerSpan
 
 def _check_same_recompute(plan: Plan, model: ModelSpec, whole: bool) -> None:
     """Raises InputError where layers have different modes of recompute; unless `whole`, the first so many of every chunk may be in full."""
-    fixed = {run.layer.kind for run in model.runs if not run.layer.recomputable}
+    fixed = model.fixed_kinds
     inside = [(index, j, span) for index, stage in enumerate(plan.stages) for j, span in enumerate(stage.layers) if span.kind not in fixed]
     modes = {span.recompute for *_, span in inside}
     if not whole and modes == {"none", "full"}:

@@ -15,7 +15,7 @@ from orchestrator.model.training import Training
 from orchestrator.strategy.axes.dp import divides_states
 from orchestrator.strategy.layout import FittedOn, LayerSpan, Prediction, Stage
 from orchestrator.strategy.spec import OUTER_CHOICES, RECOMPUTE_ORDER, Candidate, Mesh, Options, Recompute, Schedule, Strategy, options_of
-from orchestrator.values import Value
+from orchestrator.values import Value, indented
 
 VERSION = 1
 
@@ -216,8 +216,7 @@ _KEYS = tuple(dict.fromkeys(("version", "engine", "world_size", *(choice.name fo
 
 def to_json(plan: Plan) -> str:
     """The plan as indented JSON: what was chosen first, floats exact."""
-    fields = {name: getattr(plan, name) for name in _KEYS}
-    return msgspec.json.format(msgspec.json.encode(fields), indent=1).decode() + "\n"
+    return indented({name: getattr(plan, name) for name in _KEYS})
 
 
 def from_json(text: str | bytes, where: str = "plan") -> Plan:

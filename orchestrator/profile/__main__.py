@@ -25,7 +25,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from orchestrator import detect, recipe
@@ -62,6 +61,7 @@ from orchestrator.recipe import Settings
 from orchestrator.recipe.cluster_fields import SOFTWARE
 from orchestrator.strategy.pins import Pins
 from orchestrator.units import KIB, MIB, format_seconds
+from orchestrator.values import indented
 
 LAYERS: Final = 2
 """Layers of the models that are measured: a stage's time is linear in their number."""
@@ -280,7 +280,7 @@ def conclude(
         measured=replace(measured_of(runs), num_gpus=cluster.num_gpus),
     )  # fmt: skip
     (out / "cluster.yaml").write_text(cluster_yaml(measured, settings, wires, len(rows), when))
-    (out / f"{engine}-{cluster.gpu.name}.json").write_text(msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n")
+    (out / f"{engine}-{cluster.gpu.name}.json").write_text(indented(file))
     return file
 
 

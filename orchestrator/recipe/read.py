@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from orchestrator.errors import InputError, nearest
-from orchestrator.key import NO_TEXT, is_text, shown
+from orchestrator.key import NO_TEXT, is_text, put_once, shown
 from orchestrator.recipe.keys import GROUPS, KEYS, OPEN_GROUPS
 from orchestrator.recipe.sources import read_text
 
@@ -39,9 +39,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
     for word in words:
         name, value = key_and_value(word)
         check_key(name, value)
-        if name in seen:
-            raise InputError(name, shown(value), f"is given twice, first as {name}={shown(seen[name])}")
-        seen[name] = value
+        put_once(seen, name, value)
         _check_text(name, value)
         if any(parent in KEYS for parent in parents(name)):  # launch.wait beside launch: no tree has both
             tree[name] = value

@@ -127,7 +127,7 @@ class _Asked:
             if legal:
                 known.append((seconds, peak, other))
             else:
-                newer = (item for item in engine.capabilities.later_releases if self.legal(other, _with_release(self.workload, item)))
+                newer = (item for item in engine.capabilities.later_releases if self.legal(other, self.with_megatron(item)))
                 later += [(seconds, release, other) for release in newer][:1]
         return known, later, hoped
 
@@ -151,9 +151,13 @@ class _Asked:
             best = fastest_with((choice, value), least, known, *given) or best
         return best
 
+    def with_megatron(self, version: str) -> Workload:
+        """The question's workload with this version of Megatron-core."""
+        return replace(self.workload, cluster=self.workload.cluster.with_megatron(version))
+
     def legal(self, plan: Plan, workload: Workload) -> bool:
         """Whether the plan breaks none of its engine's rules."""
-        fixed = {run.layer.kind for run in workload.model.runs if not run.layer.recomputable}
+        fixed = workload.model.fixed_kinds
         modes = list(dict.fromkeys(span.recompute for _, span in plan.spans() if span.kind not in fixed)) or ["none"]
         return len(legal_modes(self.rules[plan.engine], plan.candidate, workload, modes)) == len(modes)
 
@@ -179,11 +183,6 @@ def _has(engine: PlannedEngine, choice: Choice, value: Any) -> bool:
     if choice.searched:
         return value in capabilities.pinned_values.get(choice.name, ())
     return choice.name in capabilities.pinned_options
-
-
-def _with_release(workload: Workload, release: str) -> Workload:
-    cluster = workload.cluster
-    return replace(workload, cluster=replace(cluster, software=replace(cluster.software, megatron_core=release)))
 
 
 def seconds_of(plan: Plan) -> float:

@@ -165,7 +165,7 @@ def first_layers(model: ModelSpec, runs: Sequence[tuple[str, int]], first_n: int
     between blocks is never recomputed."""
     if len(runs) == 1:
         return [min(first_n, runs[0][1])]
-    encoder, fixed = {edge.source for edge in model.edges}, {run.layer.kind for run in model.runs if not run.layer.recomputable}
+    encoder, fixed = {edge.source for edge in model.edges}, model.fixed_kinds
     left, found = {True: first_n, False: first_n}, []
     for kind, count in runs:
         inside = 0 if kind in fixed else min(left[kind in encoder], count)
