@@ -183,7 +183,8 @@ and GB200, one chip at 700, 1,000 and 1,200 W, are 1,750, 2,250 and 2,500 TFLOP/
 
 def nearest(gpu: Gpu, names: Iterable[str]) -> Gpu | None:
     """The GPU of these names that tells most of another, which is none of them: a module of the same generation (GPUs with NVLink to all
-    others of a node) and of nearly its peak; the same chip before another. None: there is none.
+    others of a node) and of nearly its peak; the same chip before another, then of nearly its power and its memory's bandwidth. None: there
+    is none.
 
     >>> measured = ("A100-SXM-80GB", "H100-SXM-80GB", "B200", "GB200")
     >>> [found and found.name for found in (nearest(GPUS[name], measured) for name in ("H200", "GB300", "B300", "H20", "L40S"))]
@@ -191,7 +192,13 @@ def nearest(gpu: Gpu, names: Iterable[str]) -> Gpu | None:
     """
     modules = (GPUS[name] for name in names if name != gpu.name and GPUS[name].nvlink and gpu.nvlink)
     found = [other for other in modules if other.generation == gpu.generation and 1 / NEAR < _faster(other, gpu) < NEAR]
-    return min(found, key=lambda other: (other.compute_capability != gpu.compute_capability, abs(log(_faster(other, gpu)))), default=None)
+
+    def apart(other: Gpu) -> tuple[object, ...]:
+        power = POWER_W[other.name] / POWER_W[gpu.name] if {gpu.name, other.name} <= POWER_W.keys() else 1.0
+        ratios = _faster(other, gpu), power, other.memory_bandwidth / gpu.memory_bandwidth
+        return (other.compute_capability != gpu.compute_capability, *(abs(log(ratio)) for ratio in ratios), other.name)
+
+    return min(found, key=apart, default=None)
 
 
 def _faster(one: Gpu, other: Gpu) -> float:

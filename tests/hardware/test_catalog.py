@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
 
-from orchestrator.hardware.catalog import DRIVER_NAMES, GPUS, POWER_W, by_driver_name
+from orchestrator.hardware.catalog import DRIVER_NAMES, GPUS, POWER_W, by_driver_name, nearest
 from orchestrator.hardware.spec import Gpu
 from orchestrator.recipe.clusters import load_cluster, stored
 from orchestrator.units import GB, GIB, MIB, TB, TFLOPS
@@ -261,3 +261,11 @@ def test_figures_that_are_stated_of_eight_are_eight_times_a_gpus() -> None:
     racks = {"GB200": (720 * 1e15 / 2, 72), "GB300": (720 * 1e15 / 2, 72)}
     for name, (flops, gpus) in racks.items():
         assert gpus * GPUS[name].peak_flops["fp8"] == pytest.approx(flops), name
+
+
+def test_of_one_chip_at_several_powers_the_nearest_has_the_same_whatever_their_order() -> None:
+    """torchtitan's H100 of 500 W, and Grace's of 1,000 W with its CPU, have the peak of an H200's 700 W too."""
+    for names in permutations(("H100-SXM-96GB", "GH200-96GB", "H100-SXM-80GB", "B200")):
+        assert nearest(GPUS["H200"], names) is GPUS["H100-SXM-80GB"]
+    for names in permutations(("A100-SXM-40GB", "A100-SXM-80GB")):
+        assert nearest(GPUS["A800-SXM-80GB"], names) is GPUS["A100-SXM-80GB"]

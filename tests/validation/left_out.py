@@ -14,6 +14,7 @@ from orchestrator.cost.calibration import ANY_ENGINE, Calibration, CalibrationFi
 from orchestrator.cost.uncertainty import Cell, Errors, Situation, chance_of_not_fitting, interval, situation
 from orchestrator.hardware.catalog import GPUS, nearest
 from tests.validation.groups import GROUPS
+from tests.validation.metrics import WITHIN, Priced, sweeps
 from tests.validation.pricing import named
 from tests.validation.runs import Run, counts, doubted, small_experts
 
@@ -167,25 +168,50 @@ def _held(ones: Sequence[tuple[bool, float]]) -> Held:
     return Held(len(ones), sum(held for held, _ in ones) / len(ones), median(width for _, width in ones))
 
 
+def chances(found: Sequence[LeftOut]) -> Iterator[tuple[LeftOut, float]]:
+    """Every run with its chance of not fitting, by peaks of other tables alone; 1.0 where they have none."""
+    for table in sorted({one.run.table for one in found}):
+        cells = cells_of([one for one in found if one.run.table != table])
+        for one in (one for one in found if one.run.table == table):
+            limits = one.needed_bytes, one.run.cluster.gpu.memory
+            yield one, chance_of_not_fitting(*limits, one.situation, cells) if any(cell.bytes for cell in cells) else 1.0
+
+
 def ran_out(found: Sequence[LeftOut], risk: float = RISK) -> tuple[int, int]:
     """How many runs ran out of memory, and how many there are, of those that would have been said to fit at this risk by peaks of other
     tables alone."""
-    out = accepted = 0
-    for table in sorted({one.run.table for one in found}):
-        cells = cells_of([one for one in found if one.run.table != table])
-        for one in found:
-            if one.run.table != table or one.run.fits is None or one.run.illegal:
-                continue
-            if chance_of_not_fitting(one.needed_bytes, one.run.cluster.gpu.memory, one.situation, cells) <= risk:
-                accepted += 1
-                out += one.run.fits is False
-    return out, accepted
+    said = [one.run.fits for one, chance in chances(found) if one.run.fits is not None and not one.run.illegal and chance <= risk]
+    return said.count(False), len(said)
+
+
+def regrets(found: Sequence[LeftOut]) -> tuple[float, float, int]:
+    """By how much the run ranked first is behind the fastest of its sweep, and the best of the first three, in the mean of sweeps; how
+    many there are. 0.0 without any."""
+    timed = [(one.run, one.run.time_s / one.seconds, one) for one in found if one.seconds and one.run.time_s is not None]
+    needs = [(run, seconds, one.needed_bytes, float(run.cluster.gpu.memory)) for run, seconds, one in timed]
+    ranked = sweeps([Priced(run=run, time_s=s, memory_bytes=need, needed_bytes=need, limit_bytes=most) for run, s, need, most in needs])
+    top = [sum(sweep.regrets[f"top{n}_regret"] for sweep in ranked) / max(len(ranked), 1) for n in (1, 3)]
+    return top[0], top[1], len(ranked)
+
+
+def off(found: Sequence[LeftOut]) -> str:
+    """How far off the predicted seconds of these runs are, in words."""
+    errors = [abs(1 / one.seconds - 1) for one in found if one.seconds]
+    return f"{median(errors):.2%} off in the median, {sum(error <= WITHIN for error in errors) / len(errors):.0%} within {WITHIN:.0%}"
 
 
 def judged(found: Sequence[LeftOut]) -> Iterator[str]:
-    """How well the intervals and the chances of fitting hold, in a line for each table."""
+    """How near the predictions are, and how well the intervals and the chances of fitting hold, in a line for each table; how far behind
+    the fastest of its sweep is what is ranked first, of those that are said to fit and of all that count."""
     held = coverage(found)
     for table, (runs, share, width) in held.items():
-        yield f"{table or 'all'}: {runs} runs, {share:.0%} inside; high / low {exp(width):.2f} in the median"
+        mine = [one for one in found if table in ("", one.run.table)]
+        yield f"{table or 'all'}: {runs} runs, {off(mine)}, {share:.1%} inside; high / low {exp(width):.2f} in the median"
+    if stock := [one for one in found if one.situation.stock and one.seconds]:
+        yield f"stock: {len(stock)} runs, {off(stock)}"
     out, accepted = ran_out(found)
     yield f"said to fit with a chance of {RISK:.0%} or less: {accepted} runs, of which {out} ran out ({out / max(accepted, 1):.1%})"
+    fitting = [one for one, chance in chances(found) if chance <= RISK]
+    for of, ones in (("those", fitting), ("all", found)):
+        first, three, many = regrets([one for one in ones if counts(one.run)])
+        yield f"ranked among {of}: the first {first:.2%} behind the fastest, the best of three {three:.2%}, in the mean of {many} sweeps"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.calibrate.pricing import Pricer, zero_shot
 from orchestrator.cost.price import CostModel
 from orchestrator.model.ops import Dispatch
 from tests.validation.engines.engine import EAGER, HOPPERS_FLASH_2
+from tests.validation.engines.fsdp import TRITON_ATTENTION
 from tests.validation.runs import Run
 from tests.validation.test_validate import only
 
@@ -80,6 +82,19 @@ def test_attention_is_flash_attention_2_on_hopper_for_nanotron_and_torchtitan() 
     assert shares[:2] == [pytest.approx(tuple(HOPPERS_FLASH_2.values()))] * 2
     assert shares[2:] == [(each.attention_efficiency, each.attention_backward_efficiency) for each in map(zero_shot, runs[2:])]
     assert all(forward > 0.5 for forward, _ in shares[2:])
+
+
+def test_attention_of_mpt_is_tritons_half_as_fast_in_backward_as_flash_attention_2() -> None:
+    """On Hopper too, where both were written for Ampere."""
+    composer = {**DENSE, "engine": "fsdp(composer)"}
+    hopper, ampere, flash_2 = only(composer, {**composer, "gpu": "A100-SXM-80GB"}, DENSE)
+    found = [run.constants(zero_shot(run)) for run in (hopper, ampere, flash_2)]
+    assert found[0].attention_efficiency == pytest.approx(found[2].attention_efficiency)
+    assert found[0].attention_backward_efficiency == pytest.approx(found[2].attention_backward_efficiency / 2)
+    assert found[1] == zero_shot(ampere)
+    assert found[1].attention_backward_efficiency == TRITON_ATTENTION["attention_backward_efficiency"]
+    fitted = replace(zero_shot(hopper), attention_efficiency=0.5)
+    assert hopper.constants(fitted).attention_efficiency < found[0].attention_efficiency, "a fit moves it"
 
 
 def test_internevos_norms_and_residuals_are_kernels_of_their_own() -> None:

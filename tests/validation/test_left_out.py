@@ -16,7 +16,7 @@ from orchestrator.units import GIB
 from tests.validation.engines import ENGINES
 from tests.validation.fitting import calibrate
 from tests.validation.groups import GROUPS
-from tests.validation.left_out import cells_of, constants_of, coverage, errors_of, judged, left_out, products_without, ran_out
+from tests.validation.left_out import cells_of, constants_of, coverage, errors_of, judged, left_out, products_without, ran_out, regrets
 from tests.validation.runs import Run
 from tests.validation.test_validate import only
 
@@ -115,4 +115,19 @@ def test_runs_that_are_said_to_fit_and_run_out_are_counted() -> None:
     assert (out, accepted) == (0, 204)
     broken = [replace(run, fits=False) if run.table == "b" else run for run in runs]
     assert ran_out(left_out(broken, nothing), risk=0.9) == (4, 204)
-    assert list(judged(left_out(broken, nothing)))[-1].startswith("said to fit")
+    assert list(judged(left_out(broken, nothing)))[-3].startswith("said to fit")
+
+
+def test_what_is_ranked_first_is_held_beside_the_fastest_of_its_sweep() -> None:
+    """Of three micro-batches, measured in the order that is opposite to the predicted one."""
+    runs = only(*({"micro_batch_size": size} for size in ("1", "2", "4")))
+    plain = left_out([replace(run, time_s=1.0) for run in runs], nothing)
+    predicted = sorted(plain, key=lambda one: -(one.seconds or 0.0))  # measured over predicted: the fastest first
+    found = left_out([replace(one.run, time_s=seconds) for one, seconds in zip(predicted, (4.0, 2.0, 1.0), strict=True)], nothing)
+    assert regrets(found) == (0.75, 0.0, 1)
+    assert regrets(found[:2]) == (0.5, 0.0, 1)
+    assert regrets([]) == (0.0, 0.0, 0)
+    lines = list(judged(found))
+    assert lines[-1] == "ranked among all: the first 75.00% behind the fastest, the best of three 0.00%, in the mean of 1 sweeps"
+    errors = sorted(abs(1 / (one.seconds or 1.0) - 1) for one in found)
+    assert f"all: 3 runs, {errors[1]:.2%} off in the median" in lines[1]

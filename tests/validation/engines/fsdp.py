@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Final
 
@@ -24,8 +24,13 @@ from tests.validation.engines.engine import EAGER, FP32_STATES, HOPPERS_FLASH_2,
 STATES: Final = StateBytes(weight=4, gradient=4, master=0, moments=8)
 """PyTorch FSDP under mixed precision: the shard is fp32 (it is the master copy), gathered in 16 bits (docs: MixedPrecision)."""
 TRITON_ATTENTION: Final = {"attention_backward_efficiency": 0.26}
-"""MPT's attention with ALiBi is a Triton kernel. The figure is what the fit to MosaicML's own A100 runs gives (.256), not a
-datasheet's: their error "from datasheets" is 10.0% without it and 5.8% with it, that of all A100-SXM-80GB runs 6.7% and 5.2%."""
+"""MPT's attention is HazyResearch's Triton kernel (submit_benchmarks.py of llm-foundry at b2a43a1 and 5e85bd6, attn_impl), whose authors
+say that its backward is slower than CUDA's (flash_attn_triton.py). The figure is what the fit to MosaicML's own A100 runs gives (.256),
+half of FlashAttention-2's there, not a datasheet's: their error "from datasheets" is 10.0% without it and 5.8% with it, that of all
+A100-SXM-80GB runs 6.7% and 5.2%."""
+HOPPERS_TRITON: Final = {"attention_efficiency": 0.35, "attention_backward_efficiency": 0.15}
+"""The same on Hopper, by Triton's backend of 2022 (setup.py, triton_pre_mlir_sm90), which has none of its instructions: forward as
+FlashAttention-2, and backward half of its share (`HOPPERS_FLASH_2`), as on A100."""
 TORCHAO: Final = {"fp8_saved_bytes": 2.0}
 """torchao's Float8Linear keeps the input as it came (float8_linear.py)."""
 
@@ -94,23 +99,28 @@ def _by_compiler(row: Mapping[str, str]) -> type[CostModel]:
     return Compiled if "compile" in f"{row.get('engine', '')} {row.get('precision', '')}" else StopsEarly
 
 
-def _scaled_dot_product(candidate: Candidate, cluster: Cluster, constants: Calibration) -> Calibration:
-    """The constants with attention by torch's scaled_dot_product_attention, which was FlashAttention-2 (first in its order of backends;
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of December 2024) on Hopper too."""
-    if cluster.gpu.compute_capability != "9.0":
-        return constants
-    plain = datasheet(cluster, TORCHTITAN.traits)
-    return replace(constants, **{name: getattr(constants, name) * share / getattr(plain, name) for name, share in HOPPERS_FLASH_2.items()})
+def _on_hopper(traits: Traits, shares: Mapping[str, float]) -> Callable[[Candidate, Cluster, Calibration], Calibration]:
+    """Returns an engine's constants where its attention is by kernels written for Ampere, which reach these shares on Hopper."""
+
+    def constants_in(candidate: Candidate, cluster: Cluster, constants: Calibration) -> Calibration:
+        if cluster.gpu.compute_capability != "9.0":
+            return constants
+        plain = datasheet(cluster, traits)
+        return replace(constants, **{name: getattr(constants, name) * share / getattr(plain, name) for name, share in shares.items()})
+
+    return constants_in
 
 
-COMPOSER: Final = MeasuredEngine(
-    traits=_traits("fsdp_composer", constants=EAGER | TRITON_ATTENTION, logits_bytes=FUSED_LOGITS), printed=("fsdp(composer)",)
-)
+_COMPOSERS: Final = _traits("fsdp_composer", constants=EAGER | TRITON_ATTENTION, logits_bytes=FUSED_LOGITS)
+COMPOSER: Final = MeasuredEngine(traits=_COMPOSERS, printed=("fsdp(composer)",), constants_in=_on_hopper(_COMPOSERS, HOPPERS_TRITON))
+_TORCHTITANS: Final = _traits("fsdp_torchtitan", constants=EAGER | TORCHAO, logits_bytes=TORCH_LOGITS)
 TORCHTITAN: Final = MeasuredEngine(
-    traits=_traits("fsdp_torchtitan", constants=EAGER | TORCHAO, logits_bytes=TORCH_LOGITS),
+    traits=_TORCHTITANS,
     printed=("torchtitan",),
     sequence_parallel=True,
-    constants_in=_scaled_dot_product,
+    # torch's scaled_dot_product_attention was FlashAttention-2 (first in its order of backends; aten/src/ATen/native/transformers/cuda/
+    # sdp_utils.cpp of December 2024) on Hopper too
+    constants_in=_on_hopper(_TORCHTITANS, HOPPERS_FLASH_2),
     cost_in=_by_compiler,
 )
 IN_16_BITS: Final = StateBytes(weight=2, gradient=4, master=0, moments=4)
