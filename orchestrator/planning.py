@@ -22,7 +22,7 @@ from orchestrator.engine_prices import EnginePrices, kept_limit
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.engine import Entry, OwnLoop
 from orchestrator.engines.entry import engine_of_entry, entry_job, own_loop
-from orchestrator.errors import InputError, NoPlanError
+from orchestrator.errors import InputError, NoPlanError, OrchestratorError
 from orchestrator.job import Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe_for
@@ -316,12 +316,31 @@ class Planner:
                 explained=space.explain(settings.explain),
                 narrower=space.explain(Pins(tp=inside)) if inside is not None else (),
                 alone=data_parallelism_alone(space.workload, space.planned) if divided(plan) else (),
-                unasked=unasked(
-                    sorted((plan, *found.alternatives), key=seconds_of), found.bounds, space.workload, space.planned, space.settings
+                unasked=(
+                    *self._only_planned(plan),
+                    *unasked(
+                        sorted((plan, *found.alternatives), key=seconds_of), found.bounds, space.workload, space.planned, space.settings
+                    ),
                 ),
                 uneven=space.prices[index].unevenness(plan),
                 elsewhere=self.elsewhere(plan),
             )
+
+    def _only_planned(self, plan: Plan) -> Iterator[Unasked]:
+        """The fastest plans of engines that were not searched, as others train this model and these plan it for other programs alone, where
+        they are faster than `plan`."""
+        settings = self.settings
+        for engine in self._exchanging(self.requested_engines):
+            has = engine.capabilities(settings.cluster.software)
+            if engine in self.engines or not plan_only(has, settings.architecture):
+                continue
+            try:
+                other = Planner(msgspec.structs.replace(settings, engine=engine.name, take=None)).fastest().plan
+            except OrchestratorError:
+                continue
+            if other.prediction.step_time_s < plan.prediction.step_time_s:
+                why = next(has.planned_parts[part] for part in settings.architecture.features() if part in has.planned_parts)
+                yield Unasked(key=f"engine={engine.name}", asks=f"for programs of your own or of write= alone: {why}", plan=other)
 
     def saved(self) -> Found:
         """The plan of plan=PATH, checked and priced again. Raises InputError where it is not legal or does not fit."""

@@ -56,6 +56,8 @@ class Release(Value, frozen=True, kw_only=True):
     """Whether modules' activations may go to host memory inside of graphs."""
     delta_net_divides_sequences: bool = False
     """Whether its gated delta net takes shards of sequences."""
+    lays_out_hybrids: bool = False
+    """Whether the pattern of a model whose layers have one part says which of them a stage has, by `|`."""
     lacks: Mapping[str, str] = {}
     """Parts of models that our worker trains under the others (megatron_parts.OWN_LOOP), and what is lacking here."""
 
@@ -87,6 +89,7 @@ RELEASES: Final = (
         full_iteration_is_an_impl=True,  # transformer/transformer_config.py:1032
         offloads_beside_graphs=True,  # transformer/transformer_config.py:2596
         delta_net_divides_sequences=True,  # ssm/gated_delta_net/gdn.py:135
+        lays_out_hybrids=True,  # models/hybrid/hybrid_layer_allocation.py:24
         modules=("triton",),  # transformer/moe/ops/paged_stash.py, also without a GPU
         lacks={
             # transformer/mla_qk_norm_config.py:148

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import yaml
@@ -19,7 +20,7 @@ from orchestrator.engines.deepspeed.trainer_files import around, check_decoder
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.megatron_args import one_connection, several_connections, shape, why_not
 from orchestrator.engines.passthrough import flags_of
-from orchestrator.engines.transformer_config import ARCHITECTURE, ENDS, PLAN, common_recompute, settings
+from orchestrator.engines.transformer_config import ARCHITECTURE, ENDS, PLAN, common_recompute, layer_counts, layout, settings
 from orchestrator.errors import InputError
 from orchestrator.job import File
 from orchestrator.plan import Plan
@@ -48,12 +49,22 @@ OF_MODEL: Final = {"make_vocab_size_divisible_by", *names(ARCHITECTURE, words.DR
 OF_RESULT: Final = (names(words.SCHEDULE, words.BETAS, words.EPSILON, words.PRECISION_AWARE) | {
     "optimizer", "sgd_momentum", "grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "fp8", "fp8_recipe"}) - {"seed"}  # fmt: skip
 """What decides what is trained: nothing is written where one of these can't be said."""
-OURS: Final = {term.theirs: term.ours for term in PLAN if term.ours} | {"transformer_impl": "cluster.software"}
+OURS: Final = {term.theirs: term.ours for term in PLAN if term.ours} | {
+    "transformer_impl": "cluster.software",
+    "hybrid_layer_pattern": "stages",
+}
 DEFAULTS: Final = {
     term.theirs: term.default
     for table in (words.SCHEDULE, words.BETAS, words.EPSILON, words.OPTIONS, words.EXPERT_PARALLEL, words.PRECISION_AWARE)
     for term in table
 } | {"transformer_impl": "transformer_engine"}
+LETTERS: Final[Mapping[tuple[Any, Any], str]] = {
+    ("mamba2", "none"): "M",
+    ("attention", "none"): "*",
+    ("none", "mlp"): "-",
+    ("none", "experts"): "E",
+}
+"""Megatron's letters of layers, by their two parts (Symbols of core/models/hybrid/hybrid_layer_allocation.py)."""
 SWITCHES: Final = ("activation_checkpointing", "fp8_enabled")
 """NeMo-RL's, of what other programs say in one setting."""
 PINS: Final = {choice.name: (choice.pin, choice.default) for choice in CHOICES} | {"stages.recompute": ("recompute", "full")}
@@ -125,6 +136,8 @@ def written(plan: Plan, name: str) -> Written:
             if (theirs := tool.off.get(field) if value is None else term.to(value)) is not NOTHING:
                 said[term.theirs] = said.get(term.theirs, {}) | theirs if isinstance(theirs, dict) else theirs
                 there = True
+        if field == "hybrid_layer_pattern" and layout(plan) is None:
+            continue
         if there or value in (None, False, "uniform") or value == tool.made.get(field, DEFAULTS.get(field, NOTHING)):
             continue
         if field in OF_RESULT:
@@ -173,8 +186,19 @@ def _settings(plan: Plan) -> dict[str, Any]:
     found["num_virtual_stages_per_pipeline_rank"] = plan.vpp if plan.vpp > 1 else None  # which mpu is told beside a layout too
     if all(span.recompute == "full" for stage in plan.stages for span in stage.layers if span.kind not in ENDS):
         found |= {"recompute_method": "uniform", "recompute_num_layers": 1}  # every layer by itself, as "block" with all of them
+    if "single_part_layers" in plan.model.features():
+        # models/hybrid/hybrid_layer_allocation.py of 0.19: a layout is refused beside a pattern (training/arguments.py:799), or not read.
+        found |= {"hybrid_layer_pattern": hybrid_pattern(plan), "pipeline_model_parallel_layout": None}
     found |= {"activation_checkpointing": found["recompute_granularity"] is not None, "fp8_enabled": found["fp8"] is not None}
     return found
+
+
+def hybrid_pattern(plan: Plan) -> str:
+    """The layers of a model whose layers have one part, a letter each, with `|` between the plan's stages."""
+    letters = iter(
+        LETTERS[layer.mixer.__struct_config__.tag, layer.feed_forward.__struct_config__.tag] for layer in plan.model.each_layer()
+    )
+    return "|".join("".join(islice(letters, count)) for row in layer_counts(plan) for count in row)
 
 
 def files(plan: Plan, found: Written, more: Sequence[str] = ()) -> list[File]:

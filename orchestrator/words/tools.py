@@ -185,7 +185,7 @@ BRIDGE: Final = Tool(
     table=[
         *named("vocab_size tokenizer_type", "tokenizer."),
         *named("seq_length", "dataset."),
-        *named(f"seq_length {SIZES} {STAGES} {LAYERS}", "model."),  # ConfigContainer.validate wants both lengths alike
+        *named(f"seq_length {SIZES} {STAGES} {LAYERS} hybrid_layer_pattern", "model."),  # ConfigContainer.validate wants both lengths alike
         *named(OVERLAPS, "comm_overlap."),
         *named("overlap_grad_reduce overlap_param_gather", "comm_overlap."),
         *named("micro_batch_size global_batch_size train_iters", "train."),

@@ -157,6 +157,22 @@ def state_space_sequence(candidate: Candidate, workload: Workload) -> str | None
     return f"cp={cp} with Mamba-2 layers: Megatron-core exchanges sequence shards for their heads, which is not priced here"
 
 
+@rule(
+    "hybrid_stages",
+    "core/ssm/mamba_block.py:172-215 (0.16.1); Megatron-Bridge 0.6.2, models/hybrid/hybrid_provider.py provide",
+    "software pp vpp",
+)
+def hybrid_stages(candidate: Candidate, workload: Workload) -> str | None:
+    pp, version = candidate.mesh.pp, workload.cluster.software.megatron_core
+    if pp == 1 or "single_part_layers" not in workload.model.architecture.features():
+        return None
+    if candidate.vpp > 1:
+        return f"vpp={candidate.vpp} with layers of one part: Megatron-Bridge's hybrid models have no interleaving"
+    if not release_of(version).lays_out_hybrids:
+        return f"pp={pp} with layers of one part: megatron-core {version} takes no layout of their stages, 0.19 does"
+    return None
+
+
 @rule("delta_kinds", "core/models/gpt/experimental_attention_variant_module_specs.py:139, attention.py:1265", "model")
 def delta_kinds(_: Candidate, workload: Workload) -> str | None:
     mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
@@ -226,7 +242,7 @@ def tower(candidate: Candidate, workload: Workload) -> str | None:
 
 MODEL_RULES: Final = (
     positions, head_width, head_groups, no_query_groups, position_kind, mixer_kinds, latent_positions, latent_sequence, window_kinds,
-    state_space_groups, state_space_sequence, delta_kinds, delta_heads, delta_norm, delta_sequence, prediction_positions, prediction_tied,
-    relative_attention, tower,
+    state_space_groups, state_space_sequence, hybrid_stages, delta_kinds, delta_heads, delta_norm, delta_sequence, prediction_positions,
+    prediction_tied, relative_attention, tower,
 )  # fmt: skip
 """The rules of megatron-core's models."""

@@ -1,0 +1,57 @@
+"""Models whose layers have one part (Nemotron-H) under Megatron: stages by the letters of the pattern, and what releases refuse."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+from published_counts import PUBLISHED
+
+from orchestrator import api
+from orchestrator.errors import NoPlanError
+from orchestrator.report.text import unasked_text
+
+NANO = PUBLISHED["Nemotron-3-Nano-30B-A3B"][0]
+WORK: dict[str, Any] = {"gpus": 64, "cluster": "dgx_h100", "train": {"seq_length": 8192, "global_batch_size": 512}}
+NEW, OLD = {"cluster.software.megatron_core": "0.19.2"}, {"cluster.software.megatron_core": "0.16.1"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    at = tmp_path / "nano.json"
+    at.write_text(json.dumps(NANO))
+    return {"model.hf_config": str(at), **WORK}
+
+
+def test_bridge_is_told_the_stages_in_the_pattern_and_no_layout(config: dict[str, Any]) -> None:
+    plan = api.plan(**config, **NEW, engine="megatron", pin={"pp": 2, "recompute": "full"})
+    sizes = [sum(span.count for span in stage.layers if span.kind not in ("embedding", "head")) for stage in plan.plan.stages]
+    assert len(set(sizes)) == 2, "stages of two lengths"
+    said = plan.written("bridge")["bridge.py"]
+    pattern = next(line for line in said.splitlines() if "hybrid_layer_pattern" in line).split("'")[1]
+    assert pattern.replace("|", "") == NANO["hybrid_override_pattern"]
+    assert [len(part) for part in pattern.split("|")] == sizes
+    assert "recipe.model.pipeline_model_parallel_layout = None" in said
+    assert "hybrid_layer_pattern" in plan.written("verl")["verl.yaml"].partition("Can't be said there: ")[2].splitlines()[0]
+
+
+def test_stages_of_hybrids_need_a_release_that_lays_them_out_and_have_no_chunks(config: dict[str, Any]) -> None:
+    with pytest.raises(NoPlanError, match=r"pp=2 with layers of one part: megatron-core 0\.16\.1 takes no layout of their stages"):
+        api.plan(**config, **OLD, engine="megatron", pin={"pp": 2, "vpp": 1})
+    assert api.plan(**config, **OLD, engine="megatron").plan.pp == 1
+    with pytest.raises(NoPlanError, match="vpp=2 with layers of one part: Megatron-Bridge's hybrid models have no interleaving"):
+        api.plan(**config, **NEW, engine="megatron", pin={"pp": 2, "vpp": 2})
+
+
+def test_an_engine_that_only_plans_a_model_is_said_where_it_is_faster(config: dict[str, Any]) -> None:
+    plan = api.plan(**config, **NEW)
+    assert plan.plan.engine == "deepspeed"
+    first = plan.found.unasked[0]
+    assert first.key == "engine=megatron"
+    assert first.plan.prediction.step_time_s == api.plan(**config, **NEW, engine="megatron").step_time_s < plan.step_time_s / 2
+    assert "Not asked for: engine=megatron: -" in unasked_text(plan.plan, first.key, first.asks, first.plan)
