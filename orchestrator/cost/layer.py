@@ -445,6 +445,7 @@ def dispatches_again(recompute: Recompute) -> bool:
 
 def folded(strategy: Strategy) -> Strategy:
     """The strategy as the experts' states, traffic and update see it: copied over the expert data-parallel group, which is what
-    tp x cp x dp leaves beside ep x etp (mcore parallel_state.py, expert_data_parallel)."""
-    mesh = strategy.mesh
-    return replace(strategy, mesh=Mesh(tp=mesh.ep * mesh.etp, dp=max(1, mesh.expert_dp), pp=mesh.pp), zero_shard_size=None)
+    tp x cp x dp leaves beside ep x etp (mcore parallel_state.py, expert_data_parallel). hpZ's second copy of the weights has the experts'
+    too (deepspeed/runtime/zero/partition_parameters.py:1118), which nothing divides then."""
+    mesh, second = strategy.mesh, None if dp.divides_states(strategy) else strategy.zero_shard_size
+    return replace(strategy, mesh=Mesh(tp=mesh.ep * mesh.etp, dp=max(1, mesh.expert_dp), pp=mesh.pp), zero_shard_size=second)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from orchestrator import api
 from orchestrator.cost import states as state
 from orchestrator.cost.calibration import Calibration, datasheet
 from orchestrator.cost.compute import quantised_bytes
@@ -364,3 +365,10 @@ def test_nvfp4_is_written_in_both_directions_with_a_scale_for_sixteen() -> None:
     assert quantised_bytes(op, strategy, "fp8", GPUS["B200"], gathered=False) == 2 + 2 * 1
     assert quantised_bytes(replace(op, frozen=True), strategy, "fp8", GPUS["B200"], gathered=False) == 2 + 1
     assert quantised_bytes(op, strategy, "bf16", GPUS["B200"], gathered=False) == 0
+
+
+def test_hpz_keeps_a_second_copy_of_the_experts_weights_too() -> None:
+    pins = {"ep": 1, "zero_stage": 3, "zero_shard_size": 8, "micro_batch_size": 1, "recompute": "full"}
+    plan = api.plan(recipe="mixtral_8x7b", gpus=64, cluster="dgx_h100", engine="deepspeed", pin=pins).plan
+    held = plan.prediction.by_stage[0].memory_by_cause["weights"]
+    assert held == pytest.approx((2 / 64 + 2 / 8) * describe(plan.model, 4096).parameters, rel=0.01)
