@@ -8,6 +8,7 @@ import yaml
 from msgspec.structs import replace
 
 from orchestrator.engines import tools
+from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.job import File
@@ -62,7 +63,7 @@ def critic(job: RlJob, step: Step, cluster: Cluster, name: str) -> tuple[dict[st
         if path.startswith(policys) and path not in language.dropped and not path.endswith(language.learning)
     }
     away = replace(rollout(job, step, plan, cluster), offloads=job.keys.offload is not False)
-    return found | say(language.critic_table, away), written.unsaid
+    return _moved(found, language.critic_moved) | say(language.critic_table, away), written.unsaid
 
 
 def _moved(settings: dict[str, Any], moved: tuple[tuple[str, str], ...]) -> dict[str, Any]:
@@ -132,7 +133,9 @@ def rollout(job: RlJob, step: Step, plan: Plan, cluster: Cluster) -> Rollout:
         update_prompts=job.prompts / keys.updates,
         update_samples=job.sequences // keys.updates,
         epochs=keys.epochs,
-        micro_batch_tokens=plan.micro_batch_size * plan.training.seq_length // plan.cp,
+        micro_batch_tokens=plan.micro_batch_size * plan.training.seq_length,
+        rank_tokens=plan.micro_batch_size * plan.training.seq_length // plan.cp,
+        fsdp=plan.engine == DEEPSPEED,
         reference=keys.reference,
         tp=made.layout.tp,
         dp=made.layout.dp,

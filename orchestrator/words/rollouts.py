@@ -24,7 +24,11 @@ class Rollout(Value, frozen=True, kw_only=True):
     update_samples: int
     epochs: int
     micro_batch_tokens: int
-    """Tokens of a micro-batch on one rank."""
+    """Tokens of a micro-batch."""
+    rank_tokens: int
+    """Tokens of a micro-batch on one rank: its share of each sequence under context parallelism."""
+    fsdp: bool
+    """Whether the model is trained by the program's FSDP, not by Megatron."""
     reference: bool
     tp: int
     dp: int
@@ -60,6 +64,8 @@ class Language(NamedTuple):
     """Path of the number of steps, which is said where the user says it."""
     critic: tuple[str, str] = ("", "")
     """Sections of the policy's settings and of the critic's, which has the same ones."""
+    critic_moved: tuple[tuple[str, str], ...] = ()
+    """Sections of the critic's that are called otherwise than the policy's, (there, here)."""
     critic_table: Table = ()
     """What is said of the critic's rollout beside its training, with rl.algorithm=ppo."""
     learning: tuple[str, ...] = ()
@@ -73,6 +79,17 @@ def fixed(path: str, value: Any) -> Term:
     return Term(path, "samples", of=lambda rollout: value)
 
 
+def _sleeping(megatron: str, fsdp: str) -> Table:
+    """Where verl is told that states go to host memory while others use the GPU, with each of its engines."""
+    return [
+        *(
+            Term(f"{megatron}.{states}_offload", "offloads", when=lambda rollout: not rollout.fsdp)
+            for states in ("param", "grad", "optimizer")
+        ),
+        *(Term(f"{fsdp}.{states}_offload", "offloads", when=lambda rollout: rollout.fsdp) for states in ("param", "optimizer")),
+    ]
+
+
 ACTOR: Final = "actor_rollout_ref.actor"
 VERL: Final = Language(
     table=[
@@ -82,9 +99,9 @@ VERL: Final = Language(
         *named("n=samples tensor_model_parallel_size=tp data_parallel_size=dp expert_parallel_size=expert_parallel "
                "gpu_memory_utilization=memory max_num_seqs=concurrency", "actor_rollout_ref.rollout."),
         Term(f"{ACTOR}.ppo_mini_batch_size", "update_prompts", to=int),
-        *named("ppo_max_token_len_per_gpu=micro_batch_tokens ppo_epochs=epochs use_kl_loss=reference", f"{ACTOR}."),
+        *named("ppo_max_token_len_per_gpu=rank_tokens ppo_epochs=epochs use_kl_loss=reference", f"{ACTOR}."),
         fixed(f"{ACTOR}.use_dynamic_bsz", True),
-        *named("param_offload=offloads grad_offload=offloads optimizer_offload=offloads", f"{ACTOR}.megatron."),
+        *_sleeping(f"{ACTOR}.megatron", f"{ACTOR}.fsdp_config"),
         *named("nnodes=nodes n_gpus_per_node=gpus_per_node", "trainer."),
     ],
     start="python -m verl.trainer.main_ppo --config-path RUN --config-name verl_rl, with your model, data and rewards behind it "
@@ -92,10 +109,11 @@ VERL: Final = Language(
     dropped=(f"{ACTOR}.ppo_micro_batch_size_per_gpu",),
     steps="trainer.total_training_steps",
     critic=(f"{ACTOR}.", "critic."),
+    critic_moved=(("critic.fsdp_config.", "critic.fsdp."),),
     critic_table=[
         fixed("critic.use_dynamic_bsz", True),
-        Term("critic.ppo_max_token_len_per_gpu", "micro_batch_tokens"),
-        *named("param_offload=offloads grad_offload=offloads optimizer_offload=offloads", "critic.megatron."),
+        Term("critic.ppo_max_token_len_per_gpu", "rank_tokens"),
+        *_sleeping("critic.megatron", "critic.fsdp"),
     ],
     learning=("optim.lr", "optim.min_lr", "optim.lr_decay_style", "optim.lr_decay_steps", "optim.lr_warmup_steps",
               "optim.weight_decay", "ppo_mini_batch_size"),
@@ -143,7 +161,7 @@ NEMO_RL: Final = Language(
 SLIME: Final = Language(
     table=[
         *named("rollout-batch-size=prompts n-samples-per-prompt=samples rollout-max-response-len=response_length "
-               "global-batch-size=update_samples advantage-estimator=algorithm use-kl-loss=reference max-tokens-per-gpu=micro_batch_tokens "
+               "global-batch-size=update_samples advantage-estimator=algorithm use-kl-loss=reference max-tokens-per-gpu=rank_tokens "
                "rollout-num-gpus-per-engine=engine_gpus sglang-max-running-requests=concurrency sglang-mem-fraction-static=static_memory "
                "colocate=colocated"),
         *(fixed(name, True) for name in ("use-dynamic-batch-size", "balance-data")),

@@ -23,7 +23,11 @@ JOBS = {
     "a reference": {"reference": True, "updates": 4},
     "a critic": {"algorithm": "ppo", "critic": "gpt2_xl", "epochs": 2, "updates": 4},
     "a critic of its size": {"algorithm": "ppo", "reference": True},
+    "FSDP": {},
+    "FSDP, a critic": {"algorithm": "ppo"},
+    "context parallelism": {},
 }
+TOLD = {"FSDP": "deepspeed", "FSDP, a critic": "deepspeed"}
 RL = {"prompts": 32, "samples": 8, "prompt_length": 200, "response_length": "400+200", "max_response_length": 760, "placement": "colocated"}
 VERL = """
 import sys
@@ -36,10 +40,11 @@ OmegaConf.set_struct(whole, False)
 whole.critic.model = {"path": "model"}  # its class reads the model's files
 OmegaConf.resolve(whole)
 made = omega_conf_to_dataclass(whole.actor_rollout_ref.actor), omega_conf_to_dataclass(whole.actor_rollout_ref.rollout)
-print(*(type(one).__name__ for one in made), made[0].megatron.tensor_model_parallel_size, made[1].n)
+of_engine = made[0].megatron.tensor_model_parallel_size if hasattr(made[0], "megatron") else made[0].fsdp_config.param_offload
+print(*(type(one).__name__ for one in made), of_engine, made[1].n)
 if whole.algorithm.adv_estimator == "gae":
     critic = omega_conf_to_dataclass(whole.critic)
-    print(type(critic).__name__, critic.megatron.tensor_model_parallel_size, critic.ppo_max_token_len_per_gpu)
+    print(type(critic).__name__, critic.megatron.tensor_model_parallel_size if hasattr(critic, "megatron") else critic.fsdp.param_offload)
 """
 NEMO_RL = """
 import sys
@@ -52,9 +57,12 @@ register_omegaconf_resolvers()
 whole = OmegaConf.to_container(load_config(sys.argv[1] + "/nemo_rl_rl.yaml"), resolve=True)
 module = __import__(f"nemo_rl.algorithms.{'ppo' if 'ppo' in whole else 'grpo'}", fromlist=["MasterConfig"])
 made = module.MasterConfig(**whole)
-print(type(made).__name__, made.policy["megatron_cfg"]["tensor_model_parallel_size"], made.policy["train_global_batch_size"])
+engine = "megatron_cfg" if made.policy["megatron_cfg"]["enabled"] else "dtensor_cfg"
+print(type(made).__name__, *(value for name, value in made.policy[engine].items() if name.startswith("tensor_")))
+print(made.policy["train_global_batch_size"])
 if "ppo" in whole:
-    print(made.value["megatron_cfg"]["enabled"], made.ppo.num_prompts_per_step, made.ppo.ppo_epochs)
+    print(made.value[engine]["enabled"], made.ppo.num_prompts_per_step, made.ppo.ppo_epochs)
+assert made.policy["sequence_packing"]["train_mb_tokens"] >= made.policy["max_total_sequence_length"], "its packer refuses a longer sample"
 """
 
 
@@ -63,7 +71,11 @@ if "ppo" in whole:
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize(("name", "checkout", "program"), [("verl", "verl-project+verl", VERL), ("nemo_rl", "NVIDIA-NeMo+RL", NEMO_RL)])
 def test_a_programs_own_classes_take_the_file(job: str, name: str, checkout: str, program: str, tmp_path: Path) -> None:
-    found = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl=RL | JOBS[job], write=name, pin={"recompute": "full", "tp": 2})
+    pins = {"recompute": "full", "tp": 2} if job not in TOLD else {"recompute": "full", "tp": 1, "zero_stage": 3}
+    pins |= {"cp": 2} if job == "context parallelism" else {}
+    found = so.plan_rl(
+        recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl=RL | JOBS[job], write=name, pin=pins, engine=TOLD.get(job, "megatron")
+    )
     (file,) = found.written(name).items()
     text = file[1].replace("/opt/nemo-rl", str(Path(FOLDER, checkout)))
     (tmp_path / file[0]).write_text(text)
@@ -75,10 +87,32 @@ def test_a_programs_own_classes_take_the_file(job: str, name: str, checkout: str
         pytest.skip(ran.stderr.splitlines()[-1])
     assert ran.returncode == 0, ran.stderr[-2000:]
     said = ran.stdout.split()
-    if name == "verl":
+    if name == "verl" and job in TOLD:
+        assert said[:4] == ["FSDPActorConfig", "RolloutConfig", str(found.step.offloads), "8"]
+        assert said[4:6] == (["FSDPCriticConfig", "True"] if "critic" in job else [])
+    elif name == "verl":
         assert said[:4] == ["McoreActorConfig", "RolloutConfig", "2", "8"]
         assert said[4:6] == (["McoreCriticConfig", "1" if JOBS[job].get("critic") else "2"] if "critic" in job else [])
     else:
         updates = JOBS[job].get("updates", 1)
-        assert said[:3] == ["MasterConfig", "2", str(256 // updates)]
+        assert said[:3] == ["MasterConfig", "1" if job in TOLD else "2", str(256 // updates)]
         assert said[3:] == (["True", "32", str(JOBS[job].get("epochs", 1))] if "critic" in job else [])
+
+
+def test_tokens_of_a_micro_batch_are_a_ranks_for_verl_and_whole_for_nemo_rl() -> None:
+    pins = {"recompute": "full", "tp": 1, "cp": 2}
+    told: dict[str, str] = {}
+    for name in ("verl", "nemo_rl"):
+        found = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl=RL, write=name, pin=pins, engine="megatron")
+        told |= found.written(name)
+    tokens = found.plan.micro_batch_size * found.plan.training.seq_length
+    assert f"ppo_max_token_len_per_gpu: {tokens // 2}\n" in told["verl_rl.yaml"]
+    assert f"train_mb_tokens: {tokens}\n" in told["nemo_rl_rl.yaml"]
+    assert f"max_total_sequence_length: {found.plan.training.seq_length}\n" in told["nemo_rl_rl.yaml"]
+
+
+def test_fsdp_of_verl_is_told_its_own_offloads() -> None:
+    found = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl=RL, write="verl", pin={"recompute": "full"}, engine="deepspeed")
+    (text,) = found.written("verl").values()
+    assert "megatron:" not in text
+    assert "param_offload" in text.partition("fsdp_config:")[2]
