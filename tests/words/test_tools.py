@@ -27,7 +27,7 @@ from orchestrator.words.tools import TOOLS
 FOLDER = os.environ.get("PUBLISHED", "")
 FIELDS: dict[str, dict[str, str]] = json.loads(FILE.read_text())
 NO_CLASS = {
-    "bridge": {"tokenizer.vocab_size", "tokenizer.tokenizer_type", "model.seq_length"},  # read alone; models/gpt_provider.py
+    "bridge": {"tokenizer.vocab_size", "tokenizer.tokenizer_type"},  # read alone
     "nemo": {"optim.lr_scheduler._target_", "trainer.max_steps"},  # a class, and Lightning's own
     "nemo_rl": {"sft.max_num_steps", "sft.seed", "policy.megatron_cfg.moe_permute_fusion"},  # algorithms/sft.py, megatron/setup.py
     "ms_swift": set(),
