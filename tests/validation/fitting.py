@@ -7,7 +7,8 @@
 are printed. `all=true` also fits on the runs that are otherwise kept out.
 `planned`: where the files of the planned engines go that carry constants over from measured ones (`groups.CARRIED`).
 `errors`: leaves every table out in turn, predicts its runs by constants that were fitted without it, and writes how far off they are
-(cost/errors.json, which intervals are made of); says how often the interval made without a table holds that table's runs.
+(cost/errors.json, which intervals are made of); says how often the interval made without a table holds that table's runs, and how far
+behind the fastest of its sweep is the run that is ranked first.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from orchestrator.calibrate.pricing import Choose, Pricer, one_value
 from orchestrator.cost.calibration import ANY_ENGINE, Calibration, CalibrationFile, datasheet, fitted_gpus, moved, packaged, shipped
+from orchestrator.cost.memory_policy import USUAL_RISK
 from orchestrator.cost.uncertainty import Cell, Errors, Situation, chance_of_not_fitting, interval, situation
 from orchestrator.hardware.catalog import GPUS, nearest
 from tests.validation.groups import GROUPS
@@ -202,7 +203,7 @@ def off(found: Sequence[LeftOut]) -> str:
 
 def judged(found: Sequence[LeftOut]) -> Iterator[str]:
     """How near the predictions are, and how well the intervals and the chances of fitting hold, in a line for each table; how far behind
-    the fastest of its sweep is what is ranked first, of those that are said to fit and of all that count."""
+    the fastest of its sweep is what is ranked first, of those that a plan may be (`USUAL_RISK`) and of all that count."""
     held = coverage(found)
     for table, (runs, share, width) in held.items():
         mine = [one for one in found if table in ("", one.run.table)]
@@ -211,7 +212,7 @@ def judged(found: Sequence[LeftOut]) -> Iterator[str]:
         yield f"stock: {len(stock)} runs, {off(stock)}"
     out, accepted = ran_out(found)
     yield f"said to fit with a chance of {RISK:.0%} or less: {accepted} runs, of which {out} ran out ({out / max(accepted, 1):.1%})"
-    fitting = [one for one, chance in chances(found) if chance <= RISK]
-    for of, ones in (("those", fitting), ("all", found)):
+    cautious = [one for one, chance in chances(found) if chance <= USUAL_RISK]
+    for of, ones in ((f"those with a chance of {USUAL_RISK:.0%} or less", cautious), ("all", found)):
         first, three, many = regrets([one for one in ones if counts(one.run)])
         yield f"ranked among {of}: the first {first:.2%} behind the fastest, the best of three {three:.2%}, in the mean of {many} sweeps"

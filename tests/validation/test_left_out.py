@@ -128,6 +128,7 @@ def test_what_is_ranked_first_is_held_beside_the_fastest_of_its_sweep() -> None:
     assert regrets(found[:2]) == (0.5, 0.0, 1)
     assert regrets([]) == (0.0, 0.0, 0)
     lines = list(judged(found))
+    assert lines[-2].startswith("ranked among those with a chance of 5% or less: the first 0.00% behind"), "no other table says any chance"
     assert lines[-1] == "ranked among all: the first 75.00% behind the fastest, the best of three 0.00%, in the mean of 1 sweeps"
     errors = sorted(abs(1 / (one.seconds or 1.0) - 1) for one in found)
     assert f"all: 3 runs, {errors[1]:.2%} off in the median" in lines[1]
