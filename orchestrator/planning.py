@@ -36,6 +36,7 @@ from orchestrator.search.planner import UNKNOWN, Bounds, Outcome, Progress, plai
 from orchestrator.search.question import Kinds, PlannedEngine, SearchSettings
 from orchestrator.search.unasked import Unasked, seconds_of, unasked
 from orchestrator.strategy.capabilities import Capabilities, Rule
+from orchestrator.strategy.divisible import fewer
 from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import Candidate
@@ -92,6 +93,8 @@ class Found(Value, frozen=True, kw_only=True):
     """The fastest plan by price, where a plainer one that prices can't tell from it was taken (search.prefer=plain)."""
     fuller: Plan | None = None
     """The fastest plan under the last of the memory policy's limits, where somebody asks and it is the faster one."""
+    fewer: Plan | None = None
+    """The plan on the next fewer GPUs that the batch divides better (`divisible.fewer`), where that is faster."""
     uneven: Unevenness | None = None
     """What model.routing costs, where it is given."""
     bounds: Bounds = UNKNOWN
@@ -324,6 +327,7 @@ class Planner:
                 ),
                 uneven=space.prices[index].unevenness(plan),
                 elsewhere=self.elsewhere(plan),
+                fewer=self.on_fewer(plan),
             )
 
     def _only_planned(self, plan: Plan) -> Iterator[Unasked]:
@@ -429,6 +433,20 @@ class Planner:
         chance = None if cluster.is_cpu else there.chance_of_not_fitting(found.plan)
         refused = ENGINES[plan.engine].why_no_resume(plan, found.plan)
         return Elsewhere(gpus=cluster.num_gpus, plan=found.plan, why=why, refused=refused, chance=chance)
+
+    def on_fewer(self, plan: Plan) -> Plan | None:
+        """This plan's engine's plan on the next fewer GPUs that the batch divides better, where it is faster; None: it isn't, or the batch
+        divides these well. A search of its own."""
+        cluster = plan.cluster
+        gpus = fewer(plan.world_size, cluster.gpus_per_node, plan.global_batch_size, plan.model.num_layers)
+        if gpus is None or self.settings.take is not None:
+            return None
+        try:
+            there = msgspec.structs.replace(self.settings, engine=plan.engine, cluster=recipe.resized(cluster, gpus))
+            found = Planner(there).fastest().plan
+        except (InputError, NoPlanError):
+            return None
+        return found if found.prediction.step_time_s < plan.prediction.step_time_s * (1 - SHOWN_FASTER) else None
 
     def for_program(self, best: Found) -> Plan | None:
         """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none, or there

@@ -54,7 +54,8 @@ def replan(folder: Path, nodes: int, least: int, ranks_per_node: int) -> int:
         before = (checkpoint and checkpoint.plan) or former
 
     def plan_on(gpus: int) -> Found:
-        result = Planner(_settings(folder, former, gpus)).searched()
+        planner = Planner(_settings(folder, former, gpus))
+        result = planner.fastest(planner.space())
         refused = ENGINES[former.engine].why_no_resume(before, result.plan)
         if refused is not None:
             raise NoPlanError(f"the checkpoint {refused}")

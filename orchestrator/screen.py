@@ -227,7 +227,7 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     if brief and (more := len(gains) - SHOWN_UNASKED) > 0:
         say(f"Not asked for: {more} more of which each gains less (verbose=true)")
     say(text.proof(fastest, found.at_least_s, found.searched, brief=brief, taken=fastest is plan) + ".")
-    if uneven := text.left_over_text(plan):
+    if uneven := text.left_over_text(plan, found.fewer):
         say(uneven)
     if brief:
         return

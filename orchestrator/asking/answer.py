@@ -88,6 +88,11 @@ class Answer(Printed, frozen=True, kw_only=True):
         return Planner(self.settings).chance_of_not_fitting(self.plan)
 
     @property
+    def faster_on_fewer_gpus(self) -> Plan | None:
+        """A faster plan on fewer GPUs, which the batch divides better; None: it divides these well, or fewer are slower."""
+        return self.found.fewer
+
+    @property
     def mfu(self) -> float | None:
         """Model FLOP/s of a GPU over its peak in this precision."""
         return self.budget.mfu
@@ -182,7 +187,7 @@ class Answer(Printed, frozen=True, kw_only=True):
 
     def summary(self) -> dict[str, Any]:
         """The figures as JSON has them, without the plan."""
-        of = self.budget
+        of, other = self.budget, self.faster_on_fewer_gpus
         return {
             "recipe": self.settings.recipe,
             "cluster": self.plan.cluster.name,
@@ -196,6 +201,7 @@ class Answer(Printed, frozen=True, kw_only=True):
             "headroom": self.headroom,
             "memory_free": self.memory_free,
             "chance_of_not_fitting": self.chance_of_not_fitting,
+            "faster_on_gpus": other and other.world_size,
             "steps": of.steps,
             "tokens": of.tokens,
             **of.figures(),

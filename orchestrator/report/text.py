@@ -458,18 +458,22 @@ def difference_text(plan: Plan, others: Sequence[Plan] = (), by_price: Plan | No
     return said
 
 
-def left_over_text(plan: Plan) -> str:
-    """Which factor of the GPUs no data parallelism can have, and the batches and numbers of GPUs without one; "": there is none, or it
-    divides the layers."""
+def left_over_text(plan: Plan, faster: Plan | None = None) -> str:
+    """Which factor of the GPUs no data parallelism can have, and the batches and numbers of GPUs without one, or the `faster` plan on
+    fewer; "": there is none, or it divides the layers."""
     gpus, batch, layers = plan.world_size, plan.global_batch_size, plan.model.num_layers
     left = left_over(gpus, batch)
     if left == 1 or (layers % left == 0 and left < gpus):
         return ""
     near = " or ".join(map(str, batches(gpus, batch)))
     others = " or ".join(map(str, counts(gpus, plan.cluster.gpus_per_node, batch)))
+    said = ""
+    if faster is not None:
+        seconds, saved = faster.prediction.step_time_s, 1 - faster.prediction.step_time_s / plan.prediction.step_time_s
+        said = f". FEWER GPUs ARE FASTER: gpus={faster.world_size} takes {format_seconds(seconds)} a step ({-100 * saved:.1f}%)"
     return (
         f"gpus={gpus} has the factor {left}, which global_batch_size={batch} has not: no data parallelism takes it, tp, pp or cp must; "
-        f"train.global_batch_size={near}{f', or gpus={others},' if others else ''} leaves none"
+        f"train.global_batch_size={near}{f', or gpus={others},' if others else ''} leaves none{said}"
     )
 
 

@@ -21,6 +21,20 @@ def left_over(gpus: int, batch: int) -> int:
     return gpus
 
 
+def fewer(gpus: int, gpus_per_node: int, batch: int, layers: int) -> int | None:
+    """The next fewer GPUs, in whole nodes, of which the batch leaves a smaller factor; None: it is 1 or divides the layers, or there are
+    none.
+
+    >>> fewer(120, 8, 512, 32), fewer(72, 8, 512, 80), fewer(80, 8, 512, 80)
+    (112, 64, None)
+    """
+    left = left_over(gpus, batch)
+    if left == 1 or (layers % left == 0 and left < gpus):
+        return None
+    step = gpus_per_node if gpus % gpus_per_node == 0 else 1
+    return next((number for number in range(gpus - step, 0, -step) if left_over(number, batch) < left), None)
+
+
 def multiples(value: int, unit: int) -> tuple[int, ...]:
     """The nearest multiples of the unit, at most the value and above it.
 

@@ -132,6 +132,20 @@ def test_the_least_gpus_reach_the_target_and_fewer_of_those_tried_do_not() -> No
     assert answer.plan == so.plan(**LLAMA, gpus=answer.plan.world_size, **{"train.tokens": "100B"}).plan
 
 
+def test_fewer_gpus_that_the_batch_divides_better_are_named_where_they_are_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    """15 nodes leave 15 over of a batch of 512, 14 leave 7; of 16 nothing is left over, and no other number is searched."""
+    there, here = (so.plan(**LLAMA, gpus=gpus, engine="megatron") for gpus in (112, 120))
+    faster = here.faster_on_fewer_gpus
+    assert faster is not None
+    assert (faster.world_size, faster.prediction) == (112, there.plan.prediction)
+    assert here.summary()["faster_on_gpus"] == 112
+    assert there.step_time_s < here.step_time_s
+    assert main(["plan", "recipe=llama3_8b", "cluster=dgx_h100", "engine=megatron", "gpus=120"]) == 0
+    saved = 100 * (1 - there.step_time_s / here.step_time_s)
+    assert f"FEWER GPUs ARE FASTER: gpus=112 takes {there.step_time_s:.2f} s a step (-{saved:.1f}%)\n" in capsys.readouterr().out
+    assert so.plan(**LLAMA, gpus=128, engine="megatron").summary()["faster_on_gpus"] is None
+
+
 def test_a_target_beyond_the_gpus_that_may_be_had_is_no_plan() -> None:
     with pytest.raises(so.NoPlanError, match=r"target\.days=0\.5: not reached with up to 8 GPUs \(8 GPUs: \d"):
         so.plan(**LLAMA, gpus=8, **{"train.tokens": "100B", "target.days": 0.5})

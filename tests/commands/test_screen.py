@@ -205,7 +205,7 @@ def test_gpus_that_a_batch_leaves_over_are_said_with_the_nearest_that_it_does_no
     said = {
         ("gpus=72", "train.global_batch_size=512"): (
             "gpus=72 has the factor 9, which global_batch_size=512 has not: no data parallelism takes it, tp, pp or cp must; "
-            "train.global_batch_size=504 or 576, or gpus=64 or 128, leaves none\n"
+            "train.global_batch_size=504 or 576, or gpus=64 or 128, leaves none"
         ),
         ("gpus=64",): "",
         ("gpus=80",): "",  # five stages of 16 layers
