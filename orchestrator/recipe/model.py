@@ -14,6 +14,7 @@ from orchestrator.key import shown
 from orchestrator.model import families, routing
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.vision import Vision
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import SEEING, Training
 from orchestrator.plan import RunSettings
@@ -159,15 +160,14 @@ def with_sequence_length(merged: Flat, label: str) -> Flat:
         return {**merged, asked: Given(LEAST[asked], str(LEAST[asked]))}
     if value_of(merged, "task", "pretrain") != "sft" or "train.seq_length" in merged:
         return merged
-    data, said = data_settings(merged, RunSettings()), value_of(merged, "data.lengths", None)
-    path = supervised.check_data(data)
-    if path is not None and is_elsewhere(path):
-        path = None
+    data, said, path = data_settings(merged, RunSettings()), value_of(merged, "data.lengths", None), _samples_here(merged)
     if path is None and said is None:
         there = f"; data={data['data']} is not here" if data["data"] else ""
         raise InputError("train.seq_length", None, f"is missing: give it, or data= or data.lengths=, whose longest sample says it{there}")
-    counts = supervised.token_counts(path, data["tokenizer"]) if path else supervised.drawn_counts(said)
-    length = supervised.chosen_length(counts, architecture_of(merged, label).max_position_embeddings)
+    architecture = architecture_of(merged, label)
+    per_image = tokens_of_an_image(architecture.vision, value_of(merged, "train.image_tokens", None))
+    counts = supervised.token_counts(path, data["tokenizer"], per_image) if path else supervised.drawn_counts(said)
+    length = supervised.chosen_length(counts, architecture.max_position_embeddings)
     return {**merged, "train.seq_length": Given(length, str(length))}
 
 
@@ -180,9 +180,7 @@ def with_samples(training: Training, merged: Flat) -> Training:
             if value is not None:
                 raise InputError(name, shown(value), "is of samples: task=sft")
         return training
-    data = data_settings(merged, RunSettings())
-    path = supervised.check_data(data)
-    path = None if path and is_elsewhere(path) else path
+    data, path = data_settings(merged, RunSettings()), _samples_here(merged)
     if path is not None and said is not None:
         raise InputError("data.lengths", shown(said), f"is for a plan before there are samples: data={path} has lengths of its own")
     packing = value_of(merged, TRACED, None) is None if training.packing is None else training.packing
@@ -191,9 +189,14 @@ def with_samples(training: Training, merged: Flat) -> Training:
     return msgspec.structs.replace(training, packing=packing, lengths=lengths)
 
 
-def with_images(training: Training, architecture: Architecture) -> Training:
-    """The training with the images of a sample, of a model that looks at some. Raises InputError for images or frozen parts of another
-    model, for images that leave no text, and for parts that there aren't."""
+def tokens_of_an_image(vision: Vision | None, said: int | None) -> int:
+    """Tokens of an image: the tower's own number, else `said`, else as many as are assumed; 0 of a model that looks at none."""
+    return 0 if vision is None else vision.image_tokens or said or IMAGE_TOKENS
+
+
+def with_images(training: Training, architecture: Architecture, merged: Flat) -> Training:
+    """The training with the images of a sample, of a model that looks at some: of chats as many as the file's fullest has, where it is not
+    said. Raises InputError for images or frozen parts of another model, for images that leave no text, and for parts that there aren't."""
     vision = architecture.vision
     if vision is None:
         for name in ("images", "image_tokens", "freeze"):
@@ -203,13 +206,15 @@ def with_images(training: Training, architecture: Architecture) -> Training:
                     ",".join(value) if name == "freeze" else shown(value),
                     f"is of a model that looks at images, and {architecture.name} looks at none",
                 )
+        if training.lengths is not None and (path := _samples_here(merged)) and supervised.most_images(path):
+            raise InputError("data", shown(path), f"has samples with images, and {architecture.name} looks at none")
         return training
-    tokens = vision.image_tokens
-    if tokens is None:
-        tokens = training.image_tokens or IMAGE_TOKENS
-    elif training.image_tokens not in (None, tokens):
+    tokens = tokens_of_an_image(vision, training.image_tokens)
+    if training.image_tokens not in (None, tokens):
         why = f"is {tokens} for every image of {vision.model_type}, which are of {vision.image_size} pixels a side; leave it out"
         raise InputError("train.image_tokens", training.image_tokens, why)
+    if training.task == "sft":
+        training = _chats_with_images(training, merged, tokens)
     images = training.images or 1
     if images * (tokens + 1) >= training.seq_length:
         why = f"is too short for train.images={images} of {tokens} tokens, each behind one of text, and more text"
@@ -222,6 +227,23 @@ def with_images(training: Training, architecture: Architecture) -> Training:
     if set(training.freeze) == set(SEEING):
         raise InputError("train.freeze", ",".join(training.freeze), "leaves nothing to train")
     return msgspec.structs.replace(training, images=images, image_tokens=tokens)
+
+
+def _chats_with_images(training: Training, merged: Flat, tokens: int) -> Training:
+    """The training on chats in which an image takes so many tokens: not packed unless that is said, which engines refuse then. Raises
+    InputError."""
+    packing, images, lengths = bool(value_of(merged, "data.packing", None)), training.images, training.lengths
+    if path := _samples_here(merged):
+        images = images or supervised.most_images(path)
+        counts = supervised.token_counts(path, data_settings(merged, RunSettings())["tokenizer"], tokens)
+        lengths = supervised.lengths(counts, training.seq_length)
+    return msgspec.structs.replace(training, packing=packing, images=images, lengths=lengths)
+
+
+def _samples_here(merged: Flat) -> str | None:
+    """The file of supervised samples; None: there is none, or it is the cluster's. Raises InputError."""
+    path = supervised.check_data(data_settings(merged, RunSettings()))
+    return None if path is None or is_elsewhere(path) else path
 
 
 IMAGE_TOKENS: Final = 256

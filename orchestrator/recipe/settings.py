@@ -268,7 +268,7 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
     else:
         architecture = with_routing(architecture_of(merged, label), value_of(merged, "model.routing", None))
         job = rl_job(merged, architecture, model_of)
-        training = with_images(at_length(job, training), architecture)
+        training = with_images(at_length(job, training), architecture, merged)
         families.describe_for(architecture, training)
         check_positions(architecture, training)
         if training.lora is not None and architecture.traced is None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from orchestrator.errors import InputError
 from orchestrator.key import NO_TEXT, is_text, shown
+from orchestrator.model.parts.vision import IMAGE_KEYS
 from orchestrator.model.training import Lengths
 from orchestrator.recipe.lengths import said_lengths
 from orchestrator.rl.job import Responses
@@ -44,10 +45,10 @@ def lines_of(path: str) -> Iterator[tuple[str, bytes]]:
                 yield f"{path}:{number}", line
 
 
-def samples_of(path: str, *, chats: bool, first: int = FIRST) -> Iterator[list[str]]:
-    """The texts of each sample: of its messages, or of prompt and completion. `chats`: whether the former can be told apart by a template.
-    Raises InputError with file and line."""
-    return (texts_of(line, where, chats=chats) for where, line in islice(lines_of(path), first))
+def samples_of(path: str, *, chats: bool, first: int = FIRST) -> Iterator[tuple[list[str], int]]:
+    """The texts of each sample, of its messages or of prompt and completion, and how many images it has. `chats`: whether messages can be
+    told apart by a template. Raises InputError with file and line."""
+    return ((texts_of(line, where, chats=chats), images_in(line)[0]) for where, line in islice(lines_of(path), first))
 
 
 def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:
@@ -72,10 +73,40 @@ def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:
             raise InputError("tokenizer", None, f"is missing: {where} is a chat, which takes a tokenizer's chat template")
         if all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
             _check_answers(messages, where)
-            return [message["content"] if isinstance(message.get("content"), str) else "" for message in messages]
+            return [_text_of(message.get("content")) for message in messages]
     if isinstance(sample, dict) and all(isinstance(sample.get(name), str) for name in ("prompt", "completion")):
         return [sample["prompt"], sample["completion"]]
     raise InputError("data", where, "is no sample of task=sft", KINDS)
+
+
+def _text_of(content: Any) -> str:
+    """The text of a message, of which parts may be images."""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def images_in(line: bytes) -> tuple[int, list[str]]:
+    """How many images a sample has, by the places for them in its messages, else by what it lists; and the paths of those in files.
+
+    >>> images_in(b'{"messages": [{"role": "user", "content": [{"type": "image"}]}], "images": ["a.png"]}')
+    (1, ['a.png'])
+    """
+    if b'"image' not in line:
+        return 0, []
+    sample: dict[str, Any] = json.loads(line)
+    contents = [message.get("content") for message in sample.get("messages", ()) if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    places = [part for part in parts if part.get("type") == "image"]
+    several, one = sample.get("images"), sample.get("image")
+    listed = several if isinstance(several, list) else [] if one is None else [one]
+    given = [*listed, *(value for part in places for name, value in part.items() if name in IMAGE_KEYS)]
+    paths = [one.get("path") if isinstance(one, dict) and not one.get("bytes") else one for one in given]
+    return len(places) or len(listed), [path for path in paths if isinstance(path, str)]
+
+
+def most_images(path: str) -> int:
+    """The most images of a sample of the file, whose lines are samples."""
+    return max((images_in(line)[0] for _, line in islice(lines_of(path), FIRST)), default=0)
 
 
 def _check_answers(messages: Sequence[dict[str, Any]], where: str) -> None:
@@ -104,11 +135,12 @@ def counter(tokenizer: str | None) -> Callable[[str], int]:
     return lambda text: len(known.encode(text, add_special_tokens=False).ids)
 
 
-def token_counts(path: str, tokenizer: str | None) -> list[int]:
-    """Tokens of each sample, template included. Raises InputError."""
+def token_counts(path: str, tokenizer: str | None, per_image: int = 0) -> list[int]:
+    """Tokens of each sample, template included; `per_image`: those of an image. Raises InputError."""
     count = counter(tokenizer)
     around = PER_MESSAGE if tokenizer else 0
-    found = [sum(count(text) + around for text in texts) for texts in samples_of(path, chats=tokenizer is not None)]
+    samples = samples_of(path, chats=tokenizer is not None)
+    found = [sum(count(text) + around for text in texts) + per_image * images for texts, images in samples]
     if not found:
         raise InputError("data", shown(path), "has no sample")
     return found

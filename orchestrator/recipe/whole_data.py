@@ -10,7 +10,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.documents import FIELDS, HEADER
-from orchestrator.recipe.supervised import lines_of, texts_of
+from orchestrator.recipe.supervised import images_in, lines_of, texts_of
 
 TOKEN_TYPES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 """Bytes of a token by the code of its type; 6 and 7 are floats (megatron-core's core/datasets/indexed_dataset.py, DType)."""
@@ -123,6 +123,8 @@ def check_index(prefix: str) -> None:
 
 
 def check_samples(path: str, *, chats: bool) -> None:
-    """Raises InputError for the first line that is no sample, has no answer, or is no text."""
+    """Raises InputError for the first line that is no sample, has no answer or is no text, or whose image is not there."""
     for where, line in lines_of(path):
         texts_of(line, where, chats=chats)
+        if missing := [image for image in images_in(line)[1] if not (Path(path).parent / image).is_file()]:
+            raise InputError("data", where, f"its image {missing[0]} is not there; paths are from the folder of {Path(path).name}")

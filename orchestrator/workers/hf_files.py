@@ -27,9 +27,9 @@ FILE_BYTES = 4 * 2**30
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENIZER_FILES = (
     *("tokeniz*", "chat_template.*", "additional_chat_templates", "vocab.*", "merges.txt"),
-    *("special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken"),
+    *("special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken", "*processor_config.json"),
 )
-"""Files and folders that transformers' tokenizers save, or are read from, as patterns."""
+"""Files and folders that transformers' tokenizers and processors save, or are read from, as patterns."""
 SECOND_NAMES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
 """Second names of tensors: BERT's output bias stands under either."""
 

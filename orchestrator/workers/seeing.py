@@ -8,10 +8,11 @@ from typing import Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from orchestrator.model.parts.vision import Images, Vision
 from orchestrator.plan import Plan
-from orchestrator.workers.batch import Batch
+from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.hf_model import HuggingFaceModel
 from orchestrator.workers.samples import Drawn
 
@@ -19,6 +20,8 @@ OUTSIDE: Final = -100
 """A label that transformers' losses leave out."""
 JOINED: Final = ("pixel_values", "image_grid_thw")
 """Arguments in which the images of all samples follow each other."""
+SHOWN: Final = (*JOINED, "mm_token_type_ids", "token_type_ids")
+"""Arguments by which a model knows images."""
 
 
 class ImageSamples(Drawn):
@@ -43,31 +46,47 @@ class ImageSamples(Drawn):
         ids = rng.integers(0, self.ids, size=length, dtype=np.int64)
         ids[seen] = self.vision.image_token_id
         found = {"input_ids": ids, "labels": np.where(seen, OUTSIDE, ids)}
-        return found | arguments(self.vision, self.images, seen.astype(np.int64), rng)
+        return found | types_for(self.vision, seen.astype(np.int64)) | pixels(self.vision, self.images, rng)
 
     def stack(self, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        return {name: (np.concatenate if name in JOINED else np.stack)([each[name] for each in samples]) for name in samples[0]}
+        return stacked(samples)
 
 
-def arguments(v: Vision, images: Images, types: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """What the forward of such a model is given beside ids and labels; `types` [tokens]: 1 where a token is an image's."""
+def stacked(samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Samples as a micro-batch."""
+    return {name: (np.concatenate if name in JOINED else np.stack)([each[name] for each in samples]) for name in samples[0]}
+
+
+def types_for(v: Vision, types: np.ndarray) -> dict[str, np.ndarray]:
+    """The argument by which such a model knows the tokens of images, 1 in `types` [tokens]; none: by their id alone."""
+    if v.image_size is None:
+        return {"mm_token_type_ids": types}
+    return {"token_type_ids": types} if v.model_type == "gemma3" else {}
+
+
+def pixels(v: Vision, images: Images, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random images, as the forward of such a model is given them."""
     if v.image_size is not None:
-        pixels = rng.standard_normal((images.count, v.num_channels, v.image_size, v.image_size), dtype=np.float32)
-        return {"pixel_values": pixels} | ({"token_type_ids": types} if v.model_type == "gemma3" else {})
+        return {"pixel_values": rng.standard_normal((images.count, v.num_channels, v.image_size, v.image_size), dtype=np.float32)}
     width = v.num_channels * v.temporal_patch_size * v.patch_size**2
     grid = np.array([(1, *(side * v.spatial_merge_size for side in images.grid))] * images.count, dtype=np.int64)
-    pixels = rng.standard_normal((images.count * images.patches(v), width), dtype=np.float32)
-    return {"mm_token_type_ids": types, "pixel_values": pixels, "image_grid_thw": grid}
+    return {"pixel_values": rng.standard_normal((images.count * images.patches(v), width), dtype=np.float32), "image_grid_thw": grid}
 
 
 class SeeingModel(HuggingFaceModel):
     """One rank of such a model."""
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """The mean loss of the text of a micro-batch, of which every sample has as much."""
+        """The mean loss of the text of a micro-batch, of which every drawn sample has as much; of chats that of the answers."""
         dtype = next(self.model.parameters()).dtype
-        given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+        chats = "tokens" in batch
+        shown = {"input_ids": batch["tokens"]} | {name: batch[name] for name in SHOWN if name in batch} if chats else batch
+        given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in shown.items()}
         output = self.engine(**given, use_cache=False)
         self.logits = output.logits
+        if chats:
+            labels = batch["labels"]
+            losses = F.cross_entropy(output.logits.float().flatten(0, 1), labels.flatten(), reduction="none")
+            return mean_loss(batch, losses.view_as(labels))
         found: torch.Tensor = output.loss.float()
         return found

@@ -13,6 +13,7 @@ import tempfile
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,13 @@ class Samples:
 Encoded = tuple[list[int], list[bool]]
 
 
-def encode_chat(tokenizer: Any, messages: list[dict[str, Any]], where: str) -> list[Encoded]:
-    """A conversation in the tokenizer's chat template. Where the template writes earlier turns otherwise once others follow (it leaves out
-    old reasoning, say), each answer is a sample of its own, behind what the model would have seen then."""
+Tokens = Callable[[str, Sequence[tuple[int, int]]], Encoded]
+
+
+def encode_chat(tokenizer: Any, messages: list[dict[str, Any]], where: str, tokens: Tokens | None = None) -> list[Encoded]:
+    """A conversation in the tokenizer's chat template, by `tokens` where they are not the tokenizer's alone. Where the template writes
+    earlier turns otherwise once others follow (it leaves out old reasoning, say), each answer is a sample of its own, behind what the model
+    would have seen then."""
     if not any(message.get("role") == ASSISTANT for message in messages):
         raise InputError("data", where, "has no message of the assistant: nothing to learn")
 
@@ -68,9 +73,10 @@ def encode_chat(tokenizer: Any, messages: list[dict[str, Any]], where: str) -> l
         if not after.startswith(before):
             raise InputError("tokenizer", where, "its chat template does not begin an answer with its own generation prompt")
     whole = rendered(len(messages))
+    tokens = tokens or partial(tokens_of, tokenizer)
     if all(whole.startswith(after) for _, after in spans):
-        return [tokens_of(tokenizer, whole, [(len(before), len(after)) for before, after in spans])]
-    return [tokens_of(tokenizer, after, [(len(before), len(after))]) for before, after in spans]
+        return [tokens(whole, [(len(before), len(after)) for before, after in spans])]
+    return [tokens(after, [(len(before), len(after))]) for before, after in spans]
 
 
 def tokens_of(tokenizer: Any, text: str, answers: Sequence[tuple[int, int]]) -> Encoded:
@@ -131,13 +137,18 @@ def open_samples(
     file = cache / f"samples-{name}.npz"
     if build and not file.exists():
         samples = encode(Path(path), tokenizer, specials)
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache, suffix=".tmp", delete=False) as partial:
-            np.savez(partial, ids=samples.ids, answer=samples.answer, starts=samples.starts)
-        Path(partial.name).replace(file)
+        write_arrays(file, ids=samples.ids, answer=samples.answer, starts=samples.starts)
     wait()
     with np.load(file) as arrays:
         return Samples(arrays["ids"], arrays["answer"], arrays["starts"]), specials
+
+
+def write_arrays(file: Path, **arrays: Any) -> None:
+    """Writes arrays by name into a .npz, which is there whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as unfinished:
+        np.savez(unfinished, **arrays)
+    Path(unfinished.name).replace(file)
 
 
 def pack(lengths: Sequence[int], room: int) -> list[list[int]]:

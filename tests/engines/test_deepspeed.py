@@ -101,7 +101,7 @@ def seeing(kind: str) -> Architecture:
 
 CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("seeing", workload(seeing("llava"), lora=Lora(rank=4, bits=4)), {}, "lora.bits=4 of llava, which looks at images"),
-    ("seeing", workload(seeing("llava"), task="sft", packing=True), {}, "task=sft of llava, which looks at images"),
+    ("seeing", workload(seeing("llava"), task="sft", packing=True), {}, "data.packing=true of llava, which looks at images"),
     ("autotp_family", workload(seeing("llava")), {"tp": 2, "dp": 4}, "AutoTP was never tried with transformers' Llava"),
     ("ulysses_family", workload(seeing("llava")), {"cp": 2, "dp": 4}, "can't be run under DeepSpeed's Ulysses"),
     ("hf_architecture", workload(seeing("qwen3_vl")), {}, "of qwen3_vl before a text model"),

@@ -14,7 +14,7 @@ from orchestrator.__main__ import main
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.planning import Planner, planned
-from orchestrator.recipe import supervised
+from orchestrator.recipe import supervised, whole_data
 from orchestrator.units import GIB
 
 NO_GPU = Machine(host_memory=16 * GIB)
@@ -114,7 +114,8 @@ def test_each_kind_of_sample_has_its_texts() -> None:
 def test_samples_are_counted_up_to_the_first_so_many_and_blank_lines_are_none(pairs: str, tmp_path: Path) -> None:
     assert len(list(supervised.samples_of(pairs, chats=False))) == 10
     for first in (1, 3, 10):
-        assert [len(text[0]) for text in supervised.samples_of(pairs, chats=False, first=first)] == [10 * n for n in range(1, first + 1)]
+        found = supervised.samples_of(pairs, chats=False, first=first)
+        assert [len(texts[0]) for texts, _ in found] == [10 * n for n in range(1, first + 1)]
     path = tmp_path / "gaps.jsonl"
     path.write_text('\n{"prompt": "p", "completion": "c"}\n  \n{"prompt": "p"}\n')
     with pytest.raises(InputError, match=r"gaps\.jsonl:4: is no sample"):
@@ -182,3 +183,35 @@ def test_how_often_the_samples_are_seen_is_said(packing: bool, steps: int, pairs
     assert main(["plan", *words, f"data.packing={packing}", "gpus=2", "cluster=cpu"]) == 0
     (said,) = re.findall(r"\ndata: .*; ([\d.,]+) epochs\n", capsys.readouterr().out)
     assert float(said.replace(",", "")) == pytest.approx(steps * 8 * (100 / found.mean if packing else 1) / found.samples, rel=0.05)
+
+
+LLAVA = {
+    "model_type": "llava", "image_token_index": 255,
+    "text_config": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 1024},
+    "vision_config": {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+                      "num_attention_heads": 4, "image_size": 28, "patch_size": 7, "hidden_act": "quick_gelu"},
+}  # fmt: skip
+
+
+def test_chats_with_images_are_as_long_as_their_images_and_not_packed(tmp_path: Path) -> None:
+    """An image of LLaVA's 28 pixels is 16 tokens; four bytes of text count as one without a tokenizer.json, each message as 5 more."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAVA))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    parts = [{"type": "image"}, {"type": "text", "text": "8 bytes."}, {"type": "image", "image": "there.png"}]
+    chat = [{"role": "user", "content": parts}, {"role": "assistant", "content": "4 by"}]
+    plain = [{"role": "user", "content": "8 bytes."}, {"role": "assistant", "content": "4 by"}]
+    data = tmp_path / "chats.jsonl"
+    data.write_text(
+        "".join(json.dumps(one) + "\n" for one in ({"messages": chat, "images": ["b.png"]}, {"messages": plain, "image": "b.png"}))
+    )
+    words = ("task=sft", f"data={data}", f"tokenizer={tmp_path}", "train.global_batch_size=8", "cluster=cpu", "gpus=2", "engine=deepspeed")
+    seeing = settings(*words, f"model.hf_config={tmp_path / 'config.json'}").training
+    assert seeing.lengths is not None
+    assert (seeing.images, seeing.packing, seeing.seq_length, seeing.lengths.longest) == (2, False, 64, 2 * 16 + 2 + 1 + 2 * 5)
+    assert seeing.lengths.mean == 45 - 8
+    with pytest.raises(InputError, match=r"has samples with images, and .* looks at none"):
+        settings(*words, "recipe=llama_tiny_sft")
+    (tmp_path / "b.png").touch()
+    with pytest.raises(InputError, match=r"chats\.jsonl:1: its image there\.png is not there"):
+        whole_data.check_samples(str(data), chats=True)

@@ -44,12 +44,12 @@ ALWAYS = ("qwen2_5_vl", "llava")
 """The others are for .ci/full."""
 
 
-def plan_of(name: str, gpus: int, folder: Path, *more: str) -> Plan:
+def plan_of(name: str, gpus: int, folder: Path, *more: str, length: int = 48) -> Plan:
     path = folder / f"{name}.json"
     path.write_text(json.dumps(TINY[name]))
     words = (
         *("engine=deepspeed", "cluster=cpu", f"gpus={gpus}", "train.precision=fp32", "train.global_batch_size=8", "train.steps=4"),
-        *("train.lr=1e-3", "train.seq_length=48", f"model.hf_config={path}", *more),
+        *("train.lr=1e-3", f"train.seq_length={length}", f"model.hf_config={path}", *more),
     )
     return Planner(recipe.load(words, NO_GPU, tuple(ENGINES))).fastest().plan
 

@@ -101,8 +101,8 @@ def seeing_models(_: Candidate, workload: Workload) -> str | None:
     lora, vision = workload.training.lora, workload.model.architecture.vision
     if vision is None:
         return None
-    if workload.training.task != "pretrain":
-        return f"{TASK} of {vision.model_type}, which looks at images: chats with images are a program's of yours (entry=), without {TASK}"
+    if workload.training.packing:
+        return f"{PACKING} of {vision.model_type}, which looks at images: data.packing=false"
     if lora is not None and lora.bits is not None:
         return f"lora.bits={lora.bits} of {vision.model_type}, which looks at images: its adapters are trained beside 16-bit weights alone"
     return None

@@ -116,6 +116,10 @@ def part_of_weight(name: str) -> Literal["vision", "projector", "language"]:
     return "vision" if any(word in name for word in TOWERS) else "language"
 
 
+IMAGE_KEYS: Final = ("image", "path", "url")
+"""Names under which a part of a chat's message may have its image itself."""
+
+
 class Images(Value, frozen=True, kw_only=True):
     """The images of one sample: `count` of them, each of which becomes `tokens` tokens of the decoder."""
 
