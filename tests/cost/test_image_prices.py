@@ -155,7 +155,7 @@ def test_images_of_a_model_that_sees_none_are_refused(word: str) -> None:
         (("engine=megatron",), "model.vision of llava: Megatron-Bridge has Megatron's layers in the towers of qwen3_vl, qwen3_vl_moe"),
         (("engine=megatron_deepspeed",), "megatron_deepspeed has no vision; model.vision=null plans the text model alone"),
         (("lora.rank=8", "lora.bits=4"), "lora.bits=4 of llava, which looks at images"),
-        (("task=sft",), "task=sft of llava, which looks at images"),
+        (("task=sft", "data.packing=true"), "data.packing=true of llava, which looks at images"),
         (("pin.tp=2",), "AutoTP was never tried with transformers' LlavaForConditionalGeneration, which looks at images"),
         (("pin.cp=2",), "can't be run under DeepSpeed's Ulysses"),
     ],

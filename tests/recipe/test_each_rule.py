@@ -421,7 +421,7 @@ def test_supervised_samples_are_counted_and_cut(folder: Path) -> None:
         {"messages": [{"role": "user", "content": "four"}, {"role": "assistant", "content": ""}]},
     ]
     path.write_text("\n\n".join(json.dumps(row) for row in rows) + "\n")
-    assert list(supervised.samples_of(str(path), chats=True)) == [["ab", "cde"], ["four", ""]]
+    assert list(supervised.samples_of(str(path), chats=True)) == [(["ab", "cde"], 0), (["four", ""], 0)]
     assert len(list(supervised.samples_of(str(path), chats=True, first=1))) == 1
     (folder / "tok").mkdir()
     assert supervised.token_counts(str(path), "tok") == [1 + 5 + 1 + 5, 1 + 5 + 0 + 5], "four bytes a token, five around a message"

@@ -68,7 +68,7 @@ def plain(plan: Plan, kind: str, folder: Path) -> list[float]:
         loss = model(input_ids=ids, labels=targets, pixel_values=torch.cat([row["pixel_values"] for row in rows]), **more).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
-        losses.append(float(loss))
+        losses.append(loss.item())
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(training, step)
         optimizer.step()
