@@ -121,9 +121,11 @@ def open_samples(plan: Plan, cache: Path) -> tuple[Samples, Samples | None]:
     """The samples of a plan, to train on and to evaluate on or None. All ranks call this; `cache`: a folder for what is made of data."""
     here: dict[str, Any] = {"build": distributed.local_rank_is_first(), "wait": dist.barrier}
     if plan.training.task == "sft":
-        from orchestrator.workers import seeing_chats, sft
-
-        train, held_out = (sft if plan.model.vision is None else seeing_chats).opened(plan, cache, **here)
+        if plan.model.vision is None:
+            from orchestrator.workers.sft import opened
+        else:
+            from orchestrator.workers.seeing_chats import opened  # imports DeepSpeed
+        train, held_out = opened(plan, cache, **here)
         if dist.get_rank() == 0:
             print(train.said(), flush=True)
         return train, held_out
