@@ -213,7 +213,7 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     plan, brief = found.plan, not settings.verbose
     console.print(text.alternatives_table(plan, found.alternatives, settings.take or 1, brief=brief))
-    if apart := text.difference_text(plan, found.alternatives, found.by_price):
+    if apart := text.difference_text(plan, found.by_price):
         say(apart)
     alone = [(row.engine, row.zero_stage, row.least.predicted if row.least else None, row.why) for row in found.alone]
     if not brief and any(predicted is not None and predicted.peak_memory_bytes > found.limit.usable for _, _, predicted, _ in alone):

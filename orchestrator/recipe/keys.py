@@ -212,7 +212,7 @@ class Actions(Value, frozen=True, kw_only=True):
     prefer: Annotated[Prefer, Key(
         "search.prefer",
         "which plan is taken: the fastest by price, or of those that prices don't tell from it the plain one, with the fewest choices "
-        "that few published runs have")] = "fastest"  # fmt: skip
+        "that hardly any published run has")] = "plain"  # fmt: skip
 
 
 class Targets(Value, frozen=True, kw_only=True):

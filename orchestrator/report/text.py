@@ -442,20 +442,15 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
     return table if rest else Text("No plan of another kind is legal and fits.")
 
 
-def difference_text(plan: Plan, others: Sequence[Plan] = (), by_price: Plan | None = None) -> str:
-    """A sentence on how far off predicted differences are for models like this one, and on a plainer plan that they don't tell from it
-    among the `others`, or on the fastest `by_price` where that was not taken; "" where no run like it was measured."""
+def difference_text(plan: Plan, by_price: Plan | None = None) -> str:
+    """A sentence on how far off predicted differences are for models like this one, or on the fastest plan `by_price` where a plainer one
+    was taken; "" where no run like it was measured."""
     if by_price is not None:
         faster = f"{100 * (1 - by_price.prediction.step_time_s / plan.prediction.step_time_s):.1f}% faster"
         return f"The fastest by price is {faster}, with {unusual_text(by_price)}: search.prefer=fastest takes {choice(by_price)}"
     if plan.predicted is None or plan.predicted.interval is None or BEYOND["engine"] in plan.predicted.beyond:
         return ""
-    half = pairs_of(plan.model).half
-    said = f"Half of the differences predicted between published runs are off by more than {_percent(half)}"
-    near = [other for other in others if other.prediction.step_time_s <= plan.prediction.step_time_s * (1 + half)]
-    if any(len(unusual(other.candidate)) < len(unusual(plan.candidate)) for other in near):
-        said += f"; search.prefer=plain takes a plainer plan: this has {unusual_text(plan)}"
-    return said
+    return f"Half of the differences predicted between published runs are off by more than {_percent(pairs_of(plan.model).half)}"
 
 
 def left_over_text(plan: Plan, faster: Plan | None = None) -> str:
@@ -491,7 +486,7 @@ def software_text(plan: Plan, requires: Mapping[str, str]) -> str:
 
 
 def unusual_text(plan: Plan) -> str:
-    """The plan's unusual choices, each with how many published runs have it: "vpp (171 of 1,714 published runs), rank_order (none)"."""
+    """The plan's unusual choices, each with how many published runs have it: "cp_comm_type (7 of 1,714 published runs), rank_order (none)"."""
     first, *rest = [(one.name, one.seen or "none") for one in unusual(plan.candidate)]
     return ", ".join([f"{first[0]} ({first[1]} of {PUBLISHED:,} published runs)", *(f"{name} ({seen})" for name, seen in rest)])
 

@@ -1,0 +1,230 @@
+"""A benchmark, not a test: models that nobody fitted, drawn by a seed: is the plan after a profile near the fastest of every mesh?
+
+    python tests/benchmarks/unseen_gloo.py [out=FOLDER] [seed=20261128] [models=3] [ranks=2] [engine=megatron] [rounds=3] [steps=6]
+                                           [tune=5] [limit_s=1500]
+
+Family, depth, width, length and batch of each model come from the seed. A model is profiled once; then every mesh that the engine takes
+(tp, pp, cp and the replicas that are left), each with three micro-batches around the one that the profile's price takes, then each mesh
+with the micro-batch that was fastest, `rounds` times there and back, with the plan that is chosen unpinned in each round. What a mesh
+leaves open (stages of chunks, ZeRO, recompute) the search decides by the same prices. A plan's seconds are the median of the steps of
+all its runs. tune=0 leaves the tune out. Nothing is begun after `limit_s` seconds; the same command with the same out= goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from calibrate_gloo import concluded
+
+import orchestrator
+from orchestrator.commands import arguments, command, usage
+from orchestrator.errors import NoPlanError
+from orchestrator.launch import program_metrics
+from orchestrator.plan import Plan, chosen, from_json, to_json
+from orchestrator.report.measured import steady_steps
+
+Mesh = tuple[int, int, int]
+"""tp, pp, cp."""
+WAYS = {"megatron": ("tp", "pp", "cp"), "deepspeed": ("tp", "cp")}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A model and the work of a step, as keys of a recipe."""
+
+    keys: dict[str, object]
+
+
+@dataclass
+class Runs:
+    """By name of a plan (its mesh and micro-batch, or CHOSEN): the plan and each run's steady steps in seconds."""
+
+    plans: dict[str, Plan] = field(default_factory=dict)
+    seconds: dict[str, list[list[float]]] = field(default_factory=dict)
+
+    def of_all(self, name: str) -> float:
+        """Seconds: the median of the steps of all runs of this plan, under whatever names it ran."""
+        plan = shape(self.plans[name])
+        return median(s for other, runs in self.seconds.items() if shape(self.plans[other]) == plan for run in runs for s in run)
+
+
+CHOSEN = "chosen"
+
+
+def draw(seed: int, number: int) -> Drawn:
+    """The model of this number: a family in turn, its sizes by the seed."""
+    chance = random.Random(f"{seed} {number}")
+    recipe, head = ("gpt_tiny", "llama_tiny", "qwen3_tiny")[number % 3], chance.choice((32, 48, 64))
+    heads = min(chance.choice((4, 6, 8)), 384 // head // 2 * 2)
+    layers, length, batch = chance.choice((4, 6, 8)), chance.choice((128, 192, 256)), chance.choice((16, 24, 32))
+    sizes = {"num_layers": layers, "hidden_size": head * heads, "num_attention_heads": heads, "kv_channels": head,
+             "ffn_hidden_size": head * heads * (4 if recipe == "gpt_tiny" else 3), "max_position_embeddings": length}  # fmt: skip
+    if recipe != "gpt_tiny":
+        sizes["num_query_groups"] = heads // 2
+    keys = {"recipe": recipe} | {f"model.{name}": size for name, size in sizes.items()}
+    return Drawn({**keys, "train.seq_length": length, "train.global_batch_size": batch})
+
+
+def meshes(ranks: int, engine: str) -> list[Mesh]:
+    """Every tp, pp and cp that the engine has and that divide the ranks."""
+    of = {way: [w for w in (1, 2, 4, 8) if w <= ranks] if way in WAYS[engine] else [1] for way in ("tp", "pp", "cp")}
+    return [mesh for mesh in itertools.product(of["tp"], of["pp"], of["cp"]) if ranks % math.prod(mesh) == 0]
+
+
+def shape(plan: Plan) -> tuple[object, ...]:
+    """What makes two plans one: every choice and the layers of each stage, without what is predicted."""
+    return (*chosen(plan.candidate).items(), *([(span.kind, span.count, span.recompute, span.chunk) for span in stage.layers] for stage in plan.stages))
+
+
+class Bench:
+    """The runs of one model in a folder; none is begun after `until` (time.monotonic)."""
+
+    def __init__(self, folder: Path, model: Drawn, given: Mapping[str, str], until: float) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.model, self.until = folder, model, until
+        self.ranks, self.engine, self.steps = int(given["ranks"]), given["engine"], int(given["steps"])
+        self.keys: dict[str, object] = {**model.keys, "gpus": self.ranks, "engine": self.engine, "train.steps": self.steps}
+        self.runs, self.wanted = Runs(), 0
+
+    def start(self, module: str, keys: Mapping[str, object]) -> bool:
+        """Whether the command ended well; what it prints goes to log.txt."""
+        words = [f"{key}={value}" for key, value in keys.items()]
+        with (self.folder / "log.txt").open("a") as to:
+            to.write(f"\n$ {module} {' '.join(words)}\n")
+            to.flush()
+            return (
+                subprocess.run([sys.executable, "-m", f"orchestrator.{module}", *words], stdout=to, stderr=to, check=False).returncode == 0
+            )
+
+    def profile(self) -> None:
+        """Measures the machine by the model, and plans by that from here on."""
+        at = self.folder / "profile"
+        if not (at / "profile.json").is_file() and not self.start("profile", {**self.keys, "out": at}):
+            raise SystemExit(f"the profile failed: {self.folder / 'log.txt'}")
+        self.keys |= {"cluster": at / "cluster.yaml", "calibration": at / f"{self.engine}-cpu.json"}
+
+    def plan(self, name: str, pins: Mapping[str, object]) -> Plan | None:
+        """The plan by the profile's prices, written where `run` finds it; None where none is legal."""
+        at = self.folder / "plans" / f"{name}.json"
+        at.parent.mkdir(exist_ok=True)
+        if not at.is_file():
+            try:
+                at.write_text(to_json(orchestrator.plan(**{key: str(value) for key, value in {**self.keys, **pins}.items()}).plan))
+            except NoPlanError:
+                return None
+        return from_json(at.read_bytes())
+
+    def run(self, name: str, number: int) -> None:
+        """One run of the plan of this name, and its steps noted."""
+        self.wanted += 1
+        out = self.folder / f"round-{number}" / name
+        if not (out / "status.json").is_file():
+            if time.monotonic() > self.until:
+                return
+            out.parent.mkdir(exist_ok=True)
+            if not self.start("run", {"plan": self.folder / "plans" / f"{name}.json", "out": out}):
+                raise SystemExit(f"{name} failed: {self.folder / 'log.txt'}")
+        plan = from_json((self.folder / "plans" / f"{name}.json").read_bytes())
+        self.runs.plans[name] = plan
+        steps = steady_steps(program_metrics.rows_of(out / "metrics.jsonl"))
+        self.runs.seconds.setdefault(name, []).append(steps)
+        print(f"  round {number} {name:24s}{median(steps):7.3f} s, predicted {plan.prediction.step_time_s:.3f} s", flush=True)
+
+    def meshes(self) -> dict[Mesh, list[str]]:
+        """By mesh the names of its plans: the price's micro-batch, half and twice it, where legal."""
+        found: dict[Mesh, list[str]] = {}
+        for mesh in meshes(self.ranks, self.engine):
+            pins: dict[str, object] = {f"pin.{way}": size for way, size in zip(("tp", "pp", "cp"), mesh, strict=True)}
+            name = "tp{}_pp{}_cp{}".format(*mesh)
+            best = self.plan(name, pins)
+            if best is None:
+                continue
+            sizes = {best.micro_batch_size * 2, max(1, best.micro_batch_size // 2)} - {best.micro_batch_size}
+            others = {f"{name}_mbs{size}": self.plan(f"{name}_mbs{size}", {**pins, "pin.micro_batch_size": size}) for size in sizes}
+            found[mesh] = [name, *(other for other, plan in others.items() if plan)]
+        return found
+
+    def judge(self, rounds: int, tune: int) -> dict[str, float] | None:
+        """Figures by name; None where some runs are left."""
+        self.profile()
+        if self.plan(CHOSEN, {}) is None:
+            raise SystemExit("no plan is legal")
+        by_mesh = self.meshes()
+        for names in by_mesh.values():
+            for name in names:
+                self.run(name, 1)
+        self.run(CHOSEN, 1)
+        if len(self.runs.seconds) < self.wanted:
+            return None
+        best = [min(names, key=self.runs.of_all) for names in by_mesh.values()]
+        for number in range(2, rounds + 1):
+            for name in [*best, CHOSEN][:: 1 if number % 2 else -1]:
+                self.run(name, number)
+        if sum(map(len, self.runs.seconds.values())) < self.wanted:
+            return None
+        seconds = {name: self.runs.of_all(name) for name in [*best, CHOSEN]}
+        fastest = min(seconds.values())
+        errors = {name: self.runs.plans[name].prediction.step_time_s / seconds[name] - 1 for name in seconds}
+        for name in sorted(seconds, key=seconds.__getitem__):
+            print(f"  {name:24s}{seconds[name]:7.3f} s {errors[name]:+.0%}")
+        figures = {
+            "chosen behind the fastest": seconds[CHOSEN] / fastest - 1,
+            "error of the seconds, median": median(map(abs, errors.values())),
+        }
+        if tune:
+            if (tuned := self.tuned(tune)) is None:
+                return None
+            figures["tuned behind the fastest"] = tuned / min(fastest, tuned) - 1
+        return figures
+
+    def tuned(self, plans: int) -> float | None:
+        """Seconds a step of the plan that tune= takes, run in turn with the others of its trials as it does; None: time is over."""
+        out = self.folder / "tuned"
+        if not (out / "status.json").is_file():
+            if time.monotonic() > self.until:
+                return None
+            if not self.start("run", {**self.keys, "tune": plans, "tune.steps": self.steps, "out": out}):
+                raise SystemExit(f"the tune failed: {self.folder / 'log.txt'}")
+        taken = from_json((out / "plan.json").read_bytes())
+        (self.folder / "plans" / "tuned.json").write_text(to_json(taken))
+        for number in range(1, 4):
+            self.run("tuned", number)
+        return self.runs.of_all("tuned") if len(self.runs.seconds.get("tuned", ())) == 3 else None
+
+
+def main(words: Sequence[str]) -> int:
+    defaults = {
+        "seed": "20261128",
+        "models": "3",
+        "ranks": "2",
+        "engine": "megatron",
+        "rounds": "3",
+        "steps": "6",
+        "tune": "5",
+        "limit_s": "1500",
+    }
+    given = defaults | arguments(words, ("out", *defaults))
+    until = time.monotonic() + float(given["limit_s"])
+    folder = Path(given.get("out") or tempfile.mkdtemp(prefix="unseen_gloo_"))
+    judged: list[dict[str, float]] = []
+    for number in range(int(given["models"])):
+        model = draw(int(given["seed"]), number)
+        print(f"model {number + 1}: {' '.join(f'{key}={value}' for key, value in model.keys.items())}", flush=True)
+        found = Bench(folder / f"model-{number + 1}", model, given, until).judge(int(given["rounds"]), int(given["tune"]))
+        judged += [found] if found else []
+    figures = {name: ", ".join(f"{one[name]:.1%}" for one in judged) for name in (judged[0] if judged else ())}
+    return concluded(figures, len(judged), int(given["models"]), folder)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))
