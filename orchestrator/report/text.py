@@ -486,7 +486,7 @@ def software_text(plan: Plan, requires: Mapping[str, str]) -> str:
 
 
 def unusual_text(plan: Plan) -> str:
-    """The plan's unusual choices, each with how many published runs have it: "cp_comm_type (7 of 1,714 published runs), rank_order (none)"."""
+    """The plan's unusual choices with how many published runs have each: "cp_comm_type (7 of 1,714 published runs), etp (none)"."""
     first, *rest = [(one.name, one.seen or "none") for one in unusual(plan.candidate)]
     return ", ".join([f"{first[0]} ({first[1]} of {PUBLISHED:,} published runs)", *(f"{name} ({seen})" for name, seen in rest)])
 

@@ -212,9 +212,7 @@ class Candidate(Value, frozen=True, kw_only=True):
         int, Choice(doc="samples of a pass", unit="samples", searched=True, always_said=True, short="mbs", in_layer_price=False)
     ]
     num_microbatches: int
-    vpp: Annotated[
-        int, Choice(doc="virtual pipeline stages of a rank", unit="chunks", searched=True, in_layer_price=False, after="pp")
-    ] = 1
+    vpp: Annotated[int, Choice(doc="virtual pipeline stages of a rank", unit="chunks", searched=True, in_layer_price=False, after="pp")] = 1
     microbatch_group_size_per_vp_stage: Annotated[int | None, Choice(
         doc="micro-batches that interleaving takes through a chunk before the next chunk's turn; unset: pp (megatron)",
         unit="micro-batches", searched=True, short="microbatch_group", seen=0, in_layer_price=False, after="vpp")] = None  # fmt: skip

@@ -83,7 +83,10 @@ def meshes(ranks: int, engine: str) -> list[Mesh]:
 
 def shape(plan: Plan) -> tuple[object, ...]:
     """What makes two plans one: every choice and the layers of each stage, without what is predicted."""
-    return (*chosen(plan.candidate).items(), *([(span.kind, span.count, span.recompute, span.chunk) for span in stage.layers] for stage in plan.stages))
+    return (
+        *chosen(plan.candidate).items(),
+        *([(span.kind, span.count, span.recompute, span.chunk) for span in stage.layers] for stage in plan.stages),
+    )
 
 
 class Bench:
