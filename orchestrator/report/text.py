@@ -447,7 +447,7 @@ def difference_text(plan: Plan, by_price: Plan | None = None) -> str:
     was taken; "" where no run like it was measured."""
     if by_price is not None:
         faster = f"{100 * (1 - by_price.prediction.step_time_s / plan.prediction.step_time_s):.1f}% faster"
-        return f"The fastest by price is {faster}, with {unusual_text(by_price)}: search.prefer=fastest takes {choice(by_price)}"
+        return f"The fastest by price is {faster}, with {unusual_text(by_price)}: search.prefer=fastest"
     if plan.predicted is None or plan.predicted.interval is None or BEYOND["engine"] in plan.predicted.beyond:
         return ""
     return f"Half of the differences predicted between published runs are off by more than {_percent(pairs_of(plan.model).half)}"

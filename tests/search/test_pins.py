@@ -98,7 +98,7 @@ def searched_groups(plan: Plan) -> bool:
 def test_long_sequences_are_divided_without_being_asked() -> None:
     """Llama 3 8B at 131,072 tokens on 16 H100, in a kind of context parallelism that no other kind beats: over 8 ranks where memory is
     filled to the reserve, over 4 beside a wider tp where the plan is as sure to fit as usual."""
-    settings = recipe.load(["recipe=llama3_8b_128k", "launch=none"], machine(), list(ENGINES))
+    settings = recipe.load(["recipe=llama3_8b_128k", "launch=none", "search.prefer=fastest"], machine(), list(ENGINES))
     space = Planner(settings).space(top_k=1)
     plan = Planner(settings).fastest(space).plan
     assert plan.predicted is not None
