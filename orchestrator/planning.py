@@ -280,7 +280,7 @@ class Planner:
             plain = None if any_plan else self._plainer(space, result.plan)
         plans, take = [result.plan, *result.alternatives], self.settings.take or 1
         if plain is not None:
-            plans = [plain, *(other for other in plans if other.candidate != plain.candidate)]
+            plans = [plain, *(other for other in plans if other.candidate != plain.candidate)][: max(len(plans), take)]
         if take > len(plans):
             raise InputError("take", take, f"is more than the {len(plans)} that a search shows: the fastest, and those of other kinds")
         plan = self._completed(space, plans.pop(take - 1))
