@@ -514,6 +514,10 @@ NOT_BOTH: Final = {
 """Flags, and what Megatron refuses beside them (training/arguments.py:756-780, core_v0.16.1; the last :680, core_v0.19.0)."""
 
 
+OF_FULL: Final = ("recompute_method", "recompute_num_layers")
+"""Flags of full recompute alone (training/arguments.py:900, transformer_config.py:1179, core_v0.16.1)."""
+
+
 def not_both(f: Fields) -> list[str]:
     """The flags of a command line that Megatron's programs refuse beside each other, a sentence each.
 
@@ -521,7 +525,10 @@ def not_both(f: Fields) -> list[str]:
     ['train_iters and lr_decay_samples: Megatron takes one of them']
     """
     pairs = ((name, other) for name, others in NOT_BOTH.items() for other in others)
-    return [f"{name} and {other}: Megatron takes one of them" for name, other in pairs if f.given.get(name) and f.given.get(other)]
+    found = [f"{name} and {other}: Megatron takes one of them" for name, other in pairs if f.given.get(name) and f.given.get(other)]
+    if f.given.get("recompute_granularity") == "selective":
+        found += [f"{name} is of recompute_granularity=full: Megatron refuses it beside selective" for name in OF_FULL if f.given.get(name)]
+    return found
 
 
 def setup_of(f: Fields, engine: str) -> Setup:

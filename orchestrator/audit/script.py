@@ -20,7 +20,7 @@ from orchestrator.audit.reading import LISTS, Reading, Setup, Source
 from orchestrator.audit.rollouts import NOT_PRICED
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, nearest
 from orchestrator.key import MAX_DIGITS
 from orchestrator.words import megatron as words
 from orchestrator.words.terms import MOST, kind_in, kinds
@@ -274,6 +274,9 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     if (gpus := actors[0] * actors[1] if len(actors) == len(ACTORS) else gpus_of(line, script)) is not None:
         keys["gpus"] = gpus
     kind = "Megatron-DeepSpeed" if engine != "megatron" else "slime" if by_slime else "Megatron-LM"
+    if kind == "Megatron-LM" and (left := [flag.partition(" ")[0] for flag in others[LISTS[None]]]):
+        near = [f"{flag}{f' (did you mean {meant}?)' if (meant := nearest(flag, known)) else ''}" for flag in left]
+        assumed.append(f"{', '.join(near)}: added by the program, as Megatron-LM's own parser stops at a flag that it does not know")
     found = megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **others, assumed=assumed)
     return replace(found, missing=missing)
 

@@ -48,7 +48,8 @@ def show(console: Console, audit: Audit) -> None:
     reading, judged = audit.reading, audit.judged
     say(f"{audit.name}: {reading.format}")
     say(audit.settings.why_cluster)
-    say(f"legal      {'yes' if audit.legal else f'NO: {audit.problem}'}")
+    but = ", but for what is unknown here" if reading.unknown else ""
+    say(f"legal      {f'yes{but}' if audit.legal else f'NO: {audit.problem}'}")
     if judged is not None:
         say(f"memory     {fits_text(audit, judged)}")
     for line in left_lines(audit):

@@ -203,6 +203,28 @@ def test_a_rule_that_is_broken_is_named(words: str, problem: str, tmp_path: Path
     assert problem in found.problem
 
 
+def test_method_and_number_of_layers_are_refused_beside_selective_recompute(tmp_path: Path) -> None:
+    """Megatron-LM: recompute method is not yet supported for selective recomputing granularity; recompute_num_layers must be None."""
+    for flag in ("--recompute-method uniform", "--recompute-num-layers 1"):
+        found = audited(tmp_path, f"{MODEL} {REST} --recompute-granularity selective {flag}")
+        assert (
+            found.problem
+            == f"{flag[2:].partition(' ')[0].replace('-', '_')} is of recompute_granularity=full: Megatron refuses it beside selective"
+        )
+        full = audited(tmp_path, f"{MODEL} {REST} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    assert full.legal
+
+
+def test_a_flag_that_megatrons_parser_does_not_know_is_no_plain_yes(tmp_path: Path) -> None:
+    found = audited(tmp_path, f"{MODEL} {REST} --cross-entropy-loss-fussion")
+    assert "legal      yes, but for what is unknown here\n" in str(found)
+    said = (
+        "--cross-entropy-loss-fussion (did you mean --cross-entropy-loss-fusion?): added by the program, as Megatron-LM's own parser stops"
+    )
+    assert any(line.startswith(said) for line in found.reading.assumed)
+    assert "legal      yes\n" in str(audited(tmp_path, f"{MODEL} {REST} --cross-entropy-loss-fusion"))
+
+
 def test_no_change_is_offered_that_leaves_a_file_illegal(tmp_path: Path) -> None:
     found = audited(
         tmp_path, f"{MODEL} {REST} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --train-samples 9"
