@@ -248,7 +248,12 @@ class Planner:
             prices=prices,
             planned=tuple(each.engine(capabilities) for each, capabilities in zip(prices, able, strict=True)),
             settings=SearchSettings(
-                pins=settings.pins, limit=settings.limit, top_k=top_k or SHOWN_PLANS, kinds=kinds if top_k else "meshes", prunings=prunings
+                pins=settings.pins,
+                limit=settings.limit,
+                top_k=top_k or SHOWN_PLANS,
+                kinds=kinds if top_k else "meshes",
+                prunings=prunings,
+                continues=settings.continues is not None,
             ),
         )
 

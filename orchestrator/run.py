@@ -96,7 +96,7 @@ def through(words: Sequence[str], answer: dict[str, Any] | None = None) -> int:
     print(settings.why_cluster, flush=True)
     if settings.continues is not None:
         resuming.check_whole(settings.continues)
-        print(resuming.said(settings.continues, settings.training.steps), flush=True)
+        print(resuming.said(settings.continues, settings.training), flush=True)
     with held(settings, new_folder if settings.tune is None else tuning.tune_folder) as out:
         return in_folder(settings, machine, out, answer)
 

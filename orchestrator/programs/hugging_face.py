@@ -16,10 +16,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
+from orchestrator.model.schedule import learning_rate
 from orchestrator.workers.deepspeed_states import UNCLIPPED, parameter_groups
 from orchestrator.workers.hf_model import summed_over_sequence
 from orchestrator.workers.runs import PlannedSamples
-from orchestrator.workers.schedule import learning_rate
 
 
 class PlannedTrainer(Trainer):

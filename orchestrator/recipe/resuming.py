@@ -12,6 +12,7 @@ from orchestrator import digests
 from orchestrator.errors import InputError, NoPlanError, nearest
 from orchestrator.key import shown
 from orchestrator.model.lora import Lora
+from orchestrator.model.schedule import learning_rate
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings, Source, from_json
@@ -38,6 +39,8 @@ DATA_ORDER: Final = ("global_batch_size", "seq_length", "decoder_seq_length", "s
 """Step k takes the samples from k * global_batch_size on of an order that these fix: another value repeats some and leaves others out."""
 STATES: Final = ("optimizer", "lora", "freeze", "precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
 """What the optimizer's states in the checkpoint are of."""
+RATE_JUMP: Final = 0.01
+"""Share by which a continued run's learning rate may differ from the one that its former schedule would have there, unsaid."""
 UNGROUPED: Final = {"seed": "seed", "lora": "lora", "task": "task", "packing": "data.packing"}
 """Keys of fields of the training that are not called train.*."""
 MEASURED: Final = ("lengths",)
@@ -177,13 +180,19 @@ def names_a_model(given: Mapping[str, Any]) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- in words
 
 
-def said(checkpoint: Checkpoint, steps: int) -> str:
-    """Which checkpoint is continued, in one line, and whether `steps` are done with it already."""
+def said(checkpoint: Checkpoint, training: Training) -> str:
+    """Which checkpoint is continued, in one line, whether its steps are done with it already, and how the learning rate jumps there."""
+    step, steps, before = checkpoint.step, training.steps, checkpoint.plan
     line = f"continues {checkpoint.folder} after step {checkpoint.step}, written by {checkpoint.engine}"
     if checkpoint.plan is None:
         line += f"; no {PLAN} says what it was trained with, so that nothing can be compared"
-    if checkpoint.step >= steps:
+    if step >= steps:
         line += f"; train.steps={steps} are done with it, so that nothing is left to train: train.steps=N train.change=steps goes on"
+    elif before is not None and step > 0:
+        old, last, new = learning_rate(before.training, step), learning_rate(before.training, step - 1), learning_rate(training, step)
+        if abs(new - old) > RATE_JUMP * max(new, old):
+            rates = f"step {step} had {last:.3g} and the next would have {old:.3g}, by this run's schedule it has {new:.3g}"
+            line += f"; THE LEARNING RATE JUMPS: {rates} (train.schedule, train.lr, train.min_lr, train.warmup say another)"
     return line
 
 

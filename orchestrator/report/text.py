@@ -460,15 +460,16 @@ def left_over_text(plan: Plan, faster: Plan | None = None) -> str:
     left = left_over(gpus, batch)
     if left == 1 or (layers % left == 0 and left < gpus):
         return ""
-    near = " or ".join(map(str, batches(gpus, batch)))
-    others = " or ".join(map(str, counts(gpus, plan.cluster.gpus_per_node, batch)))
+    ways = [] if plan.run.resume else [f"train.global_batch_size={' or '.join(map(str, batches(gpus, batch)))}"]
+    if others := " or ".join(map(str, counts(gpus, plan.cluster.gpus_per_node, batch))):
+        ways.append(f"gpus={others}{',' if ways else ''}")
     said = ""
     if faster is not None:
         seconds, saved = faster.prediction.step_time_s, 1 - faster.prediction.step_time_s / plan.prediction.step_time_s
         said = f". FEWER GPUs ARE FASTER: gpus={faster.world_size} takes {format_seconds(seconds)} a step ({-100 * saved:.1f}%)"
     return (
         f"gpus={gpus} has the factor {left}, which global_batch_size={batch} has not: no data parallelism takes it, tp, pp or cp must; "
-        f"train.global_batch_size={near}{f', or gpus={others},' if others else ''} leaves none{said}"
+        f"{', or '.join(ways)} {'leaves' if ways else 'no other number leaves'} none{said}"
     )
 
 

@@ -69,6 +69,8 @@ class SearchSettings(Value, frozen=True, kw_only=True):
     top_k: int = 5
     kinds: Kinds = "choices"
     prunings: tuple[Rule, ...] = ()
+    continues: bool = False
+    """Whether a checkpoint is continued, whose batch, packing and optimizer no advice may change."""
     most_further: int = 1_500_000
     """Passes simulated at the end, or what takes as long (a second), to prove that no partition that was left out is the fastest."""
 

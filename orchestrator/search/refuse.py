@@ -233,7 +233,8 @@ class _Relaxed:
         ranks = [getattr(pins, name) for name in ("tp", "pp", "cp")]
         dp = pins.dp or (cluster.num_gpus // prod(ranks) if None not in ranks else None)
         near = multiples(batch, dp * (pins.micro_batch_size or 1)) if dp else batches(cluster.num_gpus, batch)
-        training = [replace(self.workload.training, global_batch_size=other) for other in near if other != batch]
+        others = [other for other in near if other != batch and not self.settings.continues]
+        training = [replace(self.workload.training, global_batch_size=other) for other in others]
         yield from self.legal(
             "train.global_batch_size", {each.global_batch_size: replace(self.workload, training=each) for each in training}
         )
@@ -272,7 +273,7 @@ class _Relaxed:
     def narrower(self) -> Iterator[str]:
         """The first optimizer of fewer bytes with which a plan fits."""
         training = self.workload.training
-        for changes in NARROWER if training.optimizer == "adamw" else ():
+        for changes in NARROWER if training.optimizer == "adamw" and not self.settings.continues else ():
             narrow = replace(self.workload, training=replace(training, **changes))
             found = None if narrow == self.workload else self.of(narrow)
             if found is not None:
@@ -281,7 +282,7 @@ class _Relaxed:
 
     def unpacked(self) -> Iterator[str]:
         """Supervised samples that have a sequence each, where that makes a plan fit."""
-        if self.workload.training.packing:
+        if self.workload.training.packing and not self.settings.continues:
             found = self.of(replace(self.workload, training=replace(self.workload.training, packing=False)))
             yield from () if found is None else (f"data.packing=false ({_named(found)})",)
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from orchestrator.errors import InputError
+from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import Plan
 from orchestrator.workers import checkpoint, metrics, preflight, runs, unpickling
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import Groups
 from orchestrator.workers.samples import Samples
 from orchestrator.workers.saving import Saves, Snapshot, limit_s
-from orchestrator.workers.schedule import learning_rate
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
 

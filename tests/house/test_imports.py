@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracing": {"model"},
     "cpu": {"workers"},
     "workers": {"plan", "strategy", "model", "hardware", "tracing", "cpu"},
-    "programs": {"plan", "workers", "cpu"},
+    "programs": {"plan", "model", "workers", "cpu"},
     "describe": {"model"},
     "recipe": PURE | {"detect", "describe"},
     "detect": PURE,

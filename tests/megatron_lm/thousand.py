@@ -339,7 +339,7 @@ def differences(megatron: Megatron, plan: Any, engine: dict[str, Any], args: Any
     """Every value that Megatron has otherwise than engine.json."""
     from orchestrator.engines.megatron_args import common_recompute
     from orchestrator.engines.passthrough import FLAG_OF
-    from orchestrator.workers.schedule import learning_rate
+    from orchestrator.model.schedule import learning_rate
 
     training, torch = megatron.training, megatron.torch
     found: list[str] = []

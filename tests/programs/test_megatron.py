@@ -37,11 +37,11 @@ from orchestrator.engines.megatron.own import own_job, why_not_own
 from orchestrator.errors import NO_ROOM
 from orchestrator.job import Job
 from orchestrator.launch import local, render
+from orchestrator.model.schedule import learning_rate
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan, RunSettings, from_json, to_json
 from orchestrator.programs import megatron_hooks
 from orchestrator.workers import data
-from orchestrator.workers.schedule import learning_rate
 
 HAS_TRAINING = find_spec("megatron.training") is not None
 pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("own_megatron")]

@@ -26,9 +26,9 @@ import orchestrator
 from orchestrator.engines import ENGINES
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import Plan, RunSettings, to_json
 from orchestrator.programs import hugging_face_hooks
-from orchestrator.workers.schedule import learning_rate
 
 pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("own_hugging_face")]
 

@@ -13,6 +13,7 @@ import yaml
 from test_bad_input import refused
 
 from orchestrator import digests, run
+from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import from_json, to_json
 from orchestrator.recipe import resuming
 from orchestrator.recipe.keys import KEYS
@@ -205,8 +206,32 @@ def test_a_run_knows_its_recipe(old: Path, capsys: pytest.CaptureFixture[str]) -
     assert "From the checkpoint to this plan: the same layout" in said
     checkpoint = resuming.checkpoint_of(str(old))
     assert checkpoint is not None
-    assert resuming.said(checkpoint, 21).endswith("written by megatron")
-    assert "train.steps=20 are done with it, so that nothing is left" in resuming.said(checkpoint, 20)
+    assert checkpoint.plan is not None
+    training = checkpoint.plan.training
+    assert resuming.said(checkpoint, training).endswith("written by megatron")
+    done = resuming.said(checkpoint, msgspec.structs.replace(training, steps=20))
+    assert "train.steps=20 are done with it, so that nothing is left" in done
+
+
+def test_a_rate_that_jumps_is_said_before_the_start(old: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cosine that ended after 40 steps is anew in its middle where 80 are asked for."""
+    finish(old, 40)
+    plan, said = planned((*AGAIN, "train.steps=80", "train.change=steps", "out=new"), capsys)
+    before = from_json((old / "plan.json").read_text()).training
+    new = learning_rate(plan.training, 40)
+    rates = (
+        f"step 40 had {learning_rate(before, 39):.3g} and the next would have {before.min_lr:.3g}, by this run's schedule it has {new:.3g}"
+    )
+    assert f"; THE LEARNING RATE JUMPS: {rates} (" in said
+    assert new > 2 * before.min_lr
+    _, said = planned((*AGAIN, "train.steps=80", f"train.lr={before.min_lr}", "train.schedule=constant", "train.change=steps,lr,schedule",
+                       "out=newer"), capsys)  # fmt: skip
+    assert "JUMPS" not in said
+
+
+def test_what_a_continued_run_may_not_change_is_not_offered(old: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, folder, (*AGAIN, "gpus=7"))
+    assert said.endswith("to relax: gpus=4 or 8")
 
 
 def test_the_next_allocation_has_other_gpus(old: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from worker_cases import make_trainer, open_samples
 
+from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import from_json
 from orchestrator.workers import loop, metrics
-from orchestrator.workers.schedule import learning_rate
 
 Named = dict[str, np.ndarray]
 

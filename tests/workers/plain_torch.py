@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.schedule import learning_rate
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
-from orchestrator.workers.schedule import learning_rate
 
 Weights = dict[str, torch.Tensor]
 MTP_LOSS_SCALING = 0.1

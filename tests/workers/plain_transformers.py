@@ -10,8 +10,8 @@ import transformers
 from worker_plans import samples_of
 
 from orchestrator.engines.hf_config import config_keywords, model_classes
+from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import Plan
-from orchestrator.workers.schedule import learning_rate
 
 IGNORED = -100
 """A label that transformers' losses leave out."""

@@ -11,10 +11,10 @@ import torch
 from orchestrator.engines import ENGINES
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.vision import part_of_weight
+from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import Plan
 from orchestrator.workers import hugging_face, seeing
 from orchestrator.workers.deepspeed_states import parameter_groups
-from orchestrator.workers.schedule import learning_rate
 
 
 def adapt(model: Any, lora: Lora) -> None:

@@ -11,10 +11,10 @@ import yaml
 from worker_plans import make_plan
 
 from orchestrator.engines import ENGINES
+from orchestrator.model.schedule import learning_rate
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.words.megatron import STYLES
-from orchestrator.workers.schedule import learning_rate
 
 pytestmark = pytest.mark.engines
 

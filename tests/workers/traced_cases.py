@@ -11,9 +11,9 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from worker_cases import make_trainer, open_samples, program, train_by_program
 
+from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import RunSettings, from_json
 from orchestrator.workers import loop
-from orchestrator.workers.schedule import learning_rate
 
 
 def trained(plan_json: str, cache: str) -> dict[str, Any]:

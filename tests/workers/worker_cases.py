@@ -25,6 +25,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 
 from orchestrator.cpu import shims
 from orchestrator.engines import ENGINES
+from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import Plan, from_json
 from orchestrator.programs import hugging_face, hugging_face_hooks, hugging_face_steps
 from orchestrator.workers import (
@@ -45,7 +46,6 @@ from orchestrator.workers import (
 from orchestrator.workers import groups as groups_room
 from orchestrator.workers.deepspeed_states import forget_engine
 from orchestrator.workers.samples import Samples
-from orchestrator.workers.schedule import learning_rate
 
 BUILD = {"megatron": megatron.build, "megatron_deepspeed": megatron_deepspeed.build, "deepspeed": hugging_face_steps.build}
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]
