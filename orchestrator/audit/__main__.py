@@ -12,7 +12,7 @@ FILE, known by what is in it:
   YAML whose keys are Megatron-LM's flags, as Megatron-MoE-ModelZoo has it
   a ds_config.json (the model and the sequence are keys beside it; pin.recompute=full where the model checkpoints activations)
   arguments of Hugging Face's Trainer, YAML or JSON, as TRL, alignment-handbook and LLaMA-Factory have them, or behind the program of
-  a shell script (deepspeed, torchrun, accelerate launch with its --config_file)
+  a shell script (deepspeed, torchrun, accelerate launch with its --config_file), whose program may read them from a file (--config)
   Axolotl's and ms-swift's configurations, ms-swift's commands (swift sft, megatron sft), slime's
   accelerate's configuration: its DeepSpeed, Megatron-LM and FSDP plugins (FSDP is priced as the ZeRO stage that shards the same)
   Megatron-Bridge's configuration or overrides, NeMo's configurations and NeMo 2's recipes, NeMo-RL's and verl's: as YAML, as words

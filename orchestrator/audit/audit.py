@@ -93,6 +93,9 @@ class Audit:
         said = {f"{name.removeprefix('model.')}=" for name in reading.weak if name in tree or {"recipe", "model.hf_config"} & {*tree}}
         pinned_here = [f"pin.{name}=" for name in settings.pins.given()]
         kept = [line for line in reading.assumed if not line.startswith(tuple(said)) and not any(pin in line for pin in pinned_here)]
+        if settings.pins.zero_stage:
+            reading = msgspec.structs.replace(reading, assumed=tuple(kept)).divided_by(f"pin.zero_stage={settings.pins.zero_stage}")
+            kept = [*reading.assumed]
         longest = "" if "train.seq_length" in tree else reading.longest
         if reading.longest and not longest:
             kept = [line for line in kept if not line.startswith("every sequence has ")]

@@ -6,14 +6,8 @@ from functools import partial
 
 from orchestrator.audit import accelerate, code, deepspeed, flags_yaml, fsdp, megatron_yaml, own, script, trainer
 from orchestrator.audit.document import content_of, is_json, over_defaults
-from orchestrator.audit.reading import Source
+from orchestrator.audit.reading import READ, Source
 from orchestrator.errors import InputError
-
-READ = (
-    "a ds_config.json, accelerate's configuration, arguments of Hugging Face's Trainer, Megatron-Bridge's, NeMo's, NeMo-RL's or verl's "
-    "YAML, or a shell script of Megatron-LM"
-)
-"""The formats, in words for an error."""
 
 
 def read(text: str, name: str) -> Source:

@@ -129,7 +129,7 @@ def swifts_flags(script: Script) -> Overrides | None:
         if at is not None:
             if at + 2 < len(texts) and texts[at + 2].endswith((".yaml", ".yml", ".json")):
                 raise InputError("audit", texts[at + 2], "is what the script's command reads: audit that file")
-            return _flags(words[at + 2 :], texts[: at + 2])
+            return flags_of(words[at + 2 :], texts[: at + 2])
     return None
 
 
@@ -145,11 +145,11 @@ def trainers_flags(script: Script) -> Overrides | None:
         texts = [one.text for one in words]
         if any(text.partition("=")[0].replace("-", "_") == OF_TRAINER.replace("-", "_") for text in texts):
             at = next((i for i, text in enumerate(texts) if text.endswith(".py")), 0)
-            return _flags(words[at + 1 :], texts[: at + 1])
+            return flags_of(words[at + 1 :], texts[: at + 1])
     return None
 
 
-def _flags(words: Sequence[Word], launcher: Sequence[str]) -> Overrides:
+def flags_of(words: Sequence[Word], launcher: Sequence[str]) -> Overrides:
     given: dict[str, list[Word]] = {}
     flag = ""
     for one in words:

@@ -148,9 +148,27 @@ class Reading(Value, frozen=True, kw_only=True):
         own = (() if self.ramp is None else (self.ramp.rule,), (ON_HOST,) if self.fsdp else (), (SHARDS_ALONE,) if self.copies else ())
         return tuple(rule for rules in own for rule in rules)
 
+    def divided_by(self, what: str) -> Reading:
+        """The reading where something beside the file (`what`) divides the states over ranks: what it says of whole copies is left out."""
+        if not self.copies and self.states is None:
+            return self
+        said = f"{what}: as DeepSpeed divides the states, with an fp32 copy of every weight that is trained"
+        kept = [line for line in self.assumed if not line.startswith(OF_COPIES)]
+        unpriced = tuple(one for one in self.unpriced if not one.startswith("torch_dtype"))
+        return msgspec.structs.replace(self, states=None, copies=False, assumed=(*kept, said), unpriced=unpriced)
+
     def kept(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
         """The engine's rules that are the file's, and its own."""
         return (*(rule for rule in rules if not (self.fsdp and rule.id in DEEPSPEEDS)), *self.rules)
+
+
+READ: Final = (
+    "a ds_config.json, accelerate's configuration, arguments of Hugging Face's Trainer, Megatron-Bridge's, NeMo's, NeMo-RL's or verl's "
+    "YAML, or a shell script of Megatron-LM"
+)
+"""The formats, in words for an error."""
+OF_COPIES: Final = ("no deepspeed and no fsdp", "weights are loaded in bf16", "torch_dtype=float32", "attn_implementation is not said")
+"""How lines begin that are assumed of whole copies of the states."""
 
 
 class Source(msgspec.Struct, frozen=True):

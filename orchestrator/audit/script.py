@@ -16,12 +16,13 @@ from msgspec.structs import replace
 from orchestrator.audit import accelerate, fsdp, megatron, megatron_yaml, overrides, shell, trainer
 from orchestrator.audit.document import Given, content_of
 from orchestrator.audit.hugging_face import beside_file, named_ds_config
-from orchestrator.audit.reading import LISTS, Reading, Setup, Source
+from orchestrator.audit.reading import LISTS, READ, Reading, Setup, Source
 from orchestrator.audit.rollouts import NOT_PRICED
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
 from orchestrator.errors import InputError, nearest
 from orchestrator.key import MAX_DIGITS
+from orchestrator.recipe.sources import read_text
 from orchestrator.words import megatron as words
 from orchestrator.words.terms import MOST, kind_in, kinds
 from orchestrator.words.tools import Tool
@@ -93,6 +94,9 @@ def _source(script: Script, text: str, name: str) -> Source:
     if (words := overrides.trainers_flags(script)) is not None:
         source = trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words))
         return _with_gpus(_under_accelerate(source, words.launcher, name), words, script)
+    if (words := _configured(script, name)) is not None:
+        source = trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words))
+        return _with_gpus(_under_accelerate(source, words.launcher, name), words, script)
     line = training_line(script, text)
     reading = reading_of(line, script, name)
 
@@ -108,6 +112,32 @@ def _overridden(text: str, name: str, script: Script, words: overrides.Overrides
     return _with_gpus(megatron_yaml.read(text, name, words.content, tool, change, notes), words, script)
 
 
+def _configured(script: Script, name: str) -> overrides.Overrides | None:
+    """The settings of a command whose program reads the Trainer's arguments from a file (`sft.py --config sft.yaml`), with its flags over
+    them; None: there is no such command. Raises InputError where the file is not here."""
+    for command in script.commands:
+        for index, word in enumerate(command.words):
+            texts = [one.text for one in command.words]
+            file = word.text.removeprefix("--config=")
+            behind = [text.rpartition("/")[2] for text in texts[:index]]
+            starts = next((i for i, text in enumerate(behind) if text.endswith(".py") or text in PROGRAMS), None)
+            if starts is None or not file.endswith((".yaml", ".yml", ".json")) or "--deepspeed" in texts[index - 1]:
+                continue
+            if (path := beside_file(file, name)) is None:
+                raise InputError("audit", file, "is what the script's command reads, and is not here: put it there, or audit that file")
+            content = content_of(read_text(path), str(path))
+            if not trainer.is_trainer(content):
+                continue
+            said = overrides.flags_of(command.words[starts + 1 :], texts[: starts + 1])
+            given = {key: value for key, value in said.content.items() if key != "config"}
+            return said._replace(content=content | given)
+    return None
+
+
+PROGRAMS: Final = ("trl", "llamafactory-cli")
+"""Commands that take such a file and are no Python file."""
+
+
 def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Source:
     """The source with the ZeRO stage, offload and ranks of the file that `accelerate launch --config_file` names. Raises InputError."""
     flags = [part for word in launcher for part in word.split("=", 1)]
@@ -118,9 +148,13 @@ def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Sou
     if path is None:
         return structs.replace(source, reading=replace(source.reading, missing=("--config_file", file)))
     of = accelerate.read(path.read_text(), str(path), content_of(path.read_text(), str(path))).reading
-    chosen = {field: getattr(of.setup, field) for field in ("zero_stage", "offload_optimizer", "zero_shard_size")}
-    assumed = [line for line in source.reading.assumed if "no deepspeed and no fsdp" not in line]
-    reading = replace(source.reading, setup=replace(source.reading.setup, **chosen), missing=of.missing, assumed=tuple(assumed))
+    chosen: dict[str, Any] = {field: getattr(of.setup, field) for field in ("zero_stage", "offload_optimizer", "zero_shard_size")}
+    if of.setup.recompute == "full":
+        chosen["recompute"] = "full"
+    reading = source.reading.divided_by(file) if of.setup.zero_stage or of.missing else source.reading
+    said = [line for line in of.assumed if line.startswith("FSDP's")]
+    reading = replace(reading, setup=replace(reading.setup, **chosen), missing=of.missing, fsdp=of.fsdp,
+                      assumed=(*reading.assumed, *said), unpriced=(*reading.unpriced, *of.unpriced))  # fmt: skip
     return structs.replace(source, reading=replace(reading, keys={**reading.keys, **{k: v for k, v in of.keys.items() if k == "gpus"}}))
 
 
@@ -148,7 +182,8 @@ def training_line(script: Script, text: str) -> Line:
         count = sum(word.text.partition("=")[0] in known for word in every)
         best = tuple(every)
     if count < ENOUGH:
-        raise InputError("audit", None, "no command with Megatron-LM's flags was found in this script")
+        why = "no command with Megatron-LM's flags, nor with the Trainer's arguments or a file of them, was found in this script"
+        raise InputError("audit", None, f"{why}; audit takes {READ}")
     program = next((word.text for word in best if PROGRAM.search(word.text) or PROGRAM_WORD.search(word.text)), "")
     at = next((index for index, word in enumerate(best) if word.text == program), None)
     if not program:

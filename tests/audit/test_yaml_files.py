@@ -514,3 +514,37 @@ def test_a_command_with_the_trainers_arguments_is_read_with_the_file_that_says_z
     assert (found.plan.num_microbatches, found.plan.training.lr, found.reading.unknown) == (8, 1e-5, ())
     text = formats.read(command, str(tmp_path / "a.sh")).edited(found.reading.setup, replace(found.reading.setup, micro_batch_size=4), 8)
     assert "train_batch_size 4 --gradient_accumulation_steps 4" in str(text)
+
+
+def test_a_command_whose_program_reads_the_trainers_arguments_from_a_file_is_read_with_it(tmp_path: Path) -> None:
+    """alignment-handbook's own: accelerate's file says the shards, TRL's the rest, and a flag stands over it."""
+    keys = {"recipe": "llama3_8b", "cluster": "dgx_h100"}
+    command = "accelerate launch --config_file recipes/fsdp.yaml scripts/sft.py --config recipes/sft.yaml --learning_rate 3e-5\n"
+    (tmp_path / "recipes").mkdir()
+    with pytest.raises(InputError, match=r"audit=recipes/sft\.yaml: is what the script's command reads, and is not here"):
+        audited(tmp_path, command, "a.sh", **keys)
+    fsdp = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\nmixed_precision: bf16\nnum_processes: 8\n"
+    (tmp_path / "recipes" / "fsdp.yaml").write_text(fsdp)
+    (tmp_path / "recipes" / "sft.yaml").write_text(
+        "torch_dtype: bfloat16\nbf16: true\nlearning_rate: 2.0e-05\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n"
+        "gradient_checkpointing: true\nmax_seq_length: 2048\n"
+    )
+    found = audited(tmp_path, command, "a.sh", **keys)
+    assert found.plan is not None
+    assert (found.plan.world_size, found.plan.zero_stage, found.plan.micro_batch_size, found.plan.num_microbatches) == (8, 3, 4, 2)
+    assert (found.plan.training.lr, found.plan.training.seq_length, found.reading.fsdp) == (3e-5, 2048, True)
+    assert any(line.startswith("FSDP's full_shard is priced as") for line in found.reading.assumed)
+    assert not any("without an fp32 copy" in line for line in found.reading.assumed)
+
+
+def test_a_pin_that_divides_the_states_is_of_an_optimizer_with_an_fp32_copy(tmp_path: Path) -> None:
+    """12 bytes a parameter on 8 ranks; alone the file trains bf16 weights as they were loaded, without such a copy."""
+    text = "torch_dtype: bfloat16\nbf16: true\nlearning_rate: 2.0e-05\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 1\n"
+    keys = {"recipe": "llama3_8b", "cluster": "dgx_h100", "gpus": 8, "train.seq_length": 2048}
+    alone, pinned = audited(tmp_path, text, "sft.yaml", **keys), audited(tmp_path, text, "sft.yaml", **keys, **{"pin.zero_stage": 3})
+    of_copies = "without an fp32 copy of any"
+    assert [any(of_copies in line for line in found.reading.assumed) for found in (alone, pinned)] == [True, False]
+    assert any(line.startswith("pin.zero_stage=3: as DeepSpeed divides the states, with an fp32 copy") for line in pinned.reading.assumed)
+    assert pinned.plan is not None
+    optimizer = pinned.plan.prediction.by_stage[0].memory_by_cause["optimizer"]
+    assert optimizer == pytest.approx(12 * 8.03e9 / 8, rel=0.01)
