@@ -207,8 +207,10 @@ def plainest(workload: Workload, engines: Engines, settings: SearchSettings, pla
 
 
 def _first(workload: Workload, engines: Engines, settings: SearchSettings) -> Plan | None:
-    """The first plan that fits under the last limits of the engines' policies, which bounds make a fast one; None: none does."""
-    return faster(workload, [engine.held_to(-1) for engine in engines], settings, float("inf"), any_plan=True)
+    """The first plan that fits under the first limits of the engines' policies, else under the last, as a search takes them; bounds make it
+    a fast one. None: none fits."""
+    held = ([engine.held_to(level) for engine in engines] for level in (0, -1))
+    return next(filter(None, (faster(workload, each, settings, float("inf"), any_plan=True) for each in held)), None)
 
 
 def fastest_with(
