@@ -1,11 +1,12 @@
-"""The two questions that take several plans to answer. target.*: the least GPUs whose plan reaches it. largest=: the longest sequence, the
+"""The questions that take several plans to answer. target.*: the least GPUs whose plan reaches it; of target.cost alone the number of GPUs
+that trains soonest within it. largest=: the longest sequence, the
 largest batch or the most layers that fit in memory. Both plan for one number after the other, and give back what was tried: a `Point` each,
 which has the keys and the plan, or why there is none. `load` makes settings of the user's keys with others over them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -40,7 +41,8 @@ def answered(
     if settings.reinforcement is not None:
         raise InputError("task", "rl", "is answered by orchestrator.plan_rl")
     if settings.targets.given():
-        return least_gpus(load, settings, bounded="gpus" in given)
+        asked = soonest_within if settings.targets.of_cost_alone else least_gpus
+        return asked(load, settings, bounded="gpus" in given)
     if settings.largest is not None:
         return most_that_fits(load, settings)
     settings, found = planned(settings, lambda planner: planner.plan(progress, with_fuller=with_fuller))
@@ -110,13 +112,50 @@ def needed_at_peak(answer: Answer) -> float:
     return at_peak * max(shares)
 
 
+def _sought(settings: Settings, *, bounded: bool) -> tuple[int, int]:
+    """(GPUs of a node, the most that may be tried). `bounded`: the settings' GPUs are the most. Raises InputError for a saved plan."""
+    if settings.plan is not None:
+        raise InputError("plan", None, "is for a number of GPUs; a target looks for one: leave one of them out")
+    return settings.cluster.gpus_per_node, settings.cluster.num_gpus if bounded else MOST_GPUS
+
+
+def _not_reached(settings: Settings, most: int, nearest: Iterable[Point]) -> NoPlanError:
+    best = [f"{point.keys['gpus']} GPUs: {point.why}" for point in nearest]
+    words = " ".join(f"target.{name}={value:g}" for name, value in settings.targets.given().items())
+    return NoPlanError(f"{words}: not reached with up to {most} GPUs ({'; '.join(best) or 'fewer than it takes at their peak'})")
+
+
+def soonest_within(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer, tuple[Point, ...]]:
+    """The number of GPUs whose fastest plan ends soonest of those that cost no more than target.cost: of powers of two up to the first
+    behind them that costs more, then of numbers between those two. `bounded`: the settings' GPUs are the most. Raises NoPlanError."""
+    node, most = _sought(settings, bounded=bounded)
+    tried: list[Point] = []
+    within: list[Answer] = []
+
+    def reaches(size: int) -> bool:
+        tried.append(point := tried_for_targets(load, {"gpus": str(size)}))
+        if point.answer is not None and not point.why:
+            within.append(point.answer)
+        return point.answer is not None and not point.why
+
+    for size in sizes(node, most):
+        if not reaches(size) and within:
+            last = within[-1].plan.world_size
+            unit = max(node, math.ceil((size - last) / BETWEEN / node) * node) if size > node else 1
+            for between in range(last + unit, size, unit):
+                reaches(between)
+            break
+    if not within:
+        priced = [point for point in tried if point.answer is not None]
+        raise _not_reached(settings, most, [min(priced or tried, key=lambda point: point.answer.cost or 0.0 if point.answer else 0.0)])
+    soonest = min(within, key=lambda answer: answer.days)
+    return whole(load, {"gpus": str(soonest.plan.world_size)}), tuple(tried)
+
+
 def least_gpus(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer, tuple[Point, ...]]:
     """The least number of GPUs whose fastest plan reaches the targets: of powers of two (of nodes, where it is more than one), then of
     whole nodes between the first that does and its half. `bounded`: the settings' GPUs are the most. Raises NoPlanError."""
-    if settings.plan is not None:
-        raise InputError("plan", None, "is for a number of GPUs; a target looks for one: leave one of them out")
-    node = settings.cluster.gpus_per_node
-    most = settings.cluster.num_gpus if bounded else MOST_GPUS
+    node, most = _sought(settings, bounded=bounded)
     tried: list[Point] = []
 
     def reaches(size: int) -> bool:
@@ -135,9 +174,7 @@ def least_gpus(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer
     if hit is None:
         if tried and tried[-1].keys["gpus"] != str(too_few):  # what the most that may be asked for would reach is the answer
             reaches(too_few)
-        best = [f"{point.keys['gpus']} GPUs: {point.why}" for point in tried[-1:]]
-        words = " ".join(f"target.{name}={value:g}" for name, value in settings.targets.given().items())
-        raise NoPlanError(f"{words}: not reached with up to {most} GPUs ({'; '.join(best) or 'fewer than it takes at their peak'})")
+        raise _not_reached(settings, most, tried[-1:])
     unit = max(node, math.ceil((hit - too_few) / BETWEEN / node) * node) if hit > node else 1
     for size in range(too_few + unit, hit, unit):
         if reaches(size):

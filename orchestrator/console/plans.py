@@ -38,6 +38,7 @@ The fastest plan, what its training takes, and why; nothing is started, and noth
   python -m orchestrator plan recipe=llama3_70b gpus=64 cluster=dgx_h100
   python -m orchestrator plan recipe=llama3_8b train.tokens=1T gpus=64 cluster.price_per_gpu_hour=2.5      days, GPU-hours, energy, cost
   python -m orchestrator plan recipe=llama3_8b train.tokens=1T cluster=dgx_h100 target.days=30             the least GPUs that do it
+  python -m orchestrator plan recipe=llama3_8b train.tokens=1T gpus=128 target.cost=71000 cluster.price_per_gpu_hour=2.5   the soonest end
   python -m orchestrator plan recipe=llama3_8b gpus=16 largest=seq_length                                  the most that fits
   python -m orchestrator plan recipe=llama3_8b gpus=64 "cluster.levels.infiniband.bandwidth=200 Gbit/s"    another network
   python -m orchestrator plan plan=runs/first/plan.json explain.tp=8                                       why not that?
@@ -151,7 +152,9 @@ def tried_lines(answer: Answer, tried: Sequence[Point], *, all_of_them: bool = T
         return []
     key = next(iter(tried[0].keys))
     value = answer.plan.world_size if key == "gpus" else _value_of(answer, key)
-    asked = "the least that reaches the target" if key == "gpus" else "the most that fits"
+    of_cost = any(point.answer is not None and point.answer.settings.targets.of_cost_alone for point in tried)
+    of_target = "the soonest end within the cost" if of_cost else "the least that reaches the target"
+    asked = of_target if key == "gpus" else "the most that fits"
     if key == "train.global_batch_size":
         asked += " without gradient accumulation"
     lines = [f"{key}={value}: {asked}, of {len(tried)} tried:"]

@@ -216,11 +216,18 @@ class Actions(Value, frozen=True, kw_only=True):
 
 
 class Targets(Value, frozen=True, kw_only=True):
-    """What the training must reach: the answer is the least number of GPUs, `gpus=` at most."""
+    """What the training must reach: the answer is the least GPUs, `gpus=` at most; of a cost alone those that end soonest within it."""
 
     days: Annotated[float | None, Key("target.days", "the training may take", type=float, unit="days", above=0)] = None
     tokens_per_s: Annotated[float | None, Key("target.tokens_per_s", "all GPUs together do", type=float, unit="tokens/s", above=0)] = None
-    cost: Annotated[float | None, Key("target.cost", "the training may cost (cluster.price_per_gpu_hour=)", type=float, above=0)] = None
+    cost: Annotated[float | None, Key(
+        "target.cost", "the training may cost (cluster.price_per_gpu_hour=); alone it asks for the soonest end", type=float, above=0
+    )] = None  # fmt: skip
+
+    @property
+    def of_cost_alone(self) -> bool:
+        """Whether nothing but a cost is asked for."""
+        return [*self.given()] == ["cost"]
 
     def given(self) -> dict[str, float]:
         """The targets that are set, by name."""

@@ -132,6 +132,32 @@ def test_the_least_gpus_reach_the_target_and_fewer_of_those_tried_do_not() -> No
     assert answer.plan == so.plan(**LLAMA, gpus=answer.plan.world_size, **{"train.tokens": "100B"}).plan
 
 
+def test_a_cost_alone_asks_for_the_soonest_end_within_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was 4 GPUs, the least that keep it, which take 30 times as long."""
+    keys = {**LLAMA, "train.tokens": "1T", "cluster.price_per_gpu_hour": 2.5, "engine": "megatron"}
+    costs = {gpus: so.plan(**keys, gpus=gpus).cost for gpus in (64, 128)}
+    assert costs[64] is not None
+    assert costs[128] is not None
+    assert costs[64] < costs[128]
+    assert so.plan(**keys, gpus=128, **{"target.cost": costs[128] * 1.001}).plan.world_size == 128
+    load = api.loader({**keys, "gpus": 128, "target.cost": costs[128] * 0.999}, "")
+    answer, tried = questions.answered(load, load({}), {"gpus": 128})
+    assert 64 <= answer.plan.world_size < 128
+    assert answer.cost is not None
+    assert answer.cost <= costs[128] * 0.999
+    within = [point.answer for point in tried if point.answer is not None and not point.why]
+    assert answer.days == pytest.approx(min(each.days for each in within))
+    assert {72, 96, 120} <= {int(point.keys["gpus"]) for point in tried}, "and those between 64 and 128"
+    days = answer.days * 1.5
+    both = so.plan(**keys, gpus=128, **{"target.cost": costs[128] * 1.001, "target.days": days})
+    assert both.plan.world_size < answer.plan.world_size, "with days: the least that do it"
+    with pytest.raises(so.NoPlanError, match=r"target\.cost=9: not reached with up to 128 GPUs \(\d+ GPUs: cost \d"):
+        so.plan(**keys, gpus=128, **{"target.cost": 9})
+    words = ["recipe=llama3_8b", "cluster=dgx_h100", "train.tokens=1T", "gpus=16", "cluster.price_per_gpu_hour=2.5", "target.cost=1e6"]
+    assert main(["plan", *words]) == 0
+    assert "gpus=16: the soonest end within the cost, of 5 tried:" in capsys.readouterr().out
+
+
 def test_fewer_gpus_that_the_batch_divides_better_are_named_where_they_are_faster(capsys: pytest.CaptureFixture[str]) -> None:
     """15 nodes leave 15 over of a batch of 512, 14 leave 7; of 16 nothing is left over, and no other number is searched."""
     there, here = (so.plan(**LLAMA, gpus=gpus, engine="megatron") for gpus in (112, 120))
