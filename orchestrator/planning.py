@@ -127,6 +127,12 @@ class Space(Value, frozen=True, kw_only=True):
         """The space under one limit of the memory policy alone (`MemoryPolicy.alone`). No layer is priced again."""
         return msgspec.structs.replace(self, planned=tuple(engine.held_to(level) for engine in self.planned))
 
+    def with_one_recompute(self) -> Space:
+        """The space of plans whose stages are recomputed alike, which is all that programs around the engines can be told."""
+        able = (engine.capabilities for engine in self.planned)
+        alike = [each if each.recompute_varies == "never" else msgspec.structs.replace(each, recompute_varies="job") for each in able]
+        return msgspec.structs.replace(self, planned=tuple(map(PlannedEngine.able_to, self.planned, alike)))
+
     def unproven(self) -> Space:
         """The space without a proof at the search's end that what was left out is slower."""
         return msgspec.structs.replace(self, settings=msgspec.structs.replace(self.settings, most_further=0))

@@ -163,7 +163,7 @@ class Asker:
         cluster = recipe.resized(settings.cluster, gpus)
         planner = Planner(msgspec.structs.replace(settings, cluster=cluster, training=training, limit=limit))
         rules = (FULL_MICRO_BATCH,) if settings.pins.micro_batch_size is None else ()
-        return planner.fastest(planner.space(top_k=1, prunings=rules).unproven(), known=known)
+        return planner.fastest(planner.space(top_k=1, prunings=rules).with_one_recompute().unproven(), known=known)
 
     @cached_property
     def question(self) -> Question:

@@ -110,7 +110,8 @@ def written(plan: Plan, name: str) -> Written:
     if plan.training.precision not in tool.precisions:
         raise InputError("write", name, f"can't be told train.precision={plan.training.precision}", tool.precisions)
     if common_recompute(plan) is None:
-        raise InputError("write", name, "has one recompute setting for all stages, and the plan's differ: pin.recompute=")
+        modes = [f"pin.recompute={mode}" for mode in ("none", plan.strategy.recompute)]
+        raise InputError("write", name, "has one recompute setting for all stages, and the plan's differ", modes)
     if name == "slime":
         plan = replace(plan, cluster=plan.cluster.with_megatron(SLIME_CORE))
         if (reason := why_not(plan)) is not None:

@@ -116,3 +116,12 @@ def test_fsdp_of_verl_is_told_its_own_offloads() -> None:
     (text,) = found.written("verl").values()
     assert "megatron:" not in text
     assert "param_offload" in text.partition("fsdp_config:")[2]
+
+
+def test_an_update_is_planned_with_one_recompute_setting_which_all_programs_can_be_told() -> None:
+    """A 32B on 64 GPUs, whose fastest plan recomputes some layers in some stages alone."""
+    more = {"prompts": 64, "samples": 16, "prompt_length": 512, "response_length": "4000+3000", "max_response_length": 16384}
+    sizes = {"num_layers": 64, "hidden_size": 5120, "num_attention_heads": 64, "num_query_groups": 8, "ffn_hidden_size": 25600}
+    for name in ("verl", "nemo_rl", "slime"):
+        found = so.plan_rl(recipe="qwen3_8b", model=sizes, gpus=64, cluster="dgx_h100", rl=more, write=name)
+        assert len(found.written(name)) == 1
