@@ -28,7 +28,7 @@ from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import getter
 from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.legality import stages_offered
-from orchestrator.strategy.megatron_layout import even_chunks, stages_of
+from orchestrator.strategy.megatron_layout import even_chunks, splits_vary, stages_of
 from orchestrator.strategy.spec import CHOICES, Candidate, Options, Recompute, Strategy, ZeroStage
 
 ROUNDING = 1e-9
@@ -174,7 +174,6 @@ class Floors:
         self.costs, self.capabilities, self.usable = costs, capabilities, usable
         self.one_kind = len(costs.model.runs) == 3
         self.pinned_layout = pinned_layout
-        self.even_chunks = not pinned_layout and self.one_kind
         self.model = costs.model
         self._states: dict[tuple[object, ...], float] = {}
         self._hulls: dict[tuple[Strategy, int], list[tuple[float, float]]] = {}
@@ -225,7 +224,7 @@ class Floors:
         pp, m = candidate.mesh.pp, candidate.num_microbatches
         slowest, work, largest = self._working(candidate)
         bound = m * slowest
-        if most_vpp == 1 or self.even_chunks:
+        if most_vpp == 1 or (self.one_kind and not self.pinned_layout):
             bound = max(bound, filled(work, pp, m, most_vpp, 0.0) - (largest if most_vpp > 1 else 0.0))
         return bound + self.costs.calibration.step_overhead_s
 
@@ -253,22 +252,29 @@ class Floors:
         if vpp > 1:
             least = max(rounds(costs, candidate, group), costs.busy_seconds(candidate))
             floor = max(floor, least + costs.once_seconds(candidate))
-        if pp > 1 and not self.pinned_layout and (not self.capabilities.uneven_stages or (vpp > 1 and not self.one_kind)):
+        one_split = not self.capabilities.uneven_stages or not (self.one_kind or splits_vary(self.model, pp, vpp))
+        if pp > 1 and not self.pinned_layout and one_split:
             floor = max(floor, self._divided(candidate))
-        if pp == 1 or not (vpp == 1 or self.even_chunks):
+        if pp == 1 or (vpp > 1 and (self.pinned_layout or (one_split and not self.one_kind))):
             return floor
         work, layers = pp * vpp * costs.calibration.microbatch_overhead_s, costs.added(candidate)
         for seconds in layers.each_s:
             work += seconds
-        if self.even_chunks:
+        if self.one_kind and not self.pinned_layout:
             work += self.recomputed_seconds(candidate)
         hops, short = costs.hop_seconds(candidate)[: pp - 1], 0.0
         if vpp > 1:
-            hop, short = min(hops), layers.largest_s
+            hop, short = min(hops), layers.largest_s + (0.0 if self.one_kind else self._shorter_first(candidate))
         else:  # each transfer of a micro-batch blocks both of its stages: that is work
             work, hop = work + 2 * sum(hops), 0.0
         end = filled(work, pp, candidate.num_microbatches, vpp, hop) - short
         return max(floor, end + layers.optimizer_s / pp + costs.once_seconds(candidate))
+
+    def _shorter_first(self, candidate: Candidate) -> float:
+        """Seconds of a micro-batch by which all stages' first chunks may be shorter than their share, for what stands in them alone, the
+        model's first layers, may be shorter than the others."""
+        *others, (_, last) = ((run.count, self.costs.layer(candidate, run.layer.kind, "none").seconds) for run in self.model.runs[1:-1])
+        return sum([count * max(0.0, last - each) for count, each in others])
 
     def _divided(self, candidate: Candidate) -> float:
         """Seconds of a step whose chunks hold a number of layers that is no choice (`even_chunks`): a stage works once a micro-batch has

@@ -17,6 +17,7 @@ from orchestrator.cost.memory import StageMemory
 from orchestrator.cost.price import CostModel, LayerCost
 from orchestrator.cost.schedule.names import of_chunks
 from orchestrator.model.spec import ModelSpec
+from orchestrator.strategy.megatron_layout import has_uneven_ends
 from orchestrator.strategy.spec import Candidate, Recompute
 
 ROUNDING = 1e-9
@@ -100,12 +101,12 @@ class Layers:
 NOTHING = LayerCost(**{name: 0 for name in LayerCost.__struct_fields__ if name != "by_cause"}, by_cause={})
 
 
-def kinds_by_stage(model: ModelSpec, pp: int) -> list[tuple[str, ...]]:
-    """The kinds of transformer layers that each of so many stages may hold, were they split anywhere: at least one layer in each, but for
-    the first and the last."""
+def kinds_by_stage(model: ModelSpec, pp: int, vpp: int = 1) -> list[tuple[str, ...]]:
+    """The kinds of transformer layers that each of so many stages may hold, were they split anywhere: at least one layer in each (in its
+    first chunk), but for the first and the last."""
     runs, layers, found = model.runs[1:-1], sum(run.count for run in model.runs[1:-1]), []
     for p in range(pp):
-        low, high = max(0, p - 1), layers - max(0, pp - 2 - p)
+        low, high = max(0, p - 1), layers - (max(0, pp - 2 - p) if vpp == 1 else 0)
         begin, kinds = 0, []
         for run in runs:
             if begin < high and begin + run.count > low:
@@ -122,7 +123,7 @@ class _Stages:
         pp, runs = candidate.mesh.pp, costs.model.runs
         inside = tuple(dict.fromkeys(run.layer.kind for run in runs[1:-1]))
         prices = [costs.of_stage(candidate, p) for p in range(pp)]
-        by_stage = kinds_by_stage(costs.model, pp) if len(inside) > 1 else [inside] * pp
+        by_stage = kinds_by_stage(costs.model, pp, candidate.vpp) if len(inside) > 1 else [inside] * pp
         known: dict[tuple[int, tuple[str, ...]], Layers] = {}
         self.kinds = []
         for here, kinds in zip(prices, by_stage, strict=True):
@@ -167,12 +168,14 @@ class Capacity:
         self.pp, self.vpp, self.m, self.layers = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches, layers
         self.usable = [room * (1 + ROUNDING) for room in usable]
         self.memories = memories
-        shared, what = costs.kept(candidate), (tuple(modes), tuple(partial))
+        shared, what = costs.kept(candidate), (tuple(modes), tuple(partial), self.vpp > 1)
         alike: _Stages = shared.get(what) or shared.setdefault(what, _Stages(costs, candidate, modes, partial))
         self.kinds, self.ends, self.before, self.down, self.once = alike.kinds, alike.ends, alike.before, alike.down, alike.once
         self.fewest = alike.fewest
         self.empty_s = [self.vpp * overhead + end_s for overhead, end_s in zip(alike.overheads, alike.ends_s, strict=True)]
         """Seconds of a micro-batch in each stage, but for its layers."""
+        self._uneven = self.pp - 1 if self.vpp > 1 and has_uneven_ends(costs.model) else -1
+        """The stage whose chunks may differ by more than a layer, so that one of them may have a layer recomputed and others none."""
         self._known: list[dict[int, float]] = [{} for _ in range(self.pp)]
         self._fits = [-1] * self.pp
         """Layers that are known to fit each stage as they are."""
@@ -215,7 +218,10 @@ class Capacity:
         for relief in layers.reliefs:
             if over > held * (n // self.vpp) * relief.nbytes:
                 continue
-            again = self.vpp * ceil(over / (held * relief.nbytes) - ROUNDING) if relief.by_layer else n
+            again: float = n
+            if relief.by_layer:
+                again = over / (held * relief.nbytes)
+                again = self.vpp * (again if p == self._uneven else ceil(again - ROUNDING))
             best = min(best, again * relief.seconds)
         return plain + best
 
@@ -255,7 +261,7 @@ class Capacity:
             behind = 0  # what the stages from p on can hold
             for p in range(pp - 1, -1, -1):
                 ahead = max(0, layers - behind - most[p] - vpp + 1) if p else 0
-                spent = self.down[p] + self.before[ahead] / vpp + self.blocked[p] + self.once  # in their first chunks (spread)
+                spent = self.down[p] + self.before[-(-ahead // vpp)] + self.blocked[p] + self.once  # in their first chunks (spread)
                 many = self.most(p, (upper - spent) / self.m, most[p])
                 could -= most[p] - many  # what all can hold, as far as is known
                 if many < self.fewest[p] or could < layers:

@@ -518,7 +518,9 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     names = [capabilities.engine for capabilities in searched]
     engines = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     doubled = ", groups of pp micro-batches or of that doubled" if any(each.microbatch_groups for each in searched) else ""
-    even = f" (interleaved: chunks as even as they go{doubled})" if plan.pp > 1 else ""
+    alternate, ends = _alternates(plan), len(plan.model.kinds_of_layers()) > 1 or plan.model.mtp_num_layers
+    how = ", in one split" if alternate else ", fewer layers in the head's" if ends else ""
+    even = f" (interleaved: chunks as even as they go{how}{doubled})" if plan.pp > 1 else ""
     space = f"plans of {engines} that were searched and fit{even}"
     least = max((capabilities.least_sequence_part for capabilities in searched if "cp" in capabilities.axes), default=0)
     short = f" or into parts of less than {least:,} tokens" if least > 1 else ""
@@ -529,12 +531,22 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     beside = f"; not searched, only pinned: {', '.join(dict.fromkeys([*several, *values]))}" if several or values else ""
     beside += f"; left as they are unless pinned: {', '.join(dict.fromkeys(kept))}" if kept else ""
     if brief:
-        mixed = plan.vpp > 1 and len(plan.model.kinds_of_layers()) > 1  # whose stages are no choice either
-        even = " (interleaved: chunks as even as they go; pin.layout= takes others)" if mixed else ""
+        one_split = plan.vpp > 1 and alternate
+        even = " (interleaved: chunks as even as they go; pin.layout= takes others)" if one_split else ""
         space, beside = f"plans of {engines} that were searched and fit{even}", ""
     if gap <= NOISE:
         return f"{'Proven the fastest' if taken else 'Another of the table is proven the fastest'} of the {space}{beside}"
     return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster{beside}"
+
+
+def _alternates(plan: Plan) -> bool:
+    """Whether layers of several kinds go on behind the stages' first chunks, so that the split of an interleaved plan is no choice
+    (`megatron_layout.splits_vary`); told from a plan without chunks by its runs of layers."""
+    *others, _ = plan.model.layer_runs()
+    if plan.vpp == 1:
+        return len(others) > 1
+    first = sum(span.count for stage in plan.stages for span in stage.chunk(0) if span.kind not in ENDS)
+    return sum(count for _, count in others) > first
 
 
 def choices_text(total: int, priced: int) -> str:

@@ -8,8 +8,9 @@ synchronisation and optimizer time; search/partition.py puts stages together. So
 * every recompute choice of every stage that the engine has (a pinned mode is that of all layers; of one that has a single choice for all
   stages each is searched alone, the number of layers from the fewest that fit),
 
-for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread over its chunks as evenly as they go (`spread`); unless
-`left`, the least that a partition may take which was left out, is below it.
+for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread over its chunks as evenly as they go (`shapes`), and all
+layers of other kinds than the last one's are in first chunks, or where these have no room there over the even one alone; unless `left`,
+the least that a partition may take which was left out, is below it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,22 @@ from orchestrator.cost.capacity import Capacity
 from orchestrator.cost.memory import RecomputedPeak, StageMemory
 from orchestrator.cost.price import CostModel, LayerCost, StageCost, StageSums
 from orchestrator.model.spec import ModelSpec
-from orchestrator.search.partition import INFINITE, ROUNDING, Best, Partitions, Pipeline, Steps, Way, through
+from orchestrator.search.partition import INFINITE, ROUNDING, STRIDE, Best, Partitions, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import Stage
-from orchestrator.strategy.megatron_layout import chunk_sizes, even_chunks, first_layers, pieces, spread, stages_of, transformer_layers
+from orchestrator.strategy.megatron_layout import (
+    chunk_sizes,
+    even_chunks,
+    first_layers,
+    has_uneven_ends,
+    of_another_kind,
+    pieces,
+    shapes,
+    splits_vary,
+    spread,
+    stages_of,
+    transformer_layers,
+)
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
@@ -133,6 +146,7 @@ class Inner:
         self._rooms = [limit.usable_of(part) for part in parts]
         """Bytes that each stage may use."""
         self._one_kind = len(model.runs) == 3
+        self._others = of_another_kind(model) if self.vpp > 1 and not self._one_kind else 0
         self._by_layer = capabilities.recomputes_by_layer(candidate.schedule)
         self._together = capabilities.beside(modes)
         self._one_count = capabilities.recompute_varies == "job" and len(self._together) == 1 < len(modes)
@@ -156,6 +170,14 @@ class Inner:
         return [self._alike(leaf=Leaf(self.candidate, modes)) for modes in together] if len(together) > 1 else []
 
     @cached_property
+    def _head(self) -> float:
+        """The layers that the head takes as long as; 0 where its chunk has as many as others all the same (`shapes`)."""
+        if self.vpp == 1 or not has_uneven_ends(self.model):
+            return 0.0
+        longest = max(self._layer(self.pp - 1, run.layer.kind, "none").seconds for run in self.model.runs[1:-1])
+        return self._layer(self.pp - 1, self.model.runs[-1].layer.kind, "none").seconds / longest
+
+    @cached_property
     def _places(self) -> list[int]:
         """For each stage, the first stage that is like it in all that changes what it costs."""
         first: dict[tuple[object, ...], int] = {}
@@ -177,23 +199,23 @@ class Inner:
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
-        with several kinds of layers."""
+        in which kinds of layers alternate."""
         if layout is not None:
             return chunk_sizes(layout, self.model, self.pp, self.vpp)
         if self.pp == 1:
             return (self.layers,)
-        if not self.capabilities.uneven_stages or (self.vpp > 1 and not self._one_kind):
+        if not self.capabilities.uneven_stages or not (self._one_kind or splits_vary(self.model, self.pp, self.vpp)):
             return even_chunks(self.model, self.pp * self.vpp)
         return None
 
     # ---- the ways to compute a stage
 
-    def ways(self, p: int, start: int, sizes: tuple[int, ...]) -> list[Way]:
+    def ways(self, p: int, starts: tuple[int, ...], sizes: tuple[int, ...]) -> list[Way]:
         """The ways to compute stage p with these chunks that fit, no one beaten by another; fastest first.
 
-        `start`: transformer layers before its first chunk, which only matters with several kinds of layers.
+        `starts`: transformer layers before each chunk, which only matter with several kinds of layers.
         """
-        chunks = self._chunks(p, start, sizes)
+        chunks = self._chunks(starts, sizes)
         here = (chunks, self._places[p])
         found = self._ways.get(here)
         if found is None:
@@ -292,11 +314,10 @@ class Inner:
         self._added[key] = sums
         return sums
 
-    def _chunks(self, p: int, start: int, sizes: tuple[int, ...]) -> Chunks:
+    def _chunks(self, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Chunks:
         if self._one_kind:
             kind = self.model.runs[1].layer.kind
             return tuple(((kind, size),) for size in sizes)
-        starts = [start] if self._fixed is None else [sum(self._fixed[: v * self.pp + p]) for v in range(self.vpp)]
         return tuple(self._runs(first, first + size) for first, size in zip(starts, sizes, strict=True))
 
     def _runs(self, start: int, end: int) -> tuple[tuple[str, int], ...]:
@@ -312,6 +333,8 @@ class Inner:
         if self._fixed is not None:
             return self._fixed
         pp, vpp = self.pp, self.vpp
+        if vpp > 1 and not self._one_kind:
+            return even_chunks(self.model, pp * vpp)
         counted = self.layers + 2 if (self.layers + 2) % (pp * vpp) == 0 else self.layers
         base, extra = divmod(counted, pp)
         totals = [base + (0 < p <= extra) for p in range(pp)] if extra < pp - 1 else [base + (p < extra) for p in range(pp)]
@@ -335,7 +358,7 @@ class Inner:
         seen = set[tuple[object, ...]]()
         tries: list[tuple[Recompute, int]] = [(mode, 0 if mode == "none" else self.layers) for mode in reversed(self.modes)]
         for p in range(self.pp):
-            chunks = self._chunks(p, sum(sizes[:p]), sizes[p :: self.pp])
+            chunks = self._chunks(self._starts(p, sizes), sizes[p :: self.pp])
             alike = chunks, p == 0, p == self.pp - 1, self._parts[p]
             if alike in seen and self.vpp == 1:  # fewer micro-batches are in flight than in the stage before
                 continue
@@ -351,7 +374,7 @@ class Inner:
         """The one way through the stages of this split; None where a stage doesn't fit."""
         steps: Steps = []
         for p in range(self.pp):
-            ways = self.ways(p, sum(sizes[:p]), sizes[p :: self.pp])
+            ways = self.ways(p, self._starts(p, sizes), sizes[p :: self.pp])
             if not ways:
                 return None
             steps.append({p: [(p + 1, ways)]})
@@ -359,29 +382,41 @@ class Inner:
 
     def _steps(self, upper: float) -> Steps | None:
         """The ways on from each number of layers before a stage to each number behind it, in splits of `upper` seconds at most; None: there
-        is no such split."""
+        is no such split. Over chunks a state also tells, in multiples of `STRIDE`, how many of the first layers, of other kinds than those
+        behind them, stages before hold in their first chunks: which all of them are in."""
         ranges = self.capacity.ranges(upper) if self.capacity is not None else None
         if ranges is None:
             return None
         fewest, most = ranges
         steps: Steps = []
-        reached, least_behind, most_behind = {0}, sum(fewest), sum(most)
+        reached, least_behind, most_behind, others = {0}, sum(fewest), sum(most), self._others
+        last = self.layers + STRIDE * others
         for p in range(self.pp):
             least_behind, most_behind = least_behind - fewest[p], most_behind - most[p]
             here: dict[int, list[tuple[int, list[Way]]]] = {}
-            of_size: dict[int, list[Way]] = {}  # with one kind of layer the ways depend on their number alone
-            for start in reached:
+            of_size: dict[tuple[int, int], list[tuple[int, list[Way]]]] = {}  # of layers of a kind ways depend on their number alone
+            for state in reached:
+                first, start = divmod(state, STRIDE)
                 ends = range(max(start + fewest[p], self.layers - most_behind), min(start + most[p], self.layers - least_behind) + 1)
-                if not self._one_kind:
-                    here[start] = [(end, self.ways(p, start, spread(end - start, self.vpp, p, self.pp))) for end in ends]
+                if self.vpp == 1 and not self._one_kind:
+                    here[state] = [(end, self.ways(p, (start,), (end - start,))) for end in ends]
                     continue
-                for size in range(ends.start - start, ends.stop - start):
-                    if size not in of_size:
-                        of_size[size] = self.ways(p, start, spread(size, self.vpp, p, self.pp))
-                here[start] = [(end, of_size[end - start]) for end in ends]
+                starts, onwards = (first, *[others] * (self.vpp - 1)), here.setdefault(state, [])
+                for end in ends:
+                    known = of_size.get((end - start, first))
+                    if known is None:
+                        sizes_of = shapes(end - start, self.vpp, p, self.pp, self._head)
+                        known = [(STRIDE * min(first + sizes[0], others), self.ways(p, starts, sizes)) for sizes in sizes_of]
+                        of_size[end - start, first] = known
+                    for held, ways in known:
+                        onwards.append((end + held, ways))
             steps.append(here)
             reached = {end for onwards in here.values() for end, ways in onwards if ways}
-        return through(steps, self.layers)
+        return through(steps, last)
+
+    def _starts(self, p: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The layers before each chunk of stage p in this split."""
+        return tuple([sum(sizes[:chunk]) for chunk in range(p, len(sizes), self.pp)])
 
     # ---- the search
 
@@ -438,7 +473,7 @@ class Inner:
                 if even is not None and even.seconds <= threshold:
                     best = even
             self.left = INFINITE
-            steps, end = self._steps(threshold if best is None else best.seconds), self.layers
+            steps, end = self._steps(threshold if best is None else best.seconds), self.layers + STRIDE * self._others
         if steps is not None:
             best, bound = self._best(steps, end, best, threshold, effort, even)
         if best is not None:

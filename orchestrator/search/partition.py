@@ -35,6 +35,8 @@ CLOSE = 1e-9
 """Relative distance at which the game's bound is close enough to the best one, where that one leaves nothing to look at."""
 LEFT_OPEN = 1e-3
 """Relative distance at which the game's bound is close enough to the best one, where that one leaves something to look at."""
+STRIDE = 1 << 20
+"""A number above the layers of any model: a state is a number of layers, and may be a multiple of this larger."""
 INFINITE = float("inf")
 
 
@@ -294,12 +296,11 @@ class Partitions:
             known = (end for end, some in self.steps[p].get(old, ()) if any(way is one for one in some))
             old = next(known, -1)
             between = min(giving, taking) <= p < max(giving, taking)
-            wanted = old + ((1 if taking < giving else -1) if between else 0)
-            there = next((some for end, some in self.steps[p].get(state, ()) if end == wanted), None)
+            wanted = (old + ((1 if taking < giving else -1) if between else 0)) % STRIDE
+            state, there = next(((end, some) for end, some in self.steps[p].get(state, ()) if end % STRIDE == wanted), (-1, None))
             if old < 0 or there is None:
                 return None
             found.append(way if any(way is one for one in there) else there[0])
-            state = wanted
         return found
 
     # ---- critical paths

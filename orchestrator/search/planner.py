@@ -99,6 +99,9 @@ SHAPE, GROUP, FLOOR, SOLVE, AGAIN = -2, -1, 0, 1, 2
 """What an entry of the queue waits for: its mesh's choices; its choices' own floors; its inner bound; its first solution; its best one."""
 AT_FIRST = 1
 """Partitions simulated for a choice until it comes to the queue's head again."""
+MOST_PASSES = 8_000_000
+"""Passes simulated until choices that come to the queue's head again are no longer looked at more closely than `AT_FIRST`; and of what
+they left out until no more of them are looked on in: many pipelines' bounds are then within a few percent of the best plan's time."""
 RESORT_GAIN = 0.005
 """Share of a step that a safer plan with options that save memory must gain over one that keeps the reserve alone: more than rounding."""
 WIDE = 1_000_000
@@ -235,6 +238,7 @@ def fastest_with(
     offered = [mode for mode in capabilities.recompute if mode not in capabilities.pinned_recompute]
     allowed = _Allowed(rules, workload, changed, settings.pins.among("recompute", offered))
     floors: dict[tuple[Strategy, int, tuple[Recompute, ...]], Callable[[float, float], float]] = {}
+    spent = 0
     for before, before_s in known:
         if before_s * least >= below_s:
             break
@@ -258,7 +262,8 @@ def fastest_with(
         bound = inner.bound(before_s * least, below_s)
         if not bound.fits or bound.bound_s >= below_s:
             continue
-        solution = inner.solve(below_s, Effort(MOST_SIMULATED)).solution
+        solution = inner.solve(below_s, Effort(AT_FIRST if spent > MOST_PASSES // 8 else MOST_SIMULATED)).solution
+        spent += inner.spent
         if solution is not None and solution.step_time_s < below_s:
             below_s, found = solution.step_time_s, solution
     return None if found is None else _plan_of(found, workload, costs)
@@ -406,6 +411,8 @@ class _Search:
         """Meshes and choices that don't fit, each with bytes that it takes at least, or its inner search, which knows how many it takes."""
         self.unfinished: list[tuple[Inner, Choice]] = []
         self.bounds: dict[Candidate, float] = {}
+        self.spent = 0
+        """Passes that inner searches simulated so far."""
         self.floors = {i: floors.under(self.limits[i].usable) for i, floors in space.floors.items()}
         self.queue: list[Entry] = []
         for states, mesh in space.meshes:
@@ -515,7 +522,8 @@ class _Search:
         others wait in the queue by their own bound, which is mostly the higher one."""
         threshold = self.best.threshold(choice)
         most = min(threshold, bound * LOOK_AHEAD) if first else threshold
-        answer = inner.solve(most, Effort(AT_FIRST if first else MOST_SIMULATED))
+        answer = inner.solve(most, Effort(AT_FIRST if first or self.spent > MOST_PASSES else MOST_SIMULATED))
+        self.spent += inner.spent
         if not answer.fits:
             self._too_large(choice, inner)
             return
@@ -555,7 +563,7 @@ class _Search:
         for inner, choice in sorted(self.unfinished, key=lambda entry: entry[0].left):
             tie = best.score * (1 + ROUNDING)  # goes to the first in declared order, whichever is looked at first
             may_win = inner.left < best.score * (1 - ROUNDING) or (inner.left <= tie and choice.order < best.ranked[0][1].order)
-            if most and may_win and inner.left < least and not self._late():
+            if most and may_win and inner.left < least and spent < MOST_PASSES and not self._late():
                 spent -= inner.spent
                 answer = inner.solve(tie, Effort(MOST_SIMULATED, max(1, (most - spent - inner.spent) // 3)))
                 spent += inner.spent

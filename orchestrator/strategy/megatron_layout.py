@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import accumulate, groupby
+from math import floor
 
 from orchestrator.errors import InputError
 from orchestrator.model.parts.vision import part_of
@@ -81,6 +82,23 @@ def even_chunks(model: ModelSpec, chunks: int) -> tuple[int, ...]:
     return (*(base + (index < extra) for index in range(chunks - 1)), last)
 
 
+def of_another_kind(model: ModelSpec) -> int:
+    """Layers before those that are all of the last one's kind: DeepSeek's dense ones; 0 where all layers are of a kind."""
+    return transformer_layers(model) - model.runs[-2].count
+
+
+def splits_vary(model: ModelSpec, pp: int, vpp: int) -> bool:
+    """Whether a search takes other splits into so many chunks than `even_chunks`: not where layers of several kinds go on behind the
+    stages' first chunks, as they do where kinds alternate."""
+    return vpp == 1 or sum(even_chunks(model, pp * vpp)[:pp]) >= of_another_kind(model)
+
+
+def has_uneven_ends(model: ModelSpec) -> bool:
+    """Whether the first or the last chunk of a pipeline is much unlike the others: layers of other kinds come first, or the head predicts
+    several tokens."""
+    return len(model.runs) > 3 or model.architecture.mtp_num_layers > 0
+
+
 def spread(layers: int, vpp: int, stage: int, pp: int) -> tuple[int, ...]:
     """A stage's layers over its chunks, as even as they go. The first stage's first chunk has the embedding and gets no extra layer; in
     the others the last chunk gets none, which has the head in the last stage.
@@ -92,6 +110,23 @@ def spread(layers: int, vpp: int, stage: int, pp: int) -> tuple[int, ...]:
     if stage == 0 and pp > 1:
         return (base,) * (vpp - extra) + (base + 1,) * extra
     return (base + 1,) * extra + (base,) * (vpp - extra)
+
+
+def shapes(layers: int, vpp: int, stage: int, pp: int, head: float) -> list[tuple[int, ...]]:
+    """The sizes that the chunks of a stage with so many layers may have in a search: as even as they go (`spread`). `head`: the layers that
+    the head takes as long as; where that is not 0, of the first stage either the last or the first chunks may have the layer more, and
+    the last chunk, which has the head, fewer until it takes no longer than the others.
+
+    >>> shapes(7, 2, 1, 4, 2.5), shapes(7, 2, 0, 4, 2.5), shapes(5, 2, 3, 4, 2.5), shapes(9, 2, 3, 4, 2.5)
+    ([(4, 3)], [(3, 4), (4, 3)], [(3, 2), (4, 1)], [(5, 4), (6, 3)])
+    """
+    found = [spread(layers, vpp, stage, pp)]
+    if head and vpp > 1 and stage == 0 and layers % vpp:
+        found.append(found[0][::-1])
+    if head and vpp > 1 and stage == pp - 1:
+        least = max(0, floor((layers + head) / vpp - head))
+        found += [(*spread(layers - last, vpp - 1, stage, pp), last) for last in range(layers // vpp - 1, least - 1, -1)]
+    return found
 
 
 def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...]:

@@ -171,8 +171,8 @@ def test_where_the_cheapest_recompute_frees_too_little_the_dearer_one_counts() -
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (8, 4), (16, 2)])
 def test_chunks_that_are_no_choice_are_counted_stage_by_stage(pp: int, vpp: int) -> None:
-    """DeepSeek-V3 has dense layers first: interleaved its chunks are as even as they go, and the fullest stage bounds the step."""
-    given = recipe.load(["recipe=deepseek_v3", "gpus=512"], detect.machine(), list(ENGINES))
+    """Layers of gpt-oss alternate: interleaved its chunks are as even as they go, and the fullest stage bounds the step."""
+    given = recipe.load(["recipe=gpt_oss_120b", "gpus=512"], detect.machine(), list(ENGINES))
     (engine,) = [engine for engine in Planner(given).space().planned if engine.name == "megatron"]
     costs = engine.costs(Planner(given).workload)
     cand = candidate(pp=pp, vpp=vpp, ep=32, dp=512 // pp, num_microbatches=4 * pp, recompute="full")

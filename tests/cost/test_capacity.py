@@ -145,3 +145,18 @@ def test_before_and_behind_a_stage_are_the_way_down_and_up_and_the_transfers_tha
     chunked = candidate(pp=4, vpp=2, num_microbatches=8)
     memories = [costs.stage_memory(chunked, p) for p in range(4)]
     assert Capacity(costs, chunked, ("none",), (), 24, [1e15] * 4, memories).blocked == [0.0] * 4
+
+
+@pytest.mark.parametrize("pp", [2, 3])
+def test_a_stage_with_chunks_may_hold_kinds_of_all_rows(pp: int) -> None:
+    """Every stage between the first and the last has a layer in its first chunk."""
+    model = describe(gpt(), 2048)
+    first, decoder, last = model.runs
+    runs = [LayerRun(layer=replace(decoder.layer, kind=kind), count=2) for kind in "abc"]
+    layers, held = "aabbcc", [set[str]() for _ in range(pp)]
+    for places in combinations(range(len(layers) + 2 * pp - 1), 2 * pp - 1):
+        sizes = [b - a - 1 for a, b in pairwise((-1, *places, len(layers) + 2 * pp - 1))]
+        if 0 not in sizes[1 : pp - 1]:
+            for chunk in range(2 * pp):
+                held[chunk % pp] |= {*layers[sum(sizes[:chunk]) : sum(sizes[: chunk + 1])]}
+    assert [{*some} for some in kinds_by_stage(replace(model, runs=(first, *runs, last)), pp, 2)] == held

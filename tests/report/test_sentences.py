@@ -120,8 +120,13 @@ def test_what_only_a_pin_takes_is_listed_once() -> None:
     assert proof(replace(PLAN, vpp=2), 12.0, pinned, brief=True) == brief
     experts = Run(layers=79, feed_forward=Experts(num_experts=4, topk=2, ffn_hidden_size=64))
     mixed = replace(PLAN, vpp=2, model=replace(PLAN.model, pattern=(Run(layers=1), experts)))
+    assert proof(mixed, 12.0, [plain(pinned_options=("tiled_mlp",)), plain()], brief=True) == brief, "the dense one is in a first chunk"
+    assert proof(mixed, 12.0, [plain()]).endswith("fit (interleaved: chunks as even as they go, fewer layers in the head's)")
+    behind = tuple(replace(stage, layers=tuple(replace(span, chunk=1) for span in stage.layers)) for stage in mixed.stages)
+    alternating = replace(mixed, model=replace(PLAN.model, pattern=(Run(layers=1), replace(experts, layers=1))), stages=behind)
     others = f"{brief} (interleaved: chunks as even as they go; pin.layout= takes others)"
-    assert proof(mixed, 12.0, [plain(pinned_options=("tiled_mlp",)), plain()], brief=True) == others
+    assert proof(alternating, 12.0, [plain(), plain()], brief=True) == others
+    assert proof(alternating, 12.0, [plain()]).endswith("fit (interleaved: chunks as even as they go, in one split)")
     several = "; not searched, only pinned: cp of several samples at a time"
     assert proof(PLAN, 12.0, [plain(least_sequence_part=1)]).endswith(several)
     assert proof(PLAN, 12.0, [plain(), plain(least_sequence_part=1024)]).endswith(f"{several} or into parts of less than 1,024 tokens")

@@ -91,12 +91,13 @@ def test_layers_of_several_kinds_are_split_by_what_they_take(pp: int) -> None:
 
 
 def test_where_chunks_or_even_stages_leave_no_choice_there_is_one_split() -> None:
-    alike, several = gpt(8, seq=64), heavy_last(4, 4)
+    alike, several, early = gpt(8, seq=64), heavy_last(5, 3), heavy_last(4, 4)
     uneven, even = megatron_like(), megatron_like(uneven_stages=False)
     assert inner_of(alike, uneven)._fixed is None
     assert inner_of(several, uneven)._fixed is None
     assert inner_of(alike, uneven, vpp=2)._fixed is None
-    assert inner_of(several, uneven, vpp=2)._fixed == (2, 2, 2, 2)
+    assert inner_of(several, uneven, vpp=2)._fixed == (2, 2, 2, 2), "the light ones go on behind first chunks"
+    assert inner_of(early, uneven, vpp=2)._fixed is None
     assert inner_of(alike, even)._fixed == (4, 4)
     assert inner_of(alike, even, vpp=2)._fixed == (2, 2, 2, 2)
     assert inner_of(alike, uneven, pp=1)._fixed == (8,)
