@@ -236,9 +236,13 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
 
 
 def not_here_text(settings: Settings) -> str:
-    """A line for each path of the settings that is not on this machine, and was not looked at."""
+    """A line for each path of the settings that is not on this machine, and was not looked at; one for what a config.json's reader left
+    out."""
     found = elsewhere(settings.run)
-    return "".join(f"note: {key}={path} is not on this machine: taken as it is, not checked\n" for key, path in found)
+    lines = [f"note: {key}={path} is not on this machine: taken as it is, not checked\n" for key, path in found]
+    if settings.not_read:
+        lines.append(f"note: model.hf_config: {', '.join(settings.not_read)}: of other kinds of models than its model_type, not read\n")
+    return "".join(lines)
 
 
 def next_text(settings: Settings, start: str = "") -> str:

@@ -3,9 +3,10 @@
     python -m orchestrator.calibrate runs=FOLDER_OR_FILE [out=FILE_OR_DIR]
     python -m orchestrator.calibrate runs=FOLDER_OR_FILE calibration=NAME_OR_FILE
 
-`runs`: a run's folder (plan.json, metrics.jsonl), a folder of such, or a file of several runs. `out`: where the calibration goes, a file
-for each engine and GPU; without it they are printed. `calibration`: nothing is fitted; every run beside its prediction by these constants:
-shipped (the package's), datasheet, a file or a folder.
+`runs`: a run's folder (plan.json, metrics.jsonl), a folder of such, or a file of several runs:
+{"runs": [{"name": NAME, "plan": plan.json's object, "metrics": [metrics.jsonl's lines]}, ...]}
+`out`: where the calibration goes, a file for each engine and GPU; without it they are printed. `calibration`: nothing is fitted; every run
+beside its prediction by these constants: shipped (the package's), datasheet, a file or a folder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.progress import Progress
 from orchestrator.calibrate.files import error, files_of, margins, off, show_fit, with_margin, write
 from orchestrator.calibrate.fit import ANY_HOST, SLOWER_HOSTS, fit
 from orchestrator.calibrate.pricing import one_value
-from orchestrator.calibrate.runs import Run, load
+from orchestrator.calibrate.runs import METRICS, PLAN, SEVERAL, Run, load
 from orchestrator.commands import arguments, command_of
 from orchestrator.cost.calibration import CalibrationFile, found, priced
 from orchestrator.errors import InputError
@@ -85,7 +86,8 @@ def run(words: Sequence[str]) -> None:
     given = arguments(words, KEYS, required=("runs",))
     runs = load(Path(given["runs"]))
     if not runs:
-        raise InputError("runs", given["runs"], "holds no run with a step time")
+        holds = f"a run's folder has {PLAN} and {METRICS}, a file of several runs (.json) is {SEVERAL}"
+        raise InputError("runs", given["runs"], f"holds no run with a step time; {holds}")
     if "calibration" in given:
         if "out" in given:
             raise InputError("out", given["out"], "has no part in calibration=, which fits nothing")

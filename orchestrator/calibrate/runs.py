@@ -25,6 +25,7 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
 PLAN, METRICS = "plan.json", "metrics.jsonl"
+SEVERAL: Final = '{"runs": [{"name": NAME, "plan": plan.json\'s object, "metrics": [metrics.jsonl\'s lines]}, ...]}'
 WARM_UP: Final = 2
 """First steps that are left out: allocator, autotuning, file caches."""
 
@@ -112,7 +113,7 @@ def written(where: Path) -> list[Written]:
             for one in json.loads(where.read_text(encoding="utf-8"))["runs"]
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError("runs", where, f"is no file of runs: {type(error).__name__}: {error}") from None
+        raise InputError("runs", where, f"is no file of runs, {SEVERAL}: {type(error).__name__}: {error}") from None
 
 
 def load(where: Path) -> list[Run]:

@@ -74,6 +74,12 @@ def leaves_images_out(merged: Flat, architecture: Architecture) -> bool:
     return isinstance(read_object(Path(path), "model.hf_config", path).get("vision_config"), dict)
 
 
+def fields_not_read(merged: Flat, architecture: Architecture) -> tuple[str, ...]:
+    """What model.hf_config= has of other kinds of models, which its model type's reader leaves out."""
+    path = value_of(merged, "model.hf_config", None)
+    return () if path is None or architecture.traced is not None else families.not_read(read_object(Path(path), "model.hf_config", path))
+
+
 def model_of(name: str) -> Architecture:
     """The model of another recipe. Raises InputError."""
     label, layers = recipe_layers({"recipe": Given(name, name)})

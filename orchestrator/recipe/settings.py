@@ -44,6 +44,7 @@ from orchestrator.recipe.model import (
     architecture_of,
     check_positions,
     check_precision,
+    fields_not_read,
     label_of,
     leaves_images_out,
     model_of,
@@ -120,6 +121,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     """Whether samples are packed though data.packing= says nothing: a plan may pad them where none fits with them packed."""
     unseen: bool = False
     """Whether the model looks at images, and its text model alone is planned."""
+    not_read: tuple[str, ...] = ()
+    """Fields of model.hf_config= that belong to other kinds of models."""
     explain_cluster: Cluster | None = None
     """The cluster with the GPUs of explain.gpus=; None: nobody asks."""
     slurm: SlurmOptions
@@ -199,6 +202,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         lengths=value_of(merged, "data.lengths", None),
         packs_unasked=bool(trained.training.packing) and "data.packing" not in merged and plan is None and continued is None,
         unseen=plan is None and leaves_images_out(merged, trained.architecture),
+        not_read=fields_not_read(merged, trained.architecture) if plan is None else (),
         explain_cluster=explain_cluster,
         slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
         container=container_options(merged),

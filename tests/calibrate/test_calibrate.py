@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchestrator.calibrate import __main__
 from orchestrator.calibrate.__main__ import main
 from orchestrator.calibrate.files import margins, unit, with_margin
 from orchestrator.calibrate.fit import ANY_HOST, SLOWER_HOSTS, chooser, fit
 from orchestrator.calibrate.pricing import Pricer, zero_shot
-from orchestrator.calibrate.runs import load
+from orchestrator.calibrate.runs import SEVERAL, load
 from orchestrator.cost.calibration import (
     CARRIES_OVER,
     SHARES,
@@ -134,8 +135,9 @@ def test_a_file_of_several_runs_is_read_as_their_folders_are(tmp_path: Path) -> 
     file = tmp_path / "first_gpu.json"
     file.write_text(json.dumps({"runs": [{"name": "a", "plan": json.loads(to_json(plan)), "metrics": metrics}]}))
     assert load(file) == load(tmp_path)
+    assert SEVERAL in __main__.__doc__
     file.write_text(json.dumps({"runs": [{"name": "a", "metrics": metrics}]}))
-    with pytest.raises(InputError, match=r"is no file of runs: .*'plan'"):
+    with pytest.raises(InputError, match=r'is no file of runs, \{"runs": \[\{"name": NAME, "plan": .*"metrics": .*\}: KeyError: .plan.'):
         load(file)
 
 
@@ -162,7 +164,10 @@ def test_runs_are_fitted_to_and_judged_by_any_constants(tmp_path: Path, capsys: 
         ([], "runs: is missing"),
         (["runs=/no/such"], "no such file or folder"),
         (["runs={here}", "all=true"], "all"),
-        (["runs={empty}"], "holds no run with a step time"),
+        (
+            ["runs={empty}"],
+            'holds no run with a step time; a run\'s folder has plan.json and metrics.jsonl, a file of several runs (.json) is {"runs": [',
+        ),
         (["runs={here}", "out=/proc/no/x.json"], "can't be written"),
         (["runs={here}", "out=x.json", "calibration=datasheet"], "out=x.json: has no part in calibration="),
         (["runs={here}", "calibration=none"], "calibration=none"),

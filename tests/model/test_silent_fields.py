@@ -4,6 +4,7 @@ word. (test_family_defaults.py asks the classes themselves, which takes torch.)"
 from __future__ import annotations
 
 import ast
+import json
 import re
 from functools import cache
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from orchestrator.__main__ import main
 from orchestrator.errors import InputError
 from orchestrator.model.families import FAMILIES, from_hf_config
 from orchestrator.model.spec import Architecture
@@ -82,3 +84,32 @@ def test_a_field_that_is_not_there_is_the_classes(model_type: str) -> None:
         except InputError:  # it has to be there
             continue
     assert not other
+
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
+         "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 128}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"num_experts": 8, "num_experts_per_tok": 2}, "num_experts=8"),
+        ({"n_routed_experts": 64, "kv_lora_rank": 512}, "n_routed_experts=64, kv_lora_rank=512"),
+        ({"sliding_window": 4096}, "sliding_window=4096"),
+        ({"sliding_window": 4096, "use_sliding_window": False}, ""),
+        ({"num_experts": 0, "kv_lora_rank": None}, ""),
+        ({"model_type": "mistral", "sliding_window": 64}, ""),
+        ({"model_type": "mixtral", "num_local_experts": 8}, ""),
+        ({"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}, ""),
+    ],
+)
+def test_fields_of_other_kinds_of_models_are_said_to_be_left_out(
+    fields: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | fields))
+    words = ["plan", f"model.hf_config={tmp_path / 'config.json'}", "gpus=1", "cluster=cpu", "train.global_batch_size=4"]
+    for as_json in ((), ("--json",)):
+        assert main([*words, "train.seq_length=64", *as_json]) == 0
+        printed = "".join(capsys.readouterr())
+        assert (f"note: model.hf_config: {said}: of other kinds of models than its model_type, not read" in printed) == bool(said)
+        assert ("of other kinds of models" in printed) == bool(said)

@@ -144,6 +144,41 @@ def from_hf_config(config: Mapping[str, Any], name: str) -> Architecture:
     return architecture
 
 
+OF_KINDS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank", "sliding_window", "num_nextn_predict_layers",
+                   "linear_num_value_heads", "ssm_state_size")  # fmt: skip
+"""Fields of a config.json that make layers of another kind: experts, latent attention, windows, further heads, scans."""
+
+
+class _Seen(dict[str, Any]):
+    """A config.json that keeps which of its fields were asked for."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self.asked: set[object] = set()
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+
+def not_read(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of other kinds of models, as "name=value", that the model type's reader does not look at, as transformers' class doesn't.
+
+    >>> not_read({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 260, "num_experts": 8})
+    ('num_experts=8',)
+    """
+    seen = _Seen(config)
+    from_hf_config(seen, "model")
+    named = [name for name in OF_KINDS if config.get(name) and name not in seen.asked]
+    if config.get("use_sliding_window") is False:
+        named = [name for name in named if name != "sliding_window"]
+    return tuple(f"{name}={config[name]}" for name in named)
+
+
 def _family(name: str) -> Family:
     if name not in FAMILIES:
         raise InputError("model.family", name, "is not known", FAMILIES)
