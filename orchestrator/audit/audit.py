@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -186,7 +187,7 @@ class Audit:
     @cached_property
     def changes(self) -> tuple[Change, ...]:
         """The three that gain most, each alone; of a file that breaks a rule those that mend it."""
-        return tuple(filter(self._mends, map(self._change, self._found[0])))
+        return tuple(islice(filter(self._mends, map(self._change, self._found[0])), changes.SHOWN))
 
     @cached_property
     def together(self) -> Change | None:

@@ -146,14 +146,16 @@ def is_better(judged: Judged, base: Judged | None) -> bool:
 
 
 def best_changes(setup: Setup, base: Judged | None, judge: Judge) -> tuple[tuple[Better, ...], Better | None]:
-    """The three choices whose change alone gains most, and the best that they give together; None where one is all there is."""
+    """The three choices whose change alone gains most (all, where there is no legal `base` to gain on), and the best that the three give
+    together; None where one is all there is."""
     bests: list[Better] = []
     for name, others in alternatives(setup, judge).items():
         found = [better for better in legal_setups(judge, name, others) if is_better(better.judged, base)]
         if found:
             bests.append(min(found, key=lambda better: better.judged.rank))
-    top = tuple(sorted(bests, key=lambda better: better.judged.rank)[:SHOWN])
-    return top, together(setup, top, judge) if len(top) > 1 else None
+    bests.sort(key=lambda better: better.judged.rank)
+    top = tuple(bests[:SHOWN])
+    return top if base is not None else tuple(bests), together(setup, top, judge) if len(top) > 1 else None
 
 
 def together(setup: Setup, top: tuple[Better, ...], judge: Judge) -> Better | None:
