@@ -90,13 +90,9 @@ def _source(script: Script, text: str, name: str) -> Source:
     if (words := overrides.swifts_flags(script)) is not None:
         if (tool := megatron_yaml.tool_of(words.content)) is not None:
             return _overridden(text, name, script, words, tool)
-        return _with_gpus(trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words)), words, script)
-    if (words := overrides.trainers_flags(script)) is not None:
-        source = trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words))
-        return _with_gpus(_under_accelerate(source, words.launcher, name), words, script)
-    if (words := _configured(script, name)) is not None:
-        source = trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words))
-        return _with_gpus(_under_accelerate(source, words.launcher, name), words, script)
+        return _of_trainer(text, name, script, words)
+    if (words := overrides.trainers_flags(script) or _configured(script, name)) is not None:
+        return _of_trainer(text, name, script, words)
     line = training_line(script, text)
     reading = reading_of(line, script, name)
 
@@ -110,6 +106,13 @@ def _overridden(text: str, name: str, script: Script, words: overrides.Overrides
     """A script whose command sets a program's configuration by words."""
     change, notes = partial(overrides.changed, text, words), (*script.notes, *words.notes)
     return _with_gpus(megatron_yaml.read(text, name, words.content, tool, change, notes), words, script)
+
+
+def _of_trainer(text: str, name: str, script: Script, words: overrides.Overrides) -> Source:
+    """A script whose command has the Trainer's arguments. Raises InputError."""
+    source = trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words))
+    reading = replace(source.reading, assumed=(*script.notes, *words.notes, *source.reading.assumed))
+    return _with_gpus(_under_accelerate(structs.replace(source, reading=reading), words.launcher, name), words, script)
 
 
 def _configured(script: Script, name: str) -> overrides.Overrides | None:

@@ -534,6 +534,8 @@ def test_a_command_whose_program_reads_the_trainers_arguments_from_a_file_is_rea
     assert (found.plan.world_size, found.plan.zero_stage, found.plan.micro_batch_size, found.plan.num_microbatches) == (8, 3, 4, 2)
     assert (found.plan.training.lr, found.plan.training.seq_length, found.reading.fsdp) == (3e-5, 2048, True)
     assert any(line.startswith("FSDP's full_shard is priced as") for line in found.reading.assumed)
+    unsaid = audited(tmp_path, command.replace("3e-5", "$RATE"), "b.sh", **keys)
+    assert "--learning_rate is $RATE, which the script does not say: taken as if it were not there" in unsaid.reading.assumed
     assert not any("without an fp32 copy" in line for line in found.reading.assumed)
 
 

@@ -484,9 +484,9 @@ def test_supervised_training_packs_where_a_reader_knows_the_layers(folder: Path)
 def test_what_a_continued_run_says_of_itself() -> None:
     one = resuming.Checkpoint(folder=Path("/f"), run=Path("/r"), step=5, engine="megatron", plan=None)
     nothing = "; no plan.json says what it was trained with, so that nothing can be compared"
-    assert resuming.said(one, 6) == f"continues /f after step 5, written by megatron{nothing}"
+    assert resuming.said(one, replace(TRAINING, steps=6)) == f"continues /f after step 5, written by megatron{nothing}"
     done = "; train.steps=5 are done with it, so that nothing is left to train: train.steps=N train.change=steps goes on"
-    assert resuming.said(one, 5) == f"continues /f after step 5, written by megatron{nothing}{done}"
+    assert resuming.said(one, replace(TRAINING, steps=5)) == f"continues /f after step 5, written by megatron{nothing}{done}"
     for words, named in (
         ("recipe=gpt_tiny", True), ("plan=p", True), ("model.family=gpt", True), ("model.hf_config=c", True), ("model.init_from=f", True),
         ("model.num_layers=2", False), ("train.lr=1", False), ("gpus=2", False),
