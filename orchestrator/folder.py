@@ -108,9 +108,12 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
         options = render.with_warning(options, found.plan.predicted.step_time_s, saved_bytes(found.plan) / rate)
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
     named = tuple(name for name in settings.write if name in schedulers.WRITERS)
+    if job.unstartable and named:
+        raise InputError("write", named[0], f"is of a job that starts the training: {job.unstartable}")
     written = schedulers.files(named, job, str(out.absolute()), options, settings.container, settings.cluster.gpu.name)
     taken = {file.path for file in written}
-    files += [file for file in render.files(job, slurm=options, container=settings.container) if file.path not in taken]
+    starting = [] if job.unstartable else render.files(job, slurm=options, container=settings.container)
+    files += [file for file in starting if file.path not in taken]
     files += written
     for name in settings.write:
         files += tool_files(settings, found, name) if name in tools.NAMES else []

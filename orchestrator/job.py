@@ -143,6 +143,11 @@ class Job(Value, frozen=True, kw_only=True):
     def world_size(self) -> int:
         return self.num_nodes * self.ranks_per_node
 
+    @property
+    def unstartable(self) -> str:
+        """Why nothing here can start the plan; empty: our worker can, or `program`."""
+        return "" if self.program is not None else self.without_worker
+
 
 class SlurmOptions(Value, frozen=True, kw_only=True):
     """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for; two numbers:

@@ -380,7 +380,7 @@ def choose_start(settings: Settings, machine: detect.Machine) -> Start:
 def startable(start: Start, settings: Settings, job: Job, lacks: str | None) -> Start:
     """The start, or why there is none: only the engine's own program can run some plans, and of several engines the one that was chosen may
     lack packages here (`lacks`). Raises LaunchError where a start was asked for."""
-    why = job.without_worker if job.program is None else ""
+    why = job.unstartable
     if start.how == "local":
         why = why or lacks or ""
     if not why:
@@ -541,7 +541,7 @@ def reporting_full_disk(what: str) -> Iterator[None]:
 
 def start_command(settings: Settings, job: Job, out: Path) -> str:
     """What a user types on the machine where the job can run."""
-    if job.without_worker and job.program is None:
+    if job.unstartable:
         return "the same with that entry"
     folder = shlex.quote(str(out))
     if tool := [path.name for name in settings.write if name in tools.NAMES for path in sorted(out.glob(f"{name}.*"))]:

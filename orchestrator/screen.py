@@ -259,9 +259,10 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path, *, starts: 
     console.file.flush()
     what = "; candidates.csv has each choice with its price or reason" if found.outcomes else ""
     print(f"Written to {out}{what}; pictures of the plan: python -m orchestrator report {shlex.quote(str(out))}")
-    loop, why = Planner(settings).trained_by(found.plan)
-    who = job.program or ("our worker" if loop is None else loop.name)
-    print(f"trained by {who}: {why}")
+    if not job.unstartable:
+        loop, why = Planner(settings).trained_by(found.plan)
+        who = job.program or ("our worker" if loop is None else loop.name)
+        print(f"trained by {who}: {why}")
     print(next_text(settings))
     print(notes_text(settings, found.plan, job, starts=starts), end="", flush=True)
 
@@ -271,6 +272,8 @@ def notes_text(settings: Settings, plan: Plan, job: Job, *, starts: bool = False
     from orchestrator.report.budget import format_time
     from orchestrator.report.failures import unsaved_text
 
+    if job.unstartable:
+        return "".join(f"note: {note}\n" for note in (*job.notes, f"job.sbatch and launch.sh were not written: {job.unstartable}"))
     slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     by_slurm = settings.launch == "slurm" or job.num_nodes > 1
     notes = [*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())]

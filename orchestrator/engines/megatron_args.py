@@ -75,6 +75,8 @@ def _why_not_training(training: Training, said: str) -> str | None:
 def _why_not_model(model: Architecture, software: Software) -> str | None:
     """What the programs take on their command line and never give to the model: it would be another one, silently."""
     said, script = megatron_lm(software), release_of(software.megatron_core).programs[model.stack]
+    if not megatron_parts.by_program(model, software.megatron_core):
+        return f"{script} of {said} trains no such model; {megatron_parts.plan_only(model, software.megatron_core)}"
     if megatron_parts.latent_attention(model) is not None and not software.transformer_engine:
         return f"{script} of {said} needs Transformer Engine for latent attention: megatron-core's own attention has one width for all"
     if not {*megatron_parts.BY_PROGRAM}.isdisjoint(model.features()) and not software.transformer_engine:

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 from published_counts import PUBLISHED
 
 from orchestrator import api
-from orchestrator.errors import NoPlanError
+from orchestrator.engines.megatron.own import why_not_own
+from orchestrator.errors import InputError, NoPlanError
 from orchestrator.report.text import unasked_text
 
 NANO = PUBLISHED["Nemotron-3-Nano-30B-A3B"][0]
@@ -55,3 +56,18 @@ def test_an_engine_that_only_plans_a_model_is_said_where_it_is_faster(config: di
     assert first.key == "engine=megatron"
     assert first.plan.prediction.step_time_s == api.plan(**config, **NEW, engine="megatron").step_time_s < plan.step_time_s / 2
     assert "Not asked for: engine=megatron: -" in unasked_text(plan.plan, first.key, first.asks, first.plan)
+
+
+def test_nothing_that_starts_is_written_for_a_model_that_nothing_here_trains(config: dict[str, Any], tmp_path: Path) -> None:
+    """Megatron's own loop of 0.19 would take the arguments, and train another model: they have no word of its layers' kinds."""
+    plan = api.plan(**config, **NEW, engine="megatron")
+    job = plan.job()
+    assert (job.module, job.unstartable[:10]) == ("orchestrator.workers.megatron", "plan only:")
+    assert (
+        why_not_own(plan.plan)
+        == f"pretrain_gpt.py of Megatron-LM, tag core_v0.19.0 trains no such model; {job.unstartable.split('; engine')[0]}"
+    )
+    made = plan.write(tmp_path / "out")
+    assert not {"job.sbatch", "launch.sh", "engine.json", "megatron_args.sh"} & {path.name for path in made.iterdir()}
+    with pytest.raises(InputError, match="write=pbs: is of a job that starts the training: plan only"):
+        api.plan(**config, **NEW, engine="megatron", write="pbs").write(tmp_path / "other")
