@@ -16,10 +16,10 @@ from worker_pool import Pool
 
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
+from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import Plan, to_json
 from orchestrator.workers import hugging_face, seeing_chats
 from orchestrator.workers.deepspeed_states import parameter_groups
-from orchestrator.workers.schedule import learning_rate
 
 pytest.importorskip("transformers")
 sys.path.append(str(Path(__file__).parents[1] / "model"))
