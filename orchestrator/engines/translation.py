@@ -44,9 +44,11 @@ def environment(plan: Plan) -> dict[str, str]:
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "logs/nccl_trace_rank_",
-        # Activations of changing sizes leave holes in the allocator's fixed segments.
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
+    if plan.cluster.gpu.vendor == "nvidia":
+        # Activations of changing sizes leave holes in the allocator's fixed segments. torch has no others before 2.11 on ROCm (pytorch
+        # pull request 177974), where they may hang (pytorch issue 192259).
+        env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if plan.cuda_graph_impl != "none":
         # Graphs over an allocator with expandable segments (rule expandable: arguments.py:1247).
         env["NCCL_GRAPH_REGISTER"] = "0"

@@ -16,6 +16,7 @@ from covering_plans import ALL, DEEPSPEED, MEGATRON
 from hand_plans import BERT, GPT, LLAMA, T5, engine_fields, make_plan, training_for, workload_of
 from msgspec.structs import replace
 
+from orchestrator import api
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron.entry import useful_flags
 from orchestrator.engines.megatron.translate import prediction_notes
@@ -377,3 +378,9 @@ def test_prediction_heads_that_differ_from_one_process_are_said() -> None:
     assert prediction_notes(parts) == prediction_notes(replace(whole, model=predicting)) == []
     (note,) = prediction_notes(replace(parts, model=predicting))
     assert note.startswith("cp=2 with mtp_num_layers=1: megatron-core divides the loss of prediction heads by each rank's own tokens")
+
+
+def test_amds_allocator_is_left_as_it_is() -> None:
+    for cluster, said in (("dgx_h100", "expandable_segments:True"), ("mi300x_8", None)):
+        job = api.plan(recipe="llama3_8b", gpus=8, cluster=cluster).job()
+        assert job.environment.get("PYTORCH_CUDA_ALLOC_CONF") == said
