@@ -159,7 +159,7 @@ def state_space_sequence(candidate: Candidate, workload: Workload) -> str | None
 
 @rule(
     "hybrid_stages",
-    "core/ssm/mamba_block.py:172-215 (0.16.1); Megatron-Bridge 0.6.2, models/hybrid/hybrid_provider.py provide",
+    "ours: core/ssm/mamba_block.py:172-215 of 0.16.1 has first and last stages alone of another size; Megatron-Bridge 0.6.2, provide",
     "software pp vpp",
 )
 def hybrid_stages(candidate: Candidate, workload: Workload) -> str | None:
