@@ -535,6 +535,8 @@ def setup_of(f: Fields, engine: str) -> Setup:
     """Parallel sizes, stages, recompute and options as these settings choose them. Raises InputError for what is missing."""
     f.assumed += idle(f)
     f.broken += refused(f)
+    if f.given.get(words.HYBRID_CP):
+        f.assumed.append(f"{words.HYBRID_CP} {words.NO_HYBRID_CP}")
     said = f.read(*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH, *UNEVEN)
     if said["offload_optimizer"]:  # a part of it stays unpriced; the flag's own default is all (training/arguments.py:2061)
         fraction = float(f.given.get(OFFLOADED, 1.0))

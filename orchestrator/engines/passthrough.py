@@ -272,6 +272,8 @@ def _check_megatron(plan: Plan, name: str, value: Any, sections: Sequence[str]) 
     _agree(key, value, decided_by(MEGATRON, name, plan))
     if name == "distribute_saved_activations" and value and (lacking := _distributed_activations(plan)):
         raise InputError(key, _said(value), f"is refused by Megatron: it needs {lacking}")
+    if name == words.HYBRID_CP and value:
+        raise InputError(key, _said(value), f"{words.NO_HYBRID_CP}; pin.cp= divides every sample alike")
     known = fields(version)
     if not any(name in known[section] for section in sections) and any(name in known[section] for section in SECTIONS):
         why = f"is of Megatron's data parallelism or optimizer, and engine={plan.engine} has DeepSpeed's; {DS}.* reaches those"

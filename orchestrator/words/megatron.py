@@ -37,6 +37,11 @@ SIZES: Final[Table] = (
     Term("context_parallel_size", "cp", default=1, back=int),
 )
 """Sizes of the parallel groups of a plan or a setup."""
+HYBRID_CP: Final = "hybrid_context_parallel"
+NO_HYBRID_CP: Final = "stops Megatron-LM 0.16.1 and 0.19 before their first step, and no loop but its own has its scheduler"
+"""The field that gives every sample as many ranks as its length needs, and what is wrong with it in the releases: its iterator is none that
+a step takes (training/training.py:2496 and core/rerun_state_machine.py:921, core_v0.16.1; :3479 and :950, core_v0.19.0), and its samples
+have not the dimensions of 0.19's get_batch (core/utils.py:2205). Mended in Megatron-LM's pull requests 6820, 6821 and 6822, after 0.19."""
 EXPERT_PARALLEL: Final[Table] = (
     Term("expert_model_parallel_size", "ep", default=1, back=int),
     Term("expert_tensor_parallel_size", "etp", back=int),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from orchestrator.engines import ENGINES, passthrough
 from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.engines.megatron_versions import RELEASES, Release
 from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Software
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan, from_json, to_json
 
@@ -214,6 +217,27 @@ def test_what_megatron_takes_under_other_plans_alone_is_refused(plan: Plan, name
     with pytest.raises(InputError, match=why):
         ENGINES["megatron"].translate(with_values(plan, megatron={name: "true"}))
     assert ENGINES["megatron"].translate(with_values(plan, megatron={name: "false"}))
+
+
+@pytest.mark.parametrize("version", ["0.16.1", "0.19.2"])
+def test_context_parallelism_by_sample_which_no_release_can_run_is_refused(version: str) -> None:
+    """The installed classes of Megatron say why: the iterator that its loop makes for it (training.py:2496; 0.19: :3479) is none that its
+    state machine takes, which sees every step before it starts (--rerun-mode is validate_results unless said)."""
+    from megatron.core.datasets.data_schedule import HybridCPDataLoaderWrapper
+    from megatron.core.rerun_state_machine import RerunDataIterator, RerunMode, RerunStateMachine
+
+    groups = SimpleNamespace(dp_cp=SimpleNamespace(size=lambda: 4), dp=object(), tp=object())
+    batches = HybridCPDataLoaderWrapper(iter([]), SimpleNamespace(max_seqlen_per_dp_cp_rank=64), groups)
+    machine = RerunStateMachine(mode=RerunMode.VALIDATE_RESULTS)
+    with pytest.raises(AssertionError, match="not wrapped with RerunDataIterator"):
+        machine._sanitize_data_iterators(iter(batches))
+    assert machine._sanitize_data_iterators(RerunDataIterator(iter([])))
+
+    plan = make_plan(cp=2, software=Software(megatron_core=version))
+    with pytest.raises(InputError, match=re.escape("megatron.hybrid_context_parallel=true: stops Megatron-LM 0.16.1 and 0.19 before")):
+        ENGINES["megatron"].translate(with_values(plan, megatron={"hybrid_context_parallel": "true"}))
+    off = with_values(plan, megatron={"hybrid_context_parallel": "false"})
+    assert "--hybrid-context-parallel" not in file_of(off, "megatron_args.sh")
 
 
 @pytest.mark.parametrize(("recipe", "shared"), [("delayed", False), ("mxfp8", True)])

@@ -240,4 +240,5 @@ def test_costs_of_a_script_are_said_as_costs_and_a_schedule_of_batches_is_read_w
         assert reading.keys["model.activation"] == "relu2"
         assert reading.keys["train.global_batch_size"] == 640
         assert "step_batch_size_schedule=0:16 2.4B:320 5B:640: the batch at its end is priced, 640" in reading.assumed
+        assert [one for one in reading.assumed if one.startswith("hybrid_context_parallel stops Megatron-LM 0.16.1 and 0.19 before")]
         assert reading.setup.cuda_graph_impl == "full_iteration"
