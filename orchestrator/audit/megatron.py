@@ -567,6 +567,9 @@ def setup_of(f: Fields, engine: str) -> Setup:
         said.setdefault("etp", tp)
     else:  # whose settings mean nothing then
         said = {name: value for name, value in said.items() if name not in ("etp", *(term.ours for term in words.EXPERT_PARALLEL[2:]))}
+    if said["tp_comm_overlap"] and f.given.get("multi_latent_attention"):
+        said["tp_comm_overlap"] = False
+        f.assumed.append("tp_comm_overlap does nothing with multi_latent_attention: Megatron turns it off (rule tp_comm_overlap)")
     return Setup(
         **said | {name: False for name in ("sequence_parallel", "tp_comm_overlap") if tp == 1},
         engine=engine,

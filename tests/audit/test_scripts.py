@@ -471,6 +471,14 @@ def test_mlp_and_moe_of_megatron_are_told_apart(modules: str, given: dict[str, o
 LATENT = EXPERTS | {"multi_latent_attention": True}
 
 
+@pytest.mark.parametrize("latent", [False, True])
+def test_user_buffers_that_megatron_turns_off_are_read_as_off(latent: bool) -> None:
+    given = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "tp_comm_overlap": True, "num_layers": 4}
+    f = megatron.Fields(given | ({"multi_latent_attention": True} if latent else {}))
+    assert megatron.setup_of(f, "megatron").tp_comm_overlap is not latent
+    assert any(line.startswith("tp_comm_overlap does nothing with multi_latent_attention") for line in f.assumed) is latent
+
+
 @pytest.mark.parametrize(
     ("modules", "given", "mode", "unpriced", "idle"),
     [

@@ -527,6 +527,9 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
         (NO_TE, overlap, "tp_comm_overlap needs Transformer"),
         (CPU, overlap, "tp_comm_overlap needs Transformer"),
         (LLAMA, {"tp_comm_overlap": True}, "tp_comm_overlap needs sequence_parallel"),
+        (LATENT, overlap | {"tp": 8}, "tp_comm_overlap with latent attention does nothing"),
+        (workload(LLAMA, precision="fp8", fp8_recipe="tensorwise"), overlap | {"tp": 8}, None),
+        (workload(LLAMA, precision="fp8", fp8_recipe="blockwise"), overlap | {"tp": 8}, "tp_comm_overlap with fp8_recipe=blockwise"),
     )
     graph = {"cuda_graph_impl": "local"}
     dropping = replace(LLAMA, attention_dropout=0.1)

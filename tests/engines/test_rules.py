@@ -209,6 +209,10 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("optimizer_instances", M, workload(), {"zero_stage": 1, "zero_shard_size": 3}, "below dp*cp=8 and divide it"),
     ("tp_comm_overlap", M, workload(LLAMA), {"tp": 2, "dp": 4, "tp_comm_overlap": True}, "needs sequence_parallel"),
     ("tp_comm_overlap", M, workload(software=BARE), {"tp_comm_overlap": True}, "user buffers, on GPUs"),
+    (
+        *("tp_comm_overlap", M, workload(LATENT_LLAMA)),
+        *({"tp": 2, "dp": 4, "sequence_parallel": True, "tp_comm_overlap": True}, "with latent attention does nothing"),
+    ),
     ("tp_comm_overlap", M, workload(world=16), {"tp": 16, "dp": 1, "sequence_parallel": True, "tp_comm_overlap": True}, "8 GPUs of node"),
     ("cuda_graphs", M, workload(gpu="cpu"), {"cuda_graph_impl": "local"}, "on GPUs"),
     ("cuda_graphs", M, workload(MIXTURE), {"cuda_graph_impl": "full_iteration"}, "it needs their rank_capacity_factor, or pad_to_capacity"),

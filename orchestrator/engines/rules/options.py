@@ -19,15 +19,22 @@ from orchestrator.units import ITEMSIZE, format_bytes
 
 @rule(
     "tp_comm_overlap",
-    "tp_comm_overlap: megatron/training/arguments.py:915; training/initialize.py _initialize_tp_communicators",
-    "tp_comm_overlap tp sequence_parallel",
+    "tp_comm_overlap: megatron/training/arguments.py:915; training/initialize.py _initialize_tp_communicators; "
+    "core/extensions/transformer_engine.py:531; Transformer Engine, pytorch/module/base.py fill_userbuffers_buffer_for_all_gather",
+    "model tp sequence_parallel tp_comm_overlap",
 )
 def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
+    """Whether linears exchange by user buffers. Of latent attention's they know none: with the first, Megatron turns the overlap off in the
+    configuration that all layers share."""
     strategy, cluster, tp = candidate.strategy, workload.cluster, candidate.mesh.tp
     if not strategy.tp_comm_overlap:
         return None
     if not cluster.software.transformer_engine or cluster.is_cpu:
         return "tp_comm_overlap needs Transformer Engine's user buffers, on GPUs"
+    if "latent_attention" in workload.model.architecture.features():
+        return "tp_comm_overlap with latent attention does nothing: Megatron turns it off, as user buffers know none of its linears"
+    if workload.training.precision == "fp8" and workload.training.fp8_recipe == "blockwise":
+        return "tp_comm_overlap with fp8_recipe=blockwise: user buffers take no tensors that are scaled so"
     if not strategy.sequence_parallel:
         return "tp_comm_overlap needs sequence_parallel"
     inner = cluster.levels[0]
