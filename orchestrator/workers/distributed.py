@@ -64,6 +64,12 @@ class Job(NamedTuple):
         leave(0)
 
 
+FREED_AT_ONCE: Final = ("TORCH_NCCL_AVOID_RECORD_STREAMS", "1")
+"""A variable without which torch before 2.8 (pytorch 150352) takes the memory of what a collective was given for new tensors only once the
+GPU is past it, while the host is up to some thousand kernels ahead: gathered activations pile up under tp (torchtitan 735, pytorch 124260).
+Later ones warn that it is the default."""
+
+
 def join(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = None, *, apart: bool = False) -> Job:
     """Join the job that torchrun or srun describes in the environment. `before(store, rank, world)` is called once the ranks can talk over
     the store, before anything else. `apart`: the store's names are kept from those of a process that joins the same job later.
@@ -80,6 +86,8 @@ def join(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = Non
     if before is not None:
         before(store, rank, world)
     device = prepare_device(plan)
+    if torch.__version__ < (2, 8):
+        os.environ.setdefault(*FREED_AT_ONCE)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from ports import free_port
 
+from orchestrator import api
+from orchestrator.plan import to_json
+
 pytestmark = pytest.mark.engines
 
 RANK = """
@@ -86,6 +89,28 @@ def test_a_rank_that_keeps_the_others_waiting_is_named_and_all_end(tmp_path: Pat
 def test_a_rank_that_is_slow_within_the_limit_is_left_alone(tmp_path: Path) -> None:
     assert [status for status, _ in run(tmp_path, "finishes")] == [0, 0, 0]
     assert not (tmp_path / "logs").exists()
+
+
+JOINS = """
+import os, sys, torch
+from torch.torch_version import TorchVersion
+from orchestrator.plan import from_json
+from orchestrator.workers import distributed
+
+torch.__version__ = TorchVersion(sys.argv[1])
+distributed.join(from_json(sys.stdin.read()))
+print(os.environ.get("TORCH_NCCL_AVOID_RECORD_STREAMS"))
+"""
+
+
+@pytest.mark.parametrize(("version", "said", "has"), [("2.7.1+cu128", None, "1"), ("2.7.1", "0", "0"), ("2.8.0", None, "None")])
+def test_torch_before_2_8_frees_what_collectives_took_at_once(version: str, said: str | None, has: str) -> None:
+    name = "TORCH_NCCL_AVOID_RECORD_STREAMS"
+    env = {key: value for key, value in os.environ.items() if key != name} | ({name: said} if said else {})
+    env |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    plan = to_json(api.plan(recipe="gpt_tiny", gpus=1, cluster="cpu").plan)
+    done = subprocess.run([sys.executable, "-c", JOINS, version], check=False, input=plan, env=env, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == (f"{has}\n", 0), done.stderr
 
 
 LEAVES = """
