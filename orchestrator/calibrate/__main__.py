@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from orchestrator.calibrate.files import error, files_of, margins, off, show_fit, with_margin, write
-from orchestrator.calibrate.fit import ANY_HOST, SLOWER_HOSTS, fit
+from orchestrator.calibrate.fit import ANY_HOST, CPU_BOUNDS, SLOWER_HOSTS, fit
 from orchestrator.calibrate.pricing import one_value
 from orchestrator.calibrate.runs import METRICS, PLAN, SEVERAL, Run, load
 from orchestrator.commands import arguments, command_of
 from orchestrator.cost.calibration import CalibrationFile, found, priced
 from orchestrator.errors import InputError
+from orchestrator.hardware.spec import is_cpu
 from orchestrator.units import format_seconds
 
 KEYS = ("runs", "out", "calibration")
@@ -56,10 +57,10 @@ def calibrate(runs: Sequence[Run], console: Console) -> list[CalibrationFile]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for engine, gpu in sorted({(run.traits.engine, run.gpu) for run in runs}):
             mine = [run for run in runs if (run.traits.engine, run.gpu) == (engine, gpu)]
-            names = CPU_NAMES if gpu == "cpu" else DEFAULT_NAMES
+            names, bounds = (CPU_NAMES, CPU_BOUNDS) if is_cpu(gpu) else (DEFAULT_NAMES, ANY_HOST)
             task = progress.add_task(f"{engine} on {gpu}", total=None)
             shown = lambda done, task=task: progress.update(task, completed=done)  # noqa: E731
-            fitted = fit(mine, names, progress=shown, bounds=ANY_HOST, hosts=SLOWER_HOSTS)
+            fitted = fit(mine, names, progress=shown, bounds=bounds, hosts=SLOWER_HOSTS)
             made += files_of(fitted, mine, (), "own")
             progress.remove_task(task)
             show_fit(console, f"{engine} on {gpu}", fitted, made[-1], len(mine), len(names))

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from orchestrator.calibrate.pricing import Choose, Pricer, one_value, zero_shot
 from orchestrator.calibrate.runs import Run
-from orchestrator.cost.calibration import AT_ITS_BOUND, SHARES, Calibration
+from orchestrator.cost.calibration import AT_ITS_BOUND, MOST_OF_A_CPU, Calibration, most
 from orchestrator.errors import OrchestratorError
 
 Group = tuple[str, str]
@@ -51,6 +51,13 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "expert_efficiency": (0.2, 1.0),
 }
 """What a constant can be at all. A share that is not here ends at 1 too."""
+CPU_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    **BOUNDS,
+    "gemm_efficiency": (0.01, MOST_OF_A_CPU),
+    "memory_efficiency": (0.005, MOST_OF_A_CPU),
+    "op_overhead_s": (1e-6, 5e-3),
+}
+"""What a constant of ranks on cores can be: one machine's may be much faster than another's, and other work may use them too."""
 AT_BOUND: Final = 0.005
 """Relative distance from a bound, as a share of the way from one bound to the other in the logarithm, below which a constant lies at its
 bound, and some cost is missing."""
@@ -118,7 +125,7 @@ def fit(
     start = np.array([max(STARTS.get(name, 0.0), 0.0) or float(getattr(base, name)) for name in names])
     low = np.array([bounds.get(name, (value / SPAN, value * SPAN))[0] for name, value in zip(names, start, strict=True)])
     high = np.array([bounds.get(name, (value / SPAN, value * SPAN))[1] for name, value in zip(names, start, strict=True)])
-    high = np.array([min(bound, 1.0) if name in SHARES else bound for name, bound in zip(names, high, strict=True)])
+    high = np.array([min(bound, *(most(name, gpu) for _, gpu in groups)) for name, bound in zip(names, high, strict=True)])
     start = np.clip(start, low * 1.001, high * 0.999)
     evaluations = 0
 

@@ -19,7 +19,7 @@ from msgspec.structs import fields, replace
 
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import nearest, reached
-from orchestrator.hardware.spec import Cluster, Gpu
+from orchestrator.hardware.spec import Cluster, Gpu, is_cpu
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.layout import FittedOn
 from orchestrator.units import GB, GIB, MIB, US
@@ -328,7 +328,7 @@ SHARES: Final = frozenset(
     for name in Calibration.__struct_fields__
     if name.endswith(("_efficiency", "_overlap")) or name in ("allocator_slack", "core_share", "memory_margin")
 )
-"""Constants that are shares: 0 to 1. (`tp_overlap` below 0 in `Calibration` says that no file has it.)"""
+"""Constants that are shares: 0 to 1 (`most`). (`tp_overlap` below 0 in `Calibration` says that no file has it.)"""
 DIVISORS: Final = frozenset(
     {name for name in SHARES if name.endswith("_efficiency")} - {"overlap_efficiency"}
     | {"core_share", "host_adam_bandwidth", "layers_per_message"}
@@ -337,6 +337,19 @@ DIVISORS: Final = frozenset(
 LEAST_DIVISOR: Final = 1e-6
 MOST_OF_ANY: Final = 1e15
 """The largest value that any constant may have: the largest there is, a host's bandwidth, is 10^11 bytes/s."""
+MOST_OF_A_CPU: Final = 20.0
+"""The largest share of a CPU's speeds: the catalogue's are one machine's, measured, and no datasheet's peak; others' are higher."""
+
+
+def most(name: str, gpu: str) -> float:
+    """The largest value that a constant of this GPU may have.
+
+    >>> most("gemm_efficiency", "H100-SXM-80GB"), most("gemm_efficiency", "cpu"), most("core_share", "cpu")
+    (1.0, 20.0, 1.0)
+    """
+    if name not in SHARES:
+        return MOST_OF_ANY
+    return MOST_OF_A_CPU if is_cpu(gpu) and name in DIVISORS and name != "core_share" else 1.0
 
 
 class CalibrationFile(Value, frozen=True, kw_only=True):
@@ -365,12 +378,13 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name, constant in self.constants.items():
-            if name in SHARES and not 0 <= constant.value <= 1:
-                raise ValueError(f"{name} is {constant.value:g}, a share is between 0 and 1")
+            largest = most(name, self.gpu)
+            if name in SHARES and not 0 <= constant.value <= largest:
+                raise ValueError(f"{name} is {constant.value:g}, a share is between 0 and {largest:g}")
             if name in DIVISORS and constant.value < LEAST_DIVISOR:
                 raise ValueError(f"{name} is {constant.value:g}, and times are divided by it: at least {LEAST_DIVISOR:g}")
-            if not 0 <= constant.value <= MOST_OF_ANY:
-                raise ValueError(f"{name} is {constant.value:g}, must be from 0 to {MOST_OF_ANY:g}")
+            if not 0 <= constant.value <= largest:
+                raise ValueError(f"{name} is {constant.value:g}, must be from 0 to {largest:g}")
         if self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]:
             raise ValueError(f"interval {self.interval[0]:g} to {self.interval[1]:g} does not hold the prediction itself, which is 1")
 

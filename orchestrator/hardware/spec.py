@@ -19,6 +19,11 @@ FIRST_WITH_FUSED_ATTENTION: Final = 8.0
 Vendor = Literal["nvidia", "amd"]
 
 
+def is_cpu(gpu: str) -> bool:
+    """Whether a GPU of this name is none: ranks on a CPU's cores, `cpu`, and in a cluster of several types `cpu-NAME`."""
+    return gpu.partition("-")[0] == "cpu"
+
+
 class Gpu(Value, frozen=True, kw_only=True):
     """`peak_flops` by precision, dense (without structured sparsity). `memory` is what the driver reports, not the marketing figure.
     `compute_capability` is what torch says (of AMD's the gfx version: gfx942 is 9.4)."""
@@ -220,8 +225,8 @@ class Cluster(Value, frozen=True, kw_only=True):
 
     @property
     def is_cpu(self) -> bool:
-        """Whether its ranks have no GPU: `cpu`, and in a cluster of several types `cpu-NAME`."""
-        return self.gpu.name.partition("-")[0] == "cpu"
+        """Whether its ranks have no GPU."""
+        return is_cpu(self.gpu.name)
 
     @property
     def num_nodes(self) -> int:

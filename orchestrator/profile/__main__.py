@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from orchestrator import detect, recipe
 from orchestrator.calibrate.files import interval_of, measured_of, ratios, unit
-from orchestrator.calibrate.fit import BOUNDS, Fitted, fit
+from orchestrator.calibrate.fit import BOUNDS, CPU_BOUNDS, Fitted, fit
 from orchestrator.calibrate.runs import METRICS, PLAN, WARM_UP, Run
 from orchestrator.calibrate.runs import load as load_runs
 from orchestrator.commands import command_of
@@ -80,9 +80,6 @@ AGAIN: Final = "again"
 """The case of a layer's work under a second layout."""
 ALIKE: Final = 0.15
 """How far a layer's seconds under two layouts may be apart, as a share: as far as a prediction after a profile may be off."""
-
-LOADED: Final = {**BOUNDS, "gemm_efficiency": (0.01, 1.0), "memory_efficiency": (0.005, 1.0), "op_overhead_s": (1e-6, 5e-3)}
-"""Bounds of the constants on a machine whose cores others use too."""
 
 
 def cases_of(settings: Settings, load: Any) -> dict[str, Plan]:
@@ -226,6 +223,8 @@ def measure(settings: Settings, load: Callable[[Sequence[str]], Settings], out: 
     spreads = ", ".join(f"{name} {one.value:.3g} (±{one.spread:.0%})" if one.spread < 1 else f"{name} lost in the noise"
                         for name, one in file.constants.items() if one.spread)  # fmt: skip
     print(f"Measured in {format_seconds(time.monotonic() - begin)}: {out}")
+    print(f"Its constants give {len(plans)} cases' seconds back within {file.fitted_median_error:.0%} in the median"
+          f"{'' if file.fitted_median_error < ALIKE else ', so predictions will be off by as much'}")  # fmt: skip
     print(f"The machine's speed was {low:.0%} to {high:.0%} of its median, which is divided out. Between rounds: {spreads}")
     print(f"Plan with cluster={out / 'cluster.yaml'} calibration={out / f'{name}-{settings.cluster.gpu.name}.json'}")
 
@@ -305,7 +304,7 @@ def constants_of(cluster: Cluster, runs: Sequence[Run], rows: Sequence[Mapping[s
     for row in rows:
         by_level.setdefault(level_of(cluster, row["size"], row["stride"]), []).append(row)
     wires = {index: wire([row for row in mine if row["operation"] != "p2p"]) for index, mine in by_level.items()}
-    names, bounds = (CPU_NAMES, LOADED) if cluster.is_cpu else (GPU_NAMES, BOUNDS)
+    names, bounds = (CPU_NAMES, CPU_BOUNDS) if cluster.is_cpu else (GPU_NAMES, BOUNDS)
     found = fit(runs, names, WITHOUT_NETWORK, prior=PRIOR, bounds=bounds)
     constants = {name: found.constants[name] for name in names}
     if wires:

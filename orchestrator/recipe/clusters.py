@@ -29,7 +29,7 @@ import msgspec
 from orchestrator.engines.megatron_versions import number
 from orchestrator.errors import InputError, nearest, unknown
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, Stack, Vendor, segment, slowest
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, Stack, Vendor, is_cpu, segment, slowest
 from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, Key, parse, quantity, shown
 from orchestrator.recipe.cluster_fields import with_fields
 from orchestrator.recipe.keys import MAX_GPUS, Mixed
@@ -239,7 +239,7 @@ def _parts(raw: Any, where: str) -> list[tuple[Gpu, int]]:
     names = [gpu.name for gpu, _ in parts]
     if len({*names}) < len(names):
         raise InputError(key, ", ".join(names), "has a type twice: count its GPUs together")
-    if len({name == "cpu" or name.startswith("cpu-") for name in names}) > 1:
+    if len({is_cpu(name) for name in names}) > 1:
         raise InputError(key, ", ".join(names), "are ranks with and without a GPU")
     return parts
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from rich.console import RenderableType
 
-from orchestrator.cost.calibration import SHARES, Calibration, CalibrationFile, Constant, datasheet, digest
+from orchestrator.cost.calibration import SHARES, Calibration, CalibrationFile, Constant, datasheet, digest, most
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.collectives import COLLECTIVES
 from orchestrator.plan import Plan
@@ -351,18 +351,19 @@ def suggested(
     update = [causes["optimizer"] - cost.calibration.step_overhead_s for causes in (predicted, measured)]
     asked: dict[str, float] = {}
     if sum(own):
-        asked |= _scaled(cost.calibration, COMPUTE_SHARES, COMPUTE_SECONDS, sum(own) / sum(alone))
+        asked |= _scaled(cost, COMPUTE_SHARES, COMPUTE_SECONDS, sum(own) / sum(alone))
     if all(traffic):
-        asked |= _scaled(cost.calibration, TRAFFIC_SHARES, TRAFFIC_SECONDS, traffic[1] / traffic[0])
+        asked |= _scaled(cost, TRAFFIC_SHARES, TRAFFIC_SECONDS, traffic[1] / traffic[0])
     if min(update) > 0:
-        asked |= _scaled(cost.calibration, ("optimizer_efficiency",), (), update[1] / update[0])
+        asked |= _scaled(cost, ("optimizer_efficiency",), (), update[1] / update[0])
     return {name: (getattr(cost.calibration, name), value) for name, value in asked.items() if value != getattr(cost.calibration, name)}
 
 
-def _scaled(constants: Calibration, shares: Sequence[str], seconds: Sequence[str], times: float) -> dict[str, float]:
-    """Constants with which what they price takes `times` as long; a share is at most 1."""
+def _scaled(cost: CostModel, shares: Sequence[str], seconds: Sequence[str], times: float) -> dict[str, float]:
+    """Constants with which what they price takes `times` as long, as far as they may move."""
+    constants, gpu = cost.calibration, cost.cluster.gpu.name
     found = {name: getattr(constants, name) / times for name in shares} | {name: getattr(constants, name) * times for name in seconds}
-    return {name: float(f"{min(value, 1.0) if name in SHARES else value:.6g}") for name, value in found.items()}
+    return {name: float(f"{min(value, most(name, gpu)):.6g}") for name, value in found.items()}
 
 
 def calibration_file(plan: Plan, cost: CostModel, found: After) -> CalibrationFile:
