@@ -121,7 +121,7 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
     if settings.tune is not None:
         tuning.check_tunable(settings, start.how, start.why)
         settings, found = tuning.tuned(settings, start.how, out, absent)
-        screen().print(tuning.tune_table(tuning.read_trials(out)))
+        screen().print(tuning.tune_table(tuning.read_trials(out), found.plan))
     else:
         with SearchProgress() as progress:
             try:

@@ -1,4 +1,5 @@
-"""tune=K: K plans run some steps each in one allocation, and the fastest by measurement is trained.
+"""tune=K: K plans run some steps each in one allocation, and the fastest by measurement is trained; of plans that their runs can't tell
+apart, the likeliest by runs and price together (likeliest).
 
 The first is the plan that is predicted to be the fastest. What a run's timers say (report/after.py) goes into the prices, and how far
 these are off then says what the next one may take (may_take): that which may be the fastest is next, mostly one of another mesh or
@@ -145,7 +146,7 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
     if not any(trial.runs_s for trial in trials):
         first = f"; the first: {trials[0].why}" if trials else ""
         raise LaunchError(f"tune={settings.tune}: none of {len(trials)} plans ran to its end{first}; see {folder}")
-    best = ranked(trials)[0]
+    best = likeliest(settings, trials)
     chosen = learned_settings(settings, folder, trials)
     if learned(settings, best.plan.engine, folder, trials) is None:  # its trials have no timers
         chosen = settings
@@ -185,6 +186,23 @@ def contenders(trials: Sequence[Trial], rounds: int) -> list[Trial]:
         return median(each) > (drift if rounds == 1 else 2 * stdev(each) / rounds**0.5)
 
     return [first, *(trial for trial in others if not behind(trial))]
+
+
+def likeliest(settings: Settings, trials: Sequence[Trial]) -> Trial:
+    """The trial of the plan that is likely the fastest: by its runs where these tell it, else by runs and price together, each weighed by
+    the inverse of how far it may be off, squared (the mean of a normal distribution that was measured, Gelman et al. 2013, 2.5)."""
+    rounds = max(len(trial.runs_s) for trial in trials)
+    close = contenders([trial for trial in trials if len(trial.runs_s) == rounds], rounds)
+    if len(close) == 1:
+        return close[0]
+    each = [[mean(ratios) for ratios in zip(*(slower(trial, other) for other in close), strict=True)] for trial in close]
+    drift = log1p(DRIFT_ON_SHARED_CORES if settings.cluster.is_cpu else DRIFT)
+    error = drift / 2 if rounds == 1 else mean(map(stdev, each)) / rounds**0.5
+    deviation = _deviation(settings)
+    weight = deviation**2 / (deviation**2 + error**2)
+    prices = [Planner(settings).prices_for(trial.plan.engine).priced(trial.plan).prediction.step_time_s for trial in close]
+    places = [weight * median(runs) + (1 - weight) * log(seconds) for runs, seconds in zip(each, prices, strict=True)]
+    return close[places.index(min(places))]
 
 
 def with_rounds(settings: Settings, how: str, folder: Path, trials: Sequence[Trial]) -> list[Trial]:
@@ -429,8 +447,9 @@ def learned(settings: Settings, engine: str, folder: Path, trials: Sequence[Tria
 # -------------------------------------------------------------------------------------------------------------- report
 
 
-def tune_table(trials: Sequence[Trial]) -> RenderableType:
-    """Every plan that ran, fastest first, as predicted when it was chosen and as measured; what ended badly last, with why."""
+def tune_table(trials: Sequence[Trial], taken: Plan) -> RenderableType:
+    """Every plan that ran, fastest first, as predicted when it was chosen and as measured, and which was taken; what ended badly last, with
+    why."""
     order = ranked(trials)
     table = _table(("tuned", False), ("plan", False), ("predicted", True), ("measured", True), ("against the fastest", True),
                    ("memory", True))  # fmt: skip
@@ -438,7 +457,9 @@ def tune_table(trials: Sequence[Trial]) -> RenderableType:
         measured, against = trial.why, ""
         if trial.measured_s is not None:
             measured = format_seconds(trial.measured_s) + (f" ({len(trial.runs_s)} runs)" if len(trial.runs_s) > 1 else "")
-            against = "taken" if trial is order[0] else f"{expm1(median(slower(trial, order[0]))):+.0%}"
+            against = "" if trial is order[0] else f"{expm1(median(slower(trial, order[0]))):+.0%}"
+            if trial.plan.candidate == taken.candidate:
+                against = f"{against}, taken: runs can't tell, price does" if against else "taken"
         peak = trial.peak_memory_bytes
         table.add_row(str(trial.number), Text(f"{trial.plan.engine} {choice(trial.plan)}"), format_seconds(trial.predicted_s),
                       Text(measured), against, format_bytes(peak) if peak else "-")  # fmt: skip

@@ -57,7 +57,7 @@ def _report(words: Sequence[str]) -> None:
             print(line)
         trials = tuning.read_trials(folder) if run.is_dir() else []
         if trials:
-            screen().print(tuning.tune_table(trials))
+            screen().print(tuning.tune_table(trials, found.plan))
     check_drawable()
     files = report_files(settings, found, rows_of(folder / "metrics.jsonl"), after, drawn)
     trace = page.with_name(TRACE) if page.name == PAGE else page.with_suffix(".trace.json")
