@@ -83,7 +83,11 @@ class Around(NamedTuple):
     groups: Mapping[str, str] = {}
     """Settings of the sizes of groups of ranks, by axis."""
     packs: tuple[str, ...] = ()
-    """The program's switches for several supervised samples in a sequence, of which none sees another."""
+    """The program's switches for several supervised samples in a sequence, of which none sees another with the attention beside them."""
+    attention: tuple[str, Mapping[str, str]] = ("attn_implementation", {})
+    """The setting of the attention, and the program's values by transformers' where they differ."""
+    packs_by_flash: bool = False
+    """Whether it packs by flash attention alone, and stops without."""
 
 
 FROZEN: Final[Mapping[int, Mapping[str, Mapping[str, Any]]]] = {
@@ -109,6 +113,7 @@ AROUND: Final[Mapping[str, Around]] = {
         reentrant=True,  # hparams/model_args.py:149
         keeps="disable_gradient_checkpointing",  # model/model_utils/checkpointing.py:184
         packs=("packing", "neat_packing"),  # the second keeps samples apart (data/collator.py)
+        attention=("flash_attn", {"flash_attention_2": "fa2"}),
     ),
     "axolotl": Around(
         kind="Axolotl's configuration",
@@ -134,6 +139,8 @@ AROUND: Final[Mapping[str, Around]] = {
         loads_16_bits=True,  # arguments/base_args/model_args.py:120, _init_torch_dtype: of a checkpoint in bf16
         groups={"cp": "sequence_parallel_size"},
         packs=("packing",),
+        attention=("attn_impl", {"flash_attention_2": "flash_attn"}),
+        packs_by_flash=True,  # arguments/sft_args.py:185, _check_padding_free
     ),
 }  # fmt: skip
 """Programs for which a plan of DeepSpeed's is written, by the name that `write=` takes."""

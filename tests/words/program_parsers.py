@@ -151,6 +151,7 @@ def axolotl() -> Iterator[dict[str, Any]]:
             "accumulation": cfg.gradient_accumulation_steps,
             "lr": cfg.learning_rate,
             "stage": cfg.deepspeed["zero_optimization"]["stage"],
+            "apart": cfg.attn_decontaminates_packing,
         }
 
 
@@ -166,7 +167,7 @@ def llama_factory() -> Iterator[dict[str, Any]]:
             "micro": training.per_device_train_batch_size,
             "accumulation": training.gradient_accumulation_steps,
             "lr": training.learning_rate,
-            "length": data.cutoff_len,
+            "length": data.cutoff_len + bool(data.packing),  # hparams/data_args.py:189 takes one away, its packing gives one back
             "stage": training.hf_deepspeed_config.config["zero_optimization"]["stage"],
         }
 

@@ -176,10 +176,18 @@ def test_programs_around_the_trainer_are_told_to_pack_and_what_is_trained() -> N
         assert (files["llama_factory"]["packing"], files["llama_factory"]["neat_packing"]) == (packing, packing)
         assert (files["axolotl"]["sample_packing"], files["ms_swift"]["packing"]) == (packing, packing)
         assert files["llama_factory"]["stage"] == "sft"
+        named = {"axolotl": "attn_implementation", "llama_factory": "flash_attn", "ms_swift": "attn_impl"}
+        said = {name: files[name][setting] for name, setting in named.items()}
+        assert said == {"axolotl": "flash_attention_2", "llama_factory": "fa2", "ms_swift": "flash_attn"}
     text = replace(plan, training=replace(plan.training, task="pretrain", packing=None))
     of_text = yaml.safe_load(tools.around_files(text, "llama_factory")[0].content)
     assert of_text["stage"] == "pt"
     assert "packing" not in of_text
+    software = replace(plan.cluster.software, flash_attention=False)
+    without = replace(plan, training=replace(plan.training, packing=True), cluster=replace(plan.cluster, software=software))
+    assert yaml.safe_load(tools.around_files(without, "axolotl")[0].content)["attn_implementation"] == "sdpa"
+    with pytest.raises(InputError, match="packs samples by flash attention alone, which the plan has not; data"):
+        tools.around_files(without, "ms_swift")
 
 
 @pytest.mark.parametrize("name", SHARDED)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from test_drawn_ds_configs import drawn as drawn_deepspeed
 from test_drawn_plans import drawn as drawn_megatron
 
@@ -91,7 +92,7 @@ def said_of(plan: Plan) -> dict[str, Any]:
     """What a program may have of the plan, by the names of program_parsers.py."""
     sizes = {"tp": plan.tp, "pp": plan.pp, "stage": plan.zero_stage, "length": plan.training.seq_length, "lr": plan.training.lr}
     batch = {"micro": plan.micro_batch_size, "batch": plan.global_batch_size, "accumulation": plan.num_microbatches}
-    return {**sizes, **batch, "unknown": [], "by words": [plan.micro_batch_size, plan.training.seq_length]}
+    return {**sizes, **batch, "unknown": [], "apart": True, "by words": [plan.micro_batch_size, plan.training.seq_length]}
 
 
 @pytest.mark.parametrize(("name", "engine"), CASES)
@@ -108,6 +109,8 @@ def test_the_program_takes_the_files_of_drawn_plans_as_they_are_meant(name: str,
             if plan.engine != engine:
                 continue
             folder = tmp_path / str(len(plans))
+            if tools.is_around(plan, name):  # of supervised samples, which the program has to keep apart
+                plan = replace(plan, training=replace(plan.training, task="sft", packing=True))
             files = files_of(plan, name)
             folder.mkdir()
             for file in files:  # NeMo-RL's names its own repository, as its image has it

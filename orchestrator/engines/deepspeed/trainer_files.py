@@ -8,6 +8,7 @@ from typing import Any, Final
 import yaml
 
 from orchestrator.engines.ds_config import NOTHING, STEPS_WHEN_BUILT, ds_config, dumps
+from orchestrator.engines.hf_config import attention_implementation
 from orchestrator.engines.passthrough import with_ds
 from orchestrator.errors import InputError
 from orchestrator.job import File
@@ -200,6 +201,10 @@ def around(plan: Plan, name: str) -> File:
     said |= {program.keeps: varying == "none"} if program.keeps else {}
     said |= dict(program.says.get(training.task, {}))
     said |= dict.fromkeys(program.packs, bool(training.packing)) if training.task == "sft" else {}
+    attention, (setting, values) = attention_implementation(plan), program.attention
+    if training.packing and program.packs_by_flash and attention == "sdpa":
+        raise InputError("write", name, "packs samples by flash attention alone, which the plan has not; data.packing=false pads them")
+    said |= {setting: values.get(attention, attention)} if attention != "eager" else {}
     content = {program.names.get(key, key): value for key, value in said.items() if key not in LEFT_OUT}
     head = AROUND_HEAD.format(model=plan.model.name, ranks=plan.world_size, engine=plan.engine, program=program)
     return File(path=f"{name}.yaml", content=head + yaml.safe_dump(content, sort_keys=False, width=10**6))
