@@ -54,7 +54,7 @@ PLANNED: Final = {
     "no_rope_layers": "our worker has no layers without positions, which Megatron-core has (no_rope_freq)",
     "qk_l2_norm": "our worker builds no norm of queries and keys without weights, which Megatron-core has (qk_l2_norm)",
     "rank_capacity": "our worker has no HybridEP, whose buffers of one size are for GPUs alone (moe_expert_rank_capacity_factor)",
-    "vision": "our worker builds no tower, which Megatron-Bridge has on the first stage (models/qwen_vl/modelling_qwen3_vl)",
+    "vision": "our worker builds no tower, which Megatron-Bridge has on the first stage (write=bridge)",
     "scores_on_input": "our worker does not multiply experts' inputs by their scores, as Megatron-core can (moe_apply_probs_on_input)",
 }
 """Parts that are priced as Megatron-core would run them, and what is lacking to train them under each release."""

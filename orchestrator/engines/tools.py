@@ -102,7 +102,7 @@ def written(plan: Plan, name: str) -> Written:
     that decides what is trained."""
     if not ((plan.engine == DEEPSPEED and name in SHARDED) or (plan.engine == MEGATRON and name in TOOLS)):
         raise refused(plan, name)
-    check_decoder(plan, name)
+    check_decoder(plan, name, sees=name == "bridge")
     if plan.engine == DEEPSPEED:
         said_there, unsaid_there, pins_there = settings_of(plan, name)
         return Written(tool=name, settings=said_there, unsaid=unsaid_there, left=(), pins=pins_there)
@@ -150,7 +150,12 @@ def written(plan: Plan, name: str) -> Written:
         else:
             unsaid[field] = value
     if name == "bridge" and plan.training.task == "sft":
-        said |= _bridge_tunes(plan)
+        said |= _bridge_tunes(plan) if plan.model.vision is None else {"dataset.enable_in_batch_packing": False}
+    if plan.model.vision is not None:
+        # Bridge's recipes that pretrain Qwen3-VL freeze all but the projector (recipes/qwen_vl/h100/qwen3_vl.py:56); its model asserts that
+        # no rotary embedding is fused (models/qwen_vl/modelling_qwen3_vl/rope.py:477).
+        said |= {f"model.freeze_{part}": False for part in ("language_model", "vision_model", "vision_projection")}
+        said |= {"model.apply_rope_fusion": False}
     nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
     said |= {**tool.beside, **dict(zip(tool.nodes, (nodes, plan.world_size // nodes), strict=True))} if tool.nodes else tool.beside
     held = {PINS[OURS[field]] for field in unsaid if OURS[field] in PINS}
@@ -244,6 +249,8 @@ def _heading(plan: Plan, found: Written) -> Iterator[str]:
         padded = f", each padded to a multiple of {plan.sample_multiple} tokens" if plan.sample_multiple > 1 else ""
         where = "for a recipe whose data set packs them" if found.tool == "bridge" else "the settings of your data set say it there"
         yield f"The plan packs samples{padded}: {where}."
+    if (images := plan.training.images) is not None:
+        yield f"The images are those of the recipe's data set: the plan is for {images} of {plan.training.image_tokens} tokens a sample."
     if found.unsaid:
         yield f"Can't be said there: {', '.join(found.unsaid)}."
     if found.left:

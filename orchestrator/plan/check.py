@@ -16,6 +16,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import PLANNER, rules_of, unsuited
+from orchestrator.strategy.megatron_layout import held_first
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, RECOMPUTE_ORDER
 from orchestrator.strategy.tree import FIXED_WITH
@@ -147,6 +148,8 @@ def _check_stages(plan: Plan, model: ModelSpec, capabilities: Capabilities) -> N
         for index, stage in enumerate(plan.stages)
         for chunk in range(plan.vpp)
     }
+    if sizes[0, 0] < (held := held_first(model)):
+        raise InputError("stages[0].layers", sizes[0, 0], f"must be {held} at least, to which the tower gives what it saw")
     if not capabilities.uneven_stages and len(set(sizes.values())) > 1:
         raise InputError("stages", list(sizes.values()), f"{plan.engine} needs as many layers in every stage")
 

@@ -35,6 +35,7 @@ from orchestrator.strategy.megatron_layout import (
     even_chunks,
     first_layers,
     has_uneven_ends,
+    held_first,
     of_another_kind,
     pieces,
     shapes,
@@ -387,7 +388,10 @@ class Inner:
         ranges = self.capacity.ranges(upper) if self.capacity is not None else None
         if ranges is None:
             return None
-        fewest, most = ranges
+        (first, *fewest), most = ranges
+        if (held := held_first(self.model)) > most[0]:
+            return None
+        fewest = [max(first, held), *fewest]
         steps: Steps = []
         reached, least_behind, most_behind, others = {0}, sum(fewest), sum(most), self._others
         last = self.layers + STRIDE * others

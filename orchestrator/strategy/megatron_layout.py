@@ -129,6 +129,13 @@ def shapes(layers: int, vpp: int, stage: int, pp: int, head: float) -> list[tupl
     return found
 
 
+def held_first(model: ModelSpec) -> int:
+    """Layers that stand on a pipeline's first stage, whatever they cost: those that are given what layers of the tower saw (Megatron-Bridge
+    067f987, models/qwen_vl/modelling_qwen3_vl/model.py:360 of 0.6.2, asserts it)."""
+    vision = model.architecture.vision
+    return 0 if vision is None else len(vision.deepstack_visual_indexes)
+
+
 def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...]:
     """Transformer layers of each chunk, vpp-major, in Megatron's layout string. Raises InputError("pin.layout", ...) where the string is
     not of this model, pipeline and number of chunks."""
@@ -153,6 +160,10 @@ def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ..
         difference = layers - whole.count("t")
         what = f"drops {difference}" if difference > 0 else f"has {-difference} too many"
         raise InputError(KEY, text, f"has {whole.count('t')} transformer layers, {what}: the model has {layers}")
+    if (first := chunks[0].count("t")) < (held := held_first(model)):
+        raise InputError(
+            KEY, text, f"has {first} transformer layers in the first stage, where those must stand that the tower gives to: {held}"
+        )
     return tuple(chunk.count("t") for chunk in chunks)
 
 

@@ -347,10 +347,21 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
         ),
         (seeing, {"cp": 2}, "cp=2 of qwen3_vl: every rank of a sequence looks at all of its images"),
         (replace(seeing, vision=replace(deep, model_type="internvl")), {}, "model.vision of internvl: Megatron-Bridge has"),
-        (seeing, {"pp": 2, "vpp": 2, "dp": 4, "num_microbatches": 8}, None),
-        (seeing, {"pp": 2, "vpp": 4, "dp": 4, "num_microbatches": 8}, "pp=2 with vpp=4: 2 layers are given what the tower saw"),
+        (seeing, {"pp": 4, "dp": 2}, None),
+        (seeing, {"pp": 8, "dp": 1}, "pp=8: 2 layers are given what the tower saw"),
+        (
+            seeing,
+            {"pp": 2, "vpp": 2, "dp": 4, "num_microbatches": 8},
+            "vpp=2 of qwen3_vl: Megatron-Bridge tells its model",
+        ),
+        (
+            replace(seeing, vision=replace(deep, model_type="qwen3_5", deepstack_visual_indexes=())),
+            {"pp": 2, "vpp": 2, "dp": 4, "num_microbatches": 8},
+            None,
+        ),
         (workload(seeing, freeze=("vision",)), {}, "train.freeze=vision of qwen3_vl"),
-        (workload(seeing, task="sft", packing=False), {}, "task=sft of qwen3_vl"),
+        (workload(seeing, task="sft", packing=False), {}, None),
+        (workload(seeing, task="sft", packing=True), {}, "data.packing=true of qwen3_vl"),
     )
     held(
         model.window_kinds,

@@ -165,11 +165,12 @@ LEFT_OUT: Final = ("output_dir", "logging_steps", "save_strategy", "save_steps",
 """Arguments that are the user's own in a program around the Trainer."""
 
 
-def check_decoder(plan: Plan, name: str) -> None:
-    """Raises InputError for a plan that is not of a text decoder, which files of other programs are of alone."""
+def check_decoder(plan: Plan, name: str, *, sees: bool = False) -> None:
+    """Raises InputError for a plan that is not of a text decoder, which files of other programs are of alone. `sees`: whether this one has
+    recipes of models that look at images."""
     if plan.model.stack != "decoder":
         raise InputError("write", name, f"trains decoders, and {plan.model.name} is an {plan.model.stack.replace('_', '-')}")
-    if plan.model.vision is not None:
+    if plan.model.vision is not None and not sees:
         why = f"gets text here, and {plan.model.name} looks at images; ds_config.json and trainer.yaml are for a script of yours"
         raise InputError("write", name, why)
 

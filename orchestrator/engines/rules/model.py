@@ -216,6 +216,9 @@ def delta_sequence(candidate: Candidate, workload: Workload) -> str | None:
 
 TOWERS: Final = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Kinds of models that look at images whose tower Megatron-Bridge builds of Megatron's layers; other kinds' is transformers', undivided."""
+NO_CHUNKS: Final = ("qwen3_vl", "qwen3_vl_moe")
+"""Kinds of models whose providers in Megatron-Bridge keep a chunk's number to themselves (models/qwen_vl/qwen3_vl_provider.py:155 and :322;
+core/transformer/transformer_layer.py:188, core_v0.19.0, asserts it). Qwen3.5's hand it on."""
 
 
 @rule("tower", "Megatron-Bridge 067f987, models/qwen_vl/modelling_qwen3_vl/model.py, transformer_config.py (get_vision_model_config)",
@@ -227,16 +230,18 @@ def tower(candidate: Candidate, workload: Workload) -> str | None:
         return None
     if v.model_type not in TOWERS:
         return f"model.vision of {v.model_type}: Megatron-Bridge has Megatron's layers in the towers of {', '.join(TOWERS)} alone"
-    if training.task != "pretrain" or training.freeze:
-        given = f"train.freeze={','.join(training.freeze)}" if training.freeze else f"task={training.task}"
-        return f"{given} of {v.model_type}, which looks at images: engine=megatron plans it with all of it trained, on next tokens"
+    if training.freeze or (training.task == "sft" and training.packing):
+        given = f"train.freeze={','.join(training.freeze)}" if training.freeze else "data.packing=true"
+        return f"{given} of {v.model_type}, which looks at images: engine=megatron plans it with all of it trained, each sample by itself"
     if mesh.cp > 1:
         return f"cp={mesh.cp} of {v.model_type}: every rank of a sequence looks at all of its images, which is not priced"
     if v.num_attention_heads % mesh.tp:
         return f"tp={mesh.tp} does not divide the tower's num_attention_heads={v.num_attention_heads}"
-    first, deep = workload.model.architecture.num_layers // (mesh.pp * candidate.vpp), len(v.deepstack_visual_indexes)
+    if candidate.vpp > 1 and v.model_type in NO_CHUNKS:
+        return f"vpp={candidate.vpp} of {v.model_type}: Megatron-Bridge tells its model no chunk's number, which Megatron asserts"
+    first, deep = workload.model.architecture.num_layers // mesh.pp, len(v.deepstack_visual_indexes)
     if first < deep:
-        return f"pp={mesh.pp} with vpp={candidate.vpp}: {deep} layers are given what the tower saw, and must stand in the first chunk"
+        return f"pp={mesh.pp}: {deep} layers are given what the tower saw, and must stand in the first stage"
     return None
 
 
