@@ -31,6 +31,7 @@ from orchestrator.plan import Plan, Prices
 from orchestrator.plan.check import check_fits, check_plan
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
+from orchestrator.recipe.supervised import steps_of
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import UNKNOWN, Bounds, Outcome, Progress, plainest, search
 from orchestrator.search.question import Kinds, PlannedEngine, SearchSettings
@@ -545,6 +546,9 @@ def planned(settings: Settings, ask: Callable[[Planner], Found]) -> tuple[Settin
         if not settings.packs_unasked:
             raise
         training = msgspec.structs.replace(settings.training, packing=False)
+        if settings.epochs is not None and training.lengths is not None:
+            steps = steps_of(settings.epochs, training.lengths, training.global_batch_size, packing=False)
+            training = msgspec.structs.replace(training, steps=steps)
         padded = msgspec.structs.replace(settings, training=training)
         try:
             return padded, ask(Planner(padded))

@@ -9,7 +9,7 @@ import time
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO, cast
+from typing import TYPE_CHECKING, Final, Self, TextIO, cast
 
 import msgspec
 
@@ -19,9 +19,10 @@ from orchestrator.folder import saved_bytes
 from orchestrator.job import Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe_for
+from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.planning import Found, Planner
-from orchestrator.recipe import Settings, supervised
+from orchestrator.recipe import Settings
 from orchestrator.recipe.sources import elsewhere
 from orchestrator.recipe.whole_data import is_made_up, trained_on
 from orchestrator.search.unasked import WORTH_S, seconds_of
@@ -104,6 +105,10 @@ class SearchProgress:
         self.bar.update(self.bar.task_ids[0], completed=done, description=f"{self.what}{found}")
 
 
+MANY_EPOCHS: Final = 10
+"""Passes over the same samples above which a screen warns."""
+
+
 def data_text(settings: Settings, multiple: int = 1) -> str:
     """What a start of the plan would train on. `multiple`: as `Plan.sample_multiple`."""
     if settings.entry is not None:
@@ -113,12 +118,18 @@ def data_text(settings: Settings, multiple: int = 1) -> str:
     said = trained_on(settings.run, settings.architecture)
     training = settings.training
     if training.lengths is not None and settings.run.data is not None:
-        share = training.seq_length / training.lengths.room(multiple) if training.packing else 1
-        seen = training.steps * training.global_batch_size * share
-        some = training.lengths.samples >= supervised.FIRST
-        said += f"; {format_amount(seen / training.lengths.samples, 2)} epochs{f' at most, of {supervised.FIRST:,} samples or more' * some}"
+        epochs = epochs_of(training, multiple)
+        said += f"; {'about ' * bool(training.lengths.how)}{format_amount(epochs, 2)} epochs"
     asks = is_made_up(settings.run) and not settings.made_up_data and not settings.cluster.is_cpu
     return f"{said}; a start on GPUs asks for {data_key(settings)} or data.made_up=true" if asks else said
+
+
+def epochs_of(training: Training, multiple: int) -> float:
+    """How often a training whose samples' lengths are known sees each of them. `multiple`: as `Plan.sample_multiple`."""
+    found = training.lengths
+    assert found is not None
+    share = found.share(training.seq_length, multiple) if training.packing else 1
+    return training.steps * training.global_batch_size * share / max(1, found.samples - found.dropped)
 
 
 def data_key(settings: Settings) -> str:
@@ -179,6 +190,9 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if settings.batch_of_length is not None:
         say(text.batch_text(plan.training, settings.batch_of_length))
     say(f"data: {data_text(settings, plan.sample_multiple)}")
+    if plan.training.lengths is not None and (epochs := epochs_of(plan.training, plan.sample_multiple)) > MANY_EPOCHS:
+        often = f"{format_amount(epochs, 2)} epochs: samples are seen again and again"
+        say(f"warning: {often}, fine-tuning usually takes 1 to 5 (train.epochs=3)")
     if absent := not_here_text(settings):
         say(absent.rstrip())
     nbytes = saved_bytes(plan)

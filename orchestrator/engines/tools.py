@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.deepspeed.fsdp_files import settings_of
-from orchestrator.engines.deepspeed.trainer_files import around, check_decoder
+from orchestrator.engines.deepspeed.trainer_files import around, check_decoder, unlearnt
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.megatron_args import one_connection, several_connections, shape, why_not
 from orchestrator.engines.passthrough import flags_of
@@ -251,6 +251,7 @@ def _heading(plan: Plan, found: Written) -> Iterator[str]:
         yield f"The plan packs samples{padded}: {where}."
     if (images := plan.training.images) is not None:
         yield f"The images are those of the recipe's data set: the plan is for {images} of {plan.training.image_tokens} tokens a sample."
+    yield from unlearnt(plan)
     if found.unsaid:
         yield f"Can't be said there: {', '.join(found.unsaid)}."
     if found.left:

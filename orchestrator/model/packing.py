@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from math import ceil
 
 from msgspec.structs import replace
@@ -36,13 +38,37 @@ def packed(model: ModelSpec, attended: float, *, kernels: bool, masked: bool = T
     return replace(model, runs=tuple(replace(run, layer=layer(run.layer)) for run in model.runs))
 
 
+def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Samples by sequence of at most `room` tokens: the longest first, each where it leaves the least room (best fit decreasing).
+
+    >>> pack([5, 3, 8, 2, 4], 8)
+    [[2], [0, 1], [4, 3]]
+    """
+    bins: list[list[int]] = []
+    left: list[tuple[int, int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        place = bisect_left(left, (lengths[index], -1))
+        if place == len(left):
+            bins.append([index])
+            spare, number = room - lengths[index], len(bins) - 1
+        else:
+            spare, number = left.pop(place)
+            bins[number].append(index)
+            spare -= lengths[index]
+        if spare:
+            insort(left, (spare, number))
+    return bins
+
+
 def sample_notes(found: Lengths, seq_length: int, *, packing: bool, multiple: int = 1) -> list[str]:
     """What a user should know of the samples, in lines. `multiple`: tokens to a multiple of which each packed one is padded."""
-    said = f"about {found.mean:.0f} tokens a sample, the longest {found.longest}"
-    lines = [f"data: {found.samples} samples looked at, {said}."]
+    about = "about " * bool(found.how)
+    what = f" ({found.how})" * bool(found.how)
+    lines = [f"data: {found.samples:,} samples, {about}{found.mean:.0f} tokens each in the mean, the longest {found.longest}{what}."]
     if packing:
         room = found.room(multiple)
-        lines.append(f"data.packing: about {seq_length / room:.1f} samples share a sequence of {seq_length}, none sees another.")
+        share = found.share(seq_length, multiple)
+        lines.append(f"data.packing: {about}{share:.1f} samples share a sequence of {seq_length}, none sees another.")
         if multiple > 1:
             lines.append(
                 f"data.packing: each is padded to a multiple of {multiple} tokens (2 cp), {100 * (1 - found.mean / room):.2g}% of all."
@@ -52,5 +78,15 @@ def sample_notes(found: Lengths, seq_length: int, *, packing: bool, multiple: in
     if found.cut:
         share = 100 * found.cut / found.samples
         lost = f"{100 * found.lost:.2g}% of all tokens are lost"
-        lines.append(f"train.seq_length={seq_length} cuts {found.cut} samples ({share:.2g}%) off: {lost}; {found.longest} would cut none.")
+        if found.answers:
+            lost += f", {found.answers_lost:,} tokens of answers ({100 * found.answers_lost / found.answers:.2g}%) among them"
+        if found.dropped:
+            lost += f"; {found.dropped:,} of the samples keep no answer and are left out"
+        lines.append(
+            f"train.seq_length={seq_length} cuts {found.cut:,} samples ({share:.2g}%) off: {lost}; {found.longest} would cut none."
+        )
+    if found.unlearnt:
+        lines.append(f"data: {found.unlearnt:,} answers have weight 0 and no loss.")
+    if found.unused:
+        lines.append(f"data: nothing is done with {', '.join(found.unused)}: the chat template or the format has no place for it.")
     return lines

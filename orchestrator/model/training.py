@@ -28,8 +28,8 @@ SEEING: Final = ("vision", "projector", "language")
 
 
 class Lengths(Value, frozen=True, kw_only=True):
-    """Lengths of supervised samples, in tokens, before anything is trained: estimates (recipe/supervised.py). `mean` and `mean_square` are
-    of what is left of each sample at the training's sequence length."""
+    """Lengths of supervised samples, in tokens, before anything is trained (recipe/supervised.py). `mean` and `mean_square` are of what is
+    left of each sample at the training's sequence length."""
 
     samples: int
     mean: float
@@ -40,6 +40,20 @@ class Lengths(Value, frozen=True, kw_only=True):
     """Samples longer than the training's sequences."""
     lost: float
     """Share of all tokens that is cut off."""
+    sequences: tuple[int, ...] = ()
+    """Sequences that packing makes of the samples, each padded to a multiple of 1, 2, 4, ... tokens; none: nobody packed them."""
+    dropped: int = 0
+    """Samples of which the cut leaves no answer: they are not trained on."""
+    answers: int = 0
+    """Tokens of all answers, before the cut; 0: not known."""
+    answers_lost: int = 0
+    """Tokens of answers that are cut off."""
+    how: str = ""
+    """What the numbers are, if not exact ones of all samples."""
+    unlearnt: int = 0
+    """Answers of weight 0, which have no loss."""
+    unused: tuple[str, ...] = ()
+    """Columns and messages' fields of the data that nothing is done with."""
 
     @property
     def attended(self) -> float:
@@ -57,6 +71,21 @@ class Lengths(Value, frozen=True, kw_only=True):
         23.5
         """
         return self.mean + (multiple - 1) / 2
+
+    def share(self, seq_length: int, multiple: int = 1) -> float:
+        """Samples that a packed sequence holds, in the mean, where each is padded to a multiple of so many tokens.
+
+        >>> Lengths(samples=40, mean=35.0, mean_square=1225.0, longest=35, cut=0, lost=0.0, sequences=(40,)).share(64)
+        1.0
+        """
+        if not self.sequences:
+            return seq_length / self.room(multiple)
+        at = min((multiple - 1).bit_length(), len(self.sequences) - 1)
+        return (self.samples - self.dropped) / self.sequences[at]
+
+    def epoch(self, *, packing: bool) -> int:
+        """Sequences in which every sample is once."""
+        return self.sequences[0] if packing and self.sequences else self.samples - self.dropped
 
 
 class Training(Value, frozen=True, kw_only=True):

@@ -114,6 +114,9 @@ class Inputs(Value, frozen=True, kw_only=True):
         int | None,
         Key("train.tokens", "to train, in place of train.steps: 1T, 300B", type=int, read=count, unit="tokens", low=1, high=10**18),
     ] = None
+    epochs: Annotated[float | None, Key(
+        "train.epochs", "to train, in place of train.steps: passes over the samples of data= (task=sft)", type=float, unit="epochs",
+        above=0, high=10**6)] = None  # fmt: skip
     largest: Annotated[
         Largest | None,
         Key("largest", "plan for the most of it that fits in memory; global_batch_size: that needs no gradient accumulation", type=Largest),

@@ -16,12 +16,13 @@ from orchestrator.model.lora import Lora
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.vision import Vision
 from orchestrator.model.spec import Architecture
-from orchestrator.model.training import SEEING, Training
+from orchestrator.model.training import SEEING, Lengths, Training
 from orchestrator.plan import RunSettings
 from orchestrator.recipe import reinforcement, supervised
 from orchestrator.recipe.clusters import stored
 from orchestrator.recipe.described import TRACED, check_untouched
 from orchestrator.recipe.layers import Flat, Given, fields_of, merge, recipe_layers, value_of
+from orchestrator.recipe.lengths import said_lengths
 from orchestrator.recipe.sources import data_settings, is_elsewhere, read_object, read_text
 from orchestrator.values import defaults_of
 
@@ -172,9 +173,32 @@ def with_sequence_length(merged: Flat, label: str) -> Flat:
         raise InputError("train.seq_length", None, f"is missing: give it, or data= or data.lengths=, whose longest sample says it{there}")
     architecture = architecture_of(merged, label)
     per_image = tokens_of_an_image(architecture.vision, value_of(merged, "train.image_tokens", None))
-    counts = supervised.token_counts(path, data["tokenizer"], per_image) if path else supervised.drawn_counts(said)
-    length = supervised.chosen_length(counts, architecture.max_position_embeddings)
+    longest = supervised.counted(path, data["tokenizer"], per_image).longest if path else max(supervised.drawn_counts(said))
+    length = supervised.chosen_length([longest], architecture.max_position_embeddings)
     return {**merged, "train.seq_length": Given(length, str(length))}
+
+
+def with_epochs(merged: Flat, label: str) -> Flat:
+    """The keys, with the steps that train.epochs= takes. Raises InputError where the samples can't be counted."""
+    epochs = value_of(merged, "train.epochs", None)
+    if epochs is None:
+        return merged
+    text = shown(merged["train.epochs"].text)
+    if value_of(merged, "task", "pretrain") != "sft":
+        raise InputError("train.epochs", text, "counts samples: task=sft; train.tokens= says how much of a text is trained on")
+    data, said, path = data_settings(merged, RunSettings()), value_of(merged, "data.lengths", None), _samples_here(merged)
+    if path is None and not (said and isinstance(said_lengths("data.lengths", said), list)):
+        raise InputError("train.epochs", text, "needs samples to count: data= here, or data.lengths= as a file; else train.steps=")
+    length, batch = (value_of(merged, f"train.{name}", None) for name in ("seq_length", "global_batch_size"))
+    if length is None or batch is None:
+        return merged  # training_of says so
+    vision = architecture_of(merged, label).vision
+    lengths = _lengths(path, data["tokenizer"], said, length, tokens_of_an_image(vision, value_of(merged, "train.image_tokens", None)))
+    assert lengths is not None
+    packing = value_of(merged, "data.packing", None)
+    packing = TRACED not in merged and vision is None if packing is None else packing
+    steps = supervised.steps_of(epochs, lengths, batch, packing=packing)
+    return {**merged, "train.steps": Given(steps, str(steps))}
 
 
 def with_samples(training: Training, merged: Flat) -> Training:
@@ -190,9 +214,19 @@ def with_samples(training: Training, merged: Flat) -> Training:
     if path is not None and said is not None:
         raise InputError("data.lengths", shown(said), f"is for a plan before there are samples: data={path} has lengths of its own")
     packing = value_of(merged, TRACED, None) is None if training.packing is None else training.packing
-    counts = supervised.token_counts(path, data["tokenizer"]) if path else supervised.drawn_counts(said) if said else []
-    lengths = supervised.lengths(counts, training.seq_length) if counts else None
+    lengths = _lengths(path, data["tokenizer"], said, training.seq_length)
     return msgspec.structs.replace(training, packing=packing, lengths=lengths)
+
+
+def _lengths(path: str | None, tokenizer: str | None, said: str | None, seq_length: int, per_image: int = 0) -> Lengths | None:
+    """The lengths of a file's samples, or of those that data.lengths= says; None: there is neither. Raises InputError."""
+    if path is None:
+        return None if said is None else supervised.lengths(supervised.drawn_counts(said), seq_length)
+    found = supervised.counted(path, tokenizer, per_image)
+    lengths = supervised.lengths([one.tokens for one in found.samples], seq_length, found)
+    if lengths.dropped >= lengths.samples and not lengths.how:
+        raise InputError("train.seq_length", seq_length, "cuts off every answer of the data")
+    return lengths
 
 
 def tokens_of_an_image(vision: Vision | None, said: int | None) -> int:
@@ -241,8 +275,7 @@ def _chats_with_images(training: Training, merged: Flat, tokens: int) -> Trainin
     packing, images, lengths = bool(value_of(merged, "data.packing", None)), training.images, training.lengths
     if path := _samples_here(merged):
         images = images or supervised.most_images(path)
-        counts = supervised.token_counts(path, data_settings(merged, RunSettings())["tokenizer"], tokens)
-        lengths = supervised.lengths(counts, training.seq_length)
+        lengths = _lengths(path, data_settings(merged, RunSettings())["tokenizer"], None, training.seq_length, tokens)
     return msgspec.structs.replace(training, packing=packing, images=images, lengths=lengths)
 
 

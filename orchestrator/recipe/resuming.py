@@ -165,7 +165,7 @@ def _exported(checkpoint: Checkpoint, keys: Flat, given: Mapping[str, Any]) -> N
     folder then; else the key is left out: what is said is that there is nothing left to train."""
     folder = keys[TO].text
     goes_on = checkpoint.plan is not None and checkpoint.step < checkpoint.plan.training.steps
-    if goes_on or "train.steps" in given or "train.tokens" in given:
+    if goes_on or any(f"train.{name}" in given for name in ("steps", "tokens", "epochs")):
         why = "has the weights of the run that is continued, whose recipe names it; give a new folder"
         raise InputError(TO, shown(folder), why)
     del keys[TO]

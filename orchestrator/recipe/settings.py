@@ -50,6 +50,7 @@ from orchestrator.recipe.model import (
     model_of,
     padded_for_every_layout,
     training_of,
+    with_epochs,
     with_fp8_recipe,
     with_images,
     with_routing,
@@ -117,6 +118,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     open_batch: bool
     lengths: str | None = None
     """What data.lengths= says of supervised samples."""
+    epochs: float | None = None
+    """What train.epochs= says."""
     packs_unasked: bool = False
     """Whether samples are packed though data.packing= says nothing: a plan may pad them where none fits with them packed."""
     unseen: bool = False
@@ -200,6 +203,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         extra=_extra(merged, {}) if plan is None else plan.extra,
         open_batch=_open_batch(merged, trained.engine),
         lengths=value_of(merged, "data.lengths", None),
+        epochs=value_of(merged, "train.epochs", None),
         packs_unasked=bool(trained.training.packing) and "data.packing" not in merged and plan is None and continued is None,
         unseen=plan is None and leaves_images_out(merged, trained.architecture),
         not_read=fields_not_read(merged, trained.architecture) if plan is None else (),
@@ -260,7 +264,7 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
     """What is trained where by the keys, for a search. `chosen_here`: those of the command line and the site, which go before what the
     machine has. Raises InputError."""
     label = label or label_of(merged)
-    merged = with_sequence_length(merged, label)
+    merged = with_epochs(with_sequence_length(merged, label), label)
     training = with_samples(training_of(merged), merged)
     job: RlJob | None = None
     profile: Profile | None = value_of(merged, "profile", None)
@@ -307,7 +311,7 @@ def check_no_question(settings: Settings) -> None:
 
 
 def _assumed(merged: Flat) -> tuple[str, ...]:
-    given = {*merged, *(["train.steps"] if "train.tokens" in merged else [])}
+    given = {*merged, *(["train.steps"] if {"train.tokens", "train.epochs"} & {*merged} else [])}
     return tuple(name for name in ASSUMED if f"train.{name}" not in given)
 
 

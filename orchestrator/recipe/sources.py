@@ -21,7 +21,7 @@ ALTERNATIVES: Final = (
     ("data", "data.train", "data.blend"),
     ("tokenizer", "data.tokenizer"),
     ("data.valid", "data.split"),
-    ("train.steps", "train.tokens"),
+    ("train.steps", "train.tokens", "train.epochs"),
 )
 """Keys that exclude each other: of each row one is given; a later layer's takes the place of an earlier one's."""
 

@@ -1,40 +1,78 @@
 """task=sft: how long the samples of a jsonl are, before anything is planned, and what follows from it: packing and the sequence length.
 
-Lengths are counted by the tokenizer's own tokenizer.json where the package `tokenizers` is installed, else reckoned at four bytes a token;
-a chat template is reckoned at a few tokens a message, and of a large file the first samples stand for all. The worker counts exactly.
+Samples are written and counted as the ranks will (orchestrator/chats.py) where tokenizer.json, the chat template and the packages that read
+them are here; else they are estimated. Of a large file lines are drawn, by a seed, and the longest lines looked at beside them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
-from itertools import islice
+import random
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from heapq import nlargest
+from math import ceil
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from orchestrator import chats
+from orchestrator.chats import ANSWERS, KINDS, MOST_BYTES, REASONING, Chat, Encoded, Pair, sample_of
 from orchestrator.errors import InputError
-from orchestrator.key import NO_TEXT, is_text, shown
+from orchestrator.key import shown
+from orchestrator.model.packing import pack
 from orchestrator.model.parts.vision import IMAGE_KEYS
 from orchestrator.model.training import Lengths
 from orchestrator.recipe.lengths import said_lengths
 from orchestrator.rl.job import Responses
 from orchestrator.rl.lengths import drawn
 
-FIRST: Final = 5_000
-"""Samples of a file that are looked at."""
-MOST_BYTES: Final = 5_000_000
-"""Bytes that a line may have. A tokenizer takes some 190 bytes of memory for each."""
+FIRST: Final = 2_000
+"""Lines of a file that are looked at; of more so many are drawn."""
+LONGEST_LINES: Final = 64
+"""Lines of the most bytes that are looked at beside those drawn."""
 PER_MESSAGE: Final = 5
 """Tokens that a chat template puts around a message: begin, role, line break, end, line break."""
 BYTES_PER_TOKEN: Final = 4
 """Bytes of a token in English text under a vocabulary of 32,000 or more ids, about."""
+MULTIPLES: Final = tuple(2**n for n in range(8))
+"""Tokens to a multiple of which context parallelism pads packed samples (`Plan.sample_multiple`)."""
 LONGEST: Final = 1 << 24
 """Tokens of the longest sample that is drawn."""
 ROUNDED: Final = 64
 """A sequence length that is chosen here is a multiple of it."""
-ANSWERS: Final = "assistant"
-KINDS: Final = ('{"messages": [{"role": "user", "content": "..."}, ...]}', '{"prompt": "...", "completion": "..."}')
+
+
+class Sample(NamedTuple):
+    """A sample's tokens, and the runs of them that are an answer's, each from, to."""
+
+    tokens: int
+    answers: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, encoded: Encoded) -> Sample:
+        ids, answer = encoded
+        edges = [at for at in range(len(ids) + 1) if (at < len(ids) and answer[at]) != (at > 0 and answer[at - 1])]
+        return cls(len(ids), tuple(zip(edges[::2], edges[1::2], strict=True)))
+
+    def learnt(self, length: int) -> int:
+        """Tokens of its answers among the first `length`; nothing predicts the first of all."""
+        return sum(max(0, min(last, length) - max(first, 1)) for first, last in self.answers)
+
+
+class Counted(NamedTuple):
+    """What was counted of a file: samples, of all or of lines that were drawn. `longest`: tokens of the longest of those looked at;
+    `whole`: samples of the whole file."""
+
+    samples: list[Sample]
+    longest: int
+    whole: int
+    how: str = ""
+    """What the numbers are, if not exact ones of all lines."""
+    unlearnt: int = 0
+    """Answers of weight 0."""
+    unused: tuple[str, ...] = ()
+    """Columns and fields that nothing is done with."""
 
 
 def lines_of(path: str) -> Iterator[tuple[str, bytes]]:
@@ -45,44 +83,29 @@ def lines_of(path: str) -> Iterator[tuple[str, bytes]]:
                 yield f"{path}:{number}", line
 
 
-def samples_of(path: str, *, chats: bool, first: int = FIRST) -> Iterator[tuple[list[str], int]]:
-    """The texts of each sample, of its messages or of prompt and completion, and how many images it has. `chats`: whether messages can be
-    told apart by a template. Raises InputError with file and line."""
-    return ((texts_of(line, where, chats=chats), images_in(line)[0]) for where, line in islice(lines_of(path), first))
-
-
 def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:
-    """The texts of one sample, in order: prompt and completion, or a chat's messages. Raises InputError for what is no sample, or has
-    nothing to learn, with its place `where`.
+    """The texts of one sample, in order: prompt and completion, or a chat's tools and messages with all that a template may write of them.
+    Raises InputError for what is no sample, or has nothing to learn, with its place `where`.
 
     >>> texts_of(b'{"prompt": "2+2=", "completion": "4"}', "a.jsonl:1")
     ['2+2=', '4']
     """
-    if len(line) > MOST_BYTES:
-        raise InputError("data", where, f"is a line of more than {MOST_BYTES:,} bytes; a sample of a million tokens has fewer")
-    try:
-        sample = json.loads(line)
-        whole = json.dumps(sample, ensure_ascii=False)
-    except (ValueError, RecursionError) as error:
-        raise InputError("data", where, f"is not JSON: {error}") from None
-    if not is_text(whole):
-        raise InputError("data", where, NO_TEXT)
-    if isinstance(sample, dict) and isinstance(sample.get("messages"), list) and sample["messages"]:
-        messages = sample["messages"]
-        if not chats:
-            raise InputError("tokenizer", None, f"is missing: {where} is a chat, which takes a tokenizer's chat template")
-        if all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
-            _check_answers(messages, where)
-            return [_text_of(message.get("content")) for message in messages]
-    if isinstance(sample, dict) and all(isinstance(sample.get(name), str) for name in ("prompt", "completion")):
-        return [sample["prompt"], sample["completion"]]
-    raise InputError("data", where, "is no sample of task=sft", KINDS)
+    sample = sample_of(line, where)
+    if isinstance(sample, Pair):
+        return [*sample]
+    if not chats:
+        raise InputError("tokenizer", None, f"is missing: {where} is a chat, which takes a tokenizer's chat template")
+    tools = sample.keywords.get("tools")
+    return [*([json.dumps(tools)] if tools else []), *map(_text_of, sample.messages)]
 
 
-def _text_of(content: Any) -> str:
-    """The text of a message, of which parts may be images."""
+def _text_of(message: dict[str, Any]) -> str:
+    """The text of a message, of whose content parts may be images."""
+    content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
-    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+    text = "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+    more = [message[name] for name in ("tool_calls", *REASONING) if message.get(name)]
+    return text + "".join(one if isinstance(one, str) else json.dumps(one) for one in more)
 
 
 def images_in(line: bytes) -> tuple[int, list[str]]:
@@ -106,44 +129,87 @@ def images_in(line: bytes) -> tuple[int, list[str]]:
 
 def most_images(path: str) -> int:
     """The most images of a sample of the file, whose lines are samples."""
-    return max((images_in(line)[0] for _, line in islice(lines_of(path), FIRST)), default=0)
+    return max((images_in(line)[0] for _, line in lines_of(path)), default=0)
 
 
-def _check_answers(messages: Sequence[dict[str, Any]], where: str) -> None:
-    """Raises InputError for a chat with nothing to learn, and for an answer of nothing, of which a template would write None."""
-    if not any(message["role"] == ANSWERS for message in messages):
-        raise InputError("data", where, "has no message of the assistant: nothing to learn")
-    for number, message in enumerate(messages, 1):
-        if message["role"] == ANSWERS and all(value is None for name, value in message.items() if name != "role"):
-            raise InputError("data", where, f"message {number} is the assistant's and says nothing")
+def counted(path: str, tokenizer: str | None, per_image: int = 0) -> Counted:
+    """What is known of a file's samples; `per_image`: tokens of an image. Raises InputError."""
+    status = Path(path).stat()
+    return _counted(path, tokenizer, per_image, (status.st_size, status.st_mtime_ns))
 
 
-def counter(tokenizer: str | None) -> Callable[[str], int]:
-    """A function that counts the tokens of a text: with the tokenizer's own tokenizer.json, else reckoned at `BYTES_PER_TOKEN`; bytes
-    without a tokenizer. Raises InputError for a tokenizer.json that can't be read."""
-    if tokenizer is None:
-        return lambda text: len(text.encode())
-    path = Path(tokenizer) / "tokenizer.json"
-    if find_spec("tokenizers") is None or not path.is_file():
-        return lambda text: -(-len(text.encode()) // BYTES_PER_TOKEN)
-    from tokenizers import Tokenizer
+@lru_cache(maxsize=8)
+def _counted(path: str, tokenizer: str | None, per_image: int, _: tuple[int, int]) -> Counted:
+    places, number, sizes = array("q"), array("q"), array("q")
+    at, line_number = 0, 0
+    with Path(path).open("rb") as file:
+        for line_number, line in enumerate(iter(lambda: file.readline(MOST_BYTES + 1), b""), start=1):
+            if line.strip():
+                places.append(at)
+                number.append(line_number)
+                sizes.append(len(line))
+            at += len(line)
+        if not places:
+            raise InputError("data", shown(path), "has no sample")
+        every = range(len(places))
+        chosen = every if len(places) <= FIRST else sorted(random.Random(0).sample(every, FIRST))
+        longest = [] if len(chosen) == len(places) else nlargest(LONGEST_LINES, every, key=sizes.__getitem__)
+        known = None if tokenizer is None else chats.reader(tokenizer)
+        estimated = False
 
-    try:
-        known = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises a bare Exception
-        raise InputError("tokenizer", shown(tokenizer), f"its tokenizer.json can't be read: {error}") from None
-    return lambda text: len(known.encode(text, add_special_tokens=False).ids)
+        def samples_at(index: int) -> tuple[list[Sample], int, set[str]]:
+            nonlocal estimated
+            file.seek(places[index])
+            line, where = file.readline(MOST_BYTES + 1), f"{path}:{number[index]}"
+            texts, sample = texts_of(line, where, chats=tokenizer is not None), sample_of(line, where)
+            images = images_in(line)[0]
+            exact = tokenizer is None if known is None else isinstance(sample, Pair) or known.render is not None
+            estimated |= not exact or bool(per_image)
+            if not exact:
+                found = [_estimate(sample, texts)]
+            else:
+                if per_image and isinstance(sample, Chat):
+                    sample = sample._replace(messages=[_in_parts(message) for message in sample.messages])
+                render, tokens = (None, None) if known is None else (known.render, known.tokens)
+                found = [Sample.of(one) for one in chats.encoded(sample, render, tokens, 0, where)]
+            more = per_image * images
+            moved = [one._replace(tokens=one.tokens + more, answers=tuple((a + more, b + more) for a, b in one.answers)) for one in found]
+            weights = (
+                0 if isinstance(sample, Pair) else sum(each["role"] == ANSWERS and each.get("weight") == 0 for each in sample.messages)
+            )
+            return moved, weights, chats.unused(line, None if known is None else known.source)
+
+        looked_at = [samples_at(index) for index in chosen]
+        most = max(one.tokens for found, *_ in (*looked_at, *(samples_at(index) for index in longest)) for one in found)
+    samples = [one for found, *_ in looked_at for one in found]
+    why = "an estimate, as the tokenizer's own files or the packages tokenizers and jinja2 are not here" if not per_image else "an estimate"
+    drawn_by = f"of {len(chosen):,} of {len(places):,} lines, drawn, and the {len(longest)} longest"
+    return Counted(
+        samples=samples,
+        longest=most,
+        whole=round(len(places) * len(samples) / len(chosen)),
+        how="; ".join([why] * estimated + [drawn_by] * bool(longest)),
+        unlearnt=sum(weights for _, weights, _ in looked_at),
+        unused=tuple(sorted({name for *_, names in looked_at for name in names})),
+    )
+
+
+def _estimate(sample: Chat | Pair, texts: Sequence[str]) -> Sample:
+    """A sample at `BYTES_PER_TOKEN`, with `PER_MESSAGE` around each text."""
+    sizes = [-(-len(text.encode()) // BYTES_PER_TOKEN) + PER_MESSAGE for text in texts]
+    first = len(texts) - len(sample.messages) if isinstance(sample, Chat) else 0
+    learnt = [first + turn for turn in sample.learnt] if isinstance(sample, Chat) else [1]
+    return Sample(sum(sizes), tuple((sum(sizes[:turn]), sum(sizes[: turn + 1])) for turn in learnt))
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates of models that look at images take it, without its images, which are counted by themselves."""
+    return message | {"content": [{"type": "text", "text": _text_of({"content": message.get("content")})}]}
 
 
 def token_counts(path: str, tokenizer: str | None, per_image: int = 0) -> list[int]:
-    """Tokens of each sample, template included; `per_image`: those of an image. Raises InputError."""
-    count = counter(tokenizer)
-    around = PER_MESSAGE if tokenizer else 0
-    samples = samples_of(path, chats=tokenizer is not None)
-    found = [sum(count(text) + around for text in texts) + per_image * images for texts, images in samples]
-    if not found:
-        raise InputError("data", shown(path), "has no sample")
-    return found
+    """Tokens of each sample that was looked at, template included. Raises InputError."""
+    return [one.tokens for one in counted(path, tokenizer, per_image).samples]
 
 
 def drawn_counts(said: str) -> Sequence[int]:
@@ -155,21 +221,45 @@ def drawn_counts(said: str) -> Sequence[int]:
     return drawn(Responses(mean=mean, spread=spread, longest=LONGEST), FIRST, seed=0)
 
 
-def lengths(counts: Sequence[int], seq_length: int) -> Lengths:
-    """How long samples of so many tokens each are, and how much of them a sequence length of `seq_length` tokens cuts off.
+def lengths(counts: Sequence[int], seq_length: int, found: Counted | None = None) -> Lengths:
+    """How long samples of so many tokens each are, how many sequences of `seq_length` they fill, and what that cuts off. `found`: the rest
+    that is known of them.
 
-    >>> lengths([2, 4, 10], 8)
-    Lengths(samples=3, mean=4.666666666666667, mean_square=28.0, longest=10, cut=1, lost=0.125)
+    >>> found = lengths([2, 4, 10], 8)
+    >>> found.mean_square, found.longest, found.cut, found.sequences
+    (28.0, 10, 1, (2, 2, 2, 3, 3, 3, 3, 3))
     """
     kept = [min(count, seq_length) for count in counts]
+    samples = [] if found is None else found.samples
+    left = [one.learnt(seq_length) for one in samples]
+    whole = [one.learnt(one.tokens) for one in samples]
+    packed = kept if not samples else [size for size, answers in zip(kept, left, strict=True) if answers]
+    padded = [[min(-(-size // unit) * unit, seq_length) for size in packed] for unit in MULTIPLES]
+    times = 1.0 if found is None else found.whole / len(counts)
     return Lengths(
-        samples=len(counts),
+        samples=round(times * len(counts)),
         mean=sum(kept) / len(kept),
         mean_square=sum(count * count for count in kept) / len(kept),
-        longest=max(counts),
-        cut=sum(count > seq_length for count in counts),
+        longest=max(counts) if found is None else found.longest,
+        cut=round(times * sum(count > seq_length for count in counts)),
         lost=1 - sum(kept) / sum(counts),
+        sequences=tuple(max(1, round(times * len(pack(sizes, seq_length)))) for sizes in padded),
+        dropped=round(times * (len(kept) - len(packed))),
+        answers=round(times * sum(whole)),
+        answers_lost=round(times * (sum(whole) - sum(left))),
+        how="" if found is None else found.how,
+        unlearnt=0 if found is None else round(times * found.unlearnt),
+        unused=() if found is None else found.unused,
     )
+
+
+def steps_of(epochs: float, found: Lengths, batch: int, *, packing: bool) -> int:
+    """Steps of `batch` sequences in which every sample is seen so often; the last may begin another epoch.
+
+    >>> steps_of(3, lengths([35] * 40, 64), 8, packing=True)
+    15
+    """
+    return max(1, ceil(epochs * found.epoch(packing=packing) / batch))
 
 
 def chosen_length(counts: Sequence[int], longest_position: int) -> int:

@@ -498,12 +498,14 @@ def samples_text(plan: Plan, padded: Plan) -> str:
     training = plan.training
     assert training.lengths is not None
     found = training.lengths
-    said = f"samples: {found.mean:,.0f} tokens in the mean, {found.longest:,} at most; "
+    about = "about " * bool(found.how)
+    what = f" ({found.how})" * bool(found.how)
+    said = f"samples: {about}{found.mean:,.0f} tokens in the mean, {found.longest:,} at most{what}; "
     if not training.packing:
         return f"{said}{100 * (1 - found.mean / training.seq_length):.0f}% of a sequence of {training.seq_length:,} is padding"
-    share = training.seq_length / found.room(plan.sample_multiple)
+    share = found.share(training.seq_length, plan.sample_multiple)
     faster = share * padded.prediction.step_time_s / plan.prediction.step_time_s
-    return f"{said}about {share:.1f} share a sequence, {faster:.1f} times the samples a second of padded ones under this plan"
+    return f"{said}{about}{share:.1f} share a sequence, {faster:.1f} times the samples a second of padded ones under this plan"
 
 
 def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities], *, brief: bool = False, taken: bool = True) -> str:

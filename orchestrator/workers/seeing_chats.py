@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator import chats
 from orchestrator.errors import InputError
 from orchestrator.model.parts.vision import IMAGE_KEYS
 from orchestrator.plan import Plan
@@ -27,17 +28,15 @@ from orchestrator.workers.data import Specials, load_tokenizer
 KINDS = ('{"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "..."}]}, ...], "images": ["a.png"]}',)
 
 
-def chat_of(line: bytes, where: str) -> tuple[list[dict[str, Any]], list[Any]]:
-    """The messages of a sample, each content as parts, and its images in order. Raises InputError."""
-    try:
-        sample = json.loads(line)
-    except ValueError as error:
-        raise InputError("data", where, f"is not JSON: {error}") from None
-    if not isinstance(sample, dict) or not isinstance(sample.get("messages"), list):
+def chat_of(line: bytes, where: str) -> tuple[chats.Chat, list[Any]]:
+    """The chat of a sample, each content as parts, and its images in order. Raises InputError."""
+    chat = chats.sample_of(line, where)
+    if isinstance(chat, chats.Pair):
         raise InputError("data", where, "is no chat, which a model that looks at images is tuned on", KINDS)
+    sample = json.loads(line)
     given = sample.get("images", [sample["image"]] if sample.get("image") is not None else [])
     images, places, messages = list(given), 0, []
-    for message in sample["messages"]:
+    for message in chat.messages:
         content = message.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
         for number, part in enumerate(parts):
@@ -53,7 +52,7 @@ def chat_of(line: bytes, where: str) -> tuple[list[dict[str, Any]], list[Any]]:
     if not images or places != len(images):
         why = f"has {len(images)} images and {places} places for them" if images else "has no image: the tower would have nothing to do"
         raise InputError("data", where, why, KINDS)
-    return messages, images
+    return chat._replace(messages=messages), images
 
 
 def opened_image(given: Any, folder: Path, where: str) -> Any:
@@ -92,14 +91,14 @@ class Eye:
         found: dict[str, np.ndarray] = dict(self.processor(text=[text], images=[list(seen)] if seen else None, return_tensors="np"))
         return found
 
-    def encode(self, messages: list[dict[str, Any]], images: Sequence[Any], where: str) -> list[tuple[sft.Encoded, int]]:
+    def encode(self, chat: chats.Chat, images: Sequence[Any], where: str) -> list[tuple[chats.Encoded, int]]:
         """The samples of a chat, each with how many images it has. A token is of an answer where it begins in one."""
         counts: list[int] = []
 
         def ids(text: str) -> list[int]:
             return [int(token) for token in self.given(text, images)["input_ids"][0]] if text else []
 
-        def tokens(text: str, answers: Sequence[tuple[int, int]]) -> sft.Encoded:
+        def tokens(text: str, answers: Sequence[tuple[int, int]]) -> chats.Encoded:
             whole = ids(text)
             inside = np.zeros(len(whole), dtype=bool)
             for begin, end in answers:
@@ -110,7 +109,7 @@ class Eye:
                 raise InputError("tokenizer", self.folder, f"makes of an image no token {self.image_token_id}, by which the model knows it")
             return whole, inside.tolist()
 
-        return list(zip(sft.encode_chat(self.processor, messages, where, tokens), counts, strict=True))
+        return list(zip(sft.encode_chat(self.processor, chat, where, tokens), counts, strict=True))
 
     @staticmethod
     def _begun(part: list[int], whole: list[int]) -> int:
@@ -173,9 +172,9 @@ def encoded(path: Path, eye: Eye) -> tuple[sft.Samples, np.ndarray]:
                 break
             if line.strip():
                 where = f"{path}:{number}"
-                messages, images = chat_of(line, where)
+                chat, images = chat_of(line, where)
                 for (sample_ids, sample_answer), count in eye.encode(
-                    messages, [opened_image(image, path.parent, where) for image in images], where
+                    chat, [opened_image(image, path.parent, where) for image in images], where
                 ):
                     ids.append(sample_ids)
                     answer.append(sample_answer)
@@ -199,7 +198,7 @@ def opened(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None]) ->
         if path is None:
             raise InputError("data", None, "is missing: task=sft needs a jsonl of samples", KINDS)
         status = Path(path).stat()
-        name = hashlib.blake2b(repr((path, status.st_size, status.st_mtime_ns, folder, "images")).encode()).hexdigest()[:16]
+        name = hashlib.blake2b(repr((path, status.st_size, status.st_mtime_ns, folder, "images", sft.ENCODING)).encode()).hexdigest()[:16]
         file = cache / f"samples-{name}.npz"
         if build and not file.exists():
             samples, lines = encoded(Path(path), eye)

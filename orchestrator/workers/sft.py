@@ -8,9 +8,7 @@ answer tokens of its global batch, however they lie in sequences: so packed and 
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
-from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,14 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.chats import KINDS, Chat, Encoded, Pair, Tokens, begun_inside, encoded, sample_of
 from orchestrator.errors import InputError
+from orchestrator.model.packing import pack
 from orchestrator.plan import Plan
 from orchestrator.workers import samples
 from orchestrator.workers.data import Specials, load_tokenizer
 from orchestrator.workers.samples import permuted
 
-KINDS = ('{"messages": [{"role": "user", "content": "..."}, ...]}', '{"prompt": "...", "completion": "..."}')
-ASSISTANT = "assistant"
+ENCODING = 2
+"""Number of the way in which lines are encoded: another encodes anew where a folder has samples of an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -48,51 +48,15 @@ class Samples:
         return self.ids[inside].astype(np.int64), self.answer[inside]
 
 
-Encoded = tuple[list[int], list[bool]]
-
-
-Tokens = Callable[[str, Sequence[tuple[int, int]]], Encoded]
-
-
-def encode_chat(tokenizer: Any, messages: list[dict[str, Any]], where: str, tokens: Tokens | None = None) -> list[Encoded]:
-    """A conversation in the tokenizer's chat template, by `tokens` where they are not the tokenizer's alone. Where the template writes
-    earlier turns otherwise once others follow (it leaves out old reasoning, say), each answer is a sample of its own, behind what the model
-    would have seen then."""
-    if not any(message.get("role") == ASSISTANT for message in messages):
-        raise InputError("data", where, "has no message of the assistant: nothing to learn")
-
-    def rendered(upto: int, *, prompt: bool = False) -> str:
-        try:
-            return str(tokenizer.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=prompt))
-        except Exception as error:  # jinja2's, and what the template raises itself
-            raise InputError("data", where, f"the tokenizer's chat template does not take it: {error}") from None
-
-    turns = [index for index, message in enumerate(messages) if message.get("role") == ASSISTANT]
-    spans = [(rendered(turn, prompt=True) if turn else "", rendered(turn + 1)) for turn in turns]
-    for before, after in spans:
-        if not after.startswith(before):
-            raise InputError("tokenizer", where, "its chat template does not begin an answer with its own generation prompt")
-    whole = rendered(len(messages))
-    tokens = tokens or partial(tokens_of, tokenizer)
-    if all(whole.startswith(after) for _, after in spans):
-        return [tokens(whole, [(len(before), len(after)) for before, after in spans])]
-    return [tokens(after, [(len(before), len(after))]) for before, after in spans]
+def encode_chat(tokenizer: Any, chat: Chat, where: str, tokens: Tokens | None = None) -> list[Encoded]:
+    """A conversation in the tokenizer's chat template, by `tokens` where they are not the tokenizer's alone."""
+    return encoded(chat, partial(tokenizer.apply_chat_template, tokenize=False), tokens or partial(tokens_of, tokenizer), 0, where)
 
 
 def tokens_of(tokenizer: Any, text: str, answers: Sequence[tuple[int, int]]) -> Encoded:
     """Ids of the whole text; a token is of an answer where it begins in one (characters from, to)."""
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    inside = [any(begin <= first < end for begin, end in answers) and first < last for first, last in found["offset_mapping"]]
-    return list(found["input_ids"]), inside
-
-
-def encode_pair(tokenizer: Any | None, prompt: str, completion: str, eod: int) -> Encoded:
-    """The ids of prompt, completion and the end of the document, which is learnt too."""
-    if tokenizer is None:
-        before, after = list(prompt.encode()), list(completion.encode())
-        return [*before, *after, eod], [False] * len(before) + [True] * (len(after) + 1)
-    ids, answer = tokens_of(tokenizer, prompt + completion, [(len(prompt), len(prompt + completion))])
-    return [*ids, eod], [*answer, True]
+    return list(found["input_ids"]), begun_inside(found["offset_mapping"], answers)
 
 
 def encode(path: Path, tokenizer: Any | None, specials: Specials) -> Samples:
@@ -114,17 +78,12 @@ def encode(path: Path, tokenizer: Any | None, specials: Specials) -> Samples:
 
 
 def _encode_line(line: bytes, where: str, tokenizer: Any | None, specials: Specials) -> list[Encoded]:
-    try:
-        sample = json.loads(line)
-    except ValueError as error:
-        raise InputError("data", where, f"is not JSON: {error}") from None
-    if isinstance(sample, dict) and isinstance(sample.get("messages"), list):
-        if tokenizer is None or not getattr(tokenizer, "chat_template", None):
-            raise InputError("tokenizer", getattr(tokenizer, "name_or_path", None), f"has no chat template, which {where} needs")
-        return encode_chat(tokenizer, sample["messages"], where)
-    if isinstance(sample, dict) and all(isinstance(sample.get(name), str) for name in ("prompt", "completion")):
-        return [encode_pair(tokenizer, sample["prompt"], sample["completion"], specials.eod)]
-    raise InputError("data", where, "is no sample of task=sft", KINDS)
+    sample = sample_of(line, where)
+    if isinstance(sample, Pair):
+        return encoded(sample, None, None if tokenizer is None else partial(tokens_of, tokenizer), specials.eod, where)
+    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+        raise InputError("tokenizer", getattr(tokenizer, "name_or_path", None), f"has no chat template, which {where} needs")
+    return encode_chat(tokenizer, sample, where)
 
 
 def open_samples(
@@ -133,7 +92,7 @@ def open_samples(
     """The samples of a file, encoded once by the rank with `build`, into `cache`; the others `wait` and read it."""
     tokenizer, specials = load_tokenizer(tokenizer_folder) if tokenizer_folder else (None, Specials.of_bytes())
     status = Path(path).stat()
-    name = hashlib.blake2b(repr((path, status.st_size, status.st_mtime_ns, tokenizer_folder)).encode()).hexdigest()[:16]
+    name = hashlib.blake2b(repr((path, status.st_size, status.st_mtime_ns, tokenizer_folder, ENCODING)).encode()).hexdigest()[:16]
     file = cache / f"samples-{name}.npz"
     if build and not file.exists():
         samples = encode(Path(path), tokenizer, specials)
@@ -149,28 +108,6 @@ def write_arrays(file: Path, **arrays: Any) -> None:
     with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as unfinished:
         np.savez(unfinished, **arrays)
     Path(unfinished.name).replace(file)
-
-
-def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Samples by sequence of at most `room` tokens: the longest first, each where it leaves the least room (best fit decreasing).
-
-    >>> pack([5, 3, 8, 2, 4], 8)
-    [[2], [0, 1], [4, 3]]
-    """
-    bins: list[list[int]] = []
-    left: list[tuple[int, int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        place = bisect_left(left, (lengths[index], -1))
-        if place == len(left):
-            bins.append([index])
-            spare, number = room - lengths[index], len(bins) - 1
-        else:
-            spare, number = left.pop(place)
-            bins[number].append(index)
-            spare -= lengths[index]
-        if spare:
-            insort(left, (spare, number))
-    return bins
 
 
 class SupervisedSamples(samples.Samples):

@@ -62,6 +62,6 @@ def test_what_is_cut_off_is_told() -> None:
     assert len(sample_notes(supervised.lengths([100, 300], 500), 500, packing=True)) == 2
     padded = sample_notes(supervised.lengths([100, 300], 500), 500, packing=True, multiple=16)
     assert padded[1:] == [
-        "data.packing: about 2.4 samples share a sequence of 500, none sees another.",
+        "data.packing: 2.0 samples share a sequence of 500, none sees another.",
         "data.packing: each is padded to a multiple of 16 tokens (2 cp), 3.6% of all.",
     ]

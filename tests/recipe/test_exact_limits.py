@@ -83,18 +83,10 @@ def test_a_chat_is_reckoned_with_five_tokens_around_each_message_and_four_bytes_
     path.write_text(json.dumps({"messages": messages}) + "\n\n")
     assert supervised.token_counts(str(path), str(folder)) == [10 + 11 + 2 * 5]
     path.write_text(json.dumps({"prompt": "a" * 40, "completion": "bc"}) + "\n")
-    assert supervised.token_counts(str(path), None) == [42], "without a tokenizer a byte is a token, and nothing is around it"
+    assert supervised.token_counts(str(path), None) == [43], "without a tokenizer a byte is a token, with one for the end"
     path.write_text("\n")
     with pytest.raises(InputError, match="has no sample"):
         supervised.token_counts(str(path), None)
-
-
-def test_the_first_samples_stand_for_all(tmp_path: Path) -> None:
-    path = tmp_path / "many.jsonl"
-    path.write_text('{"prompt": "a", "completion": "b"}\n' * 7 + "no sample")
-    assert len(list(supervised.samples_of(str(path), chats=False, first=7))) == 7
-    with pytest.raises(InputError, match="jsonl:8"):
-        list(supervised.samples_of(str(path), chats=False, first=8))
 
 
 def test_a_chosen_length_is_a_multiple_of_64_and_no_longer_than_the_positions() -> None:

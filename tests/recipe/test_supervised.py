@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator import recipe
 from orchestrator.__main__ import main
@@ -43,7 +44,7 @@ def test_lengths_are_counted_and_packing_is_chosen(pairs: str) -> None:
     found = settings("recipe=llama_tiny", "task=sft", f"data={pairs}").training
     assert (found.task, found.packing, found.seq_length) == ("sft", True, 128)
     assert found.lengths is not None
-    assert (found.lengths.samples, found.lengths.longest, found.lengths.cut) == (10, 200, 4)
+    assert (found.lengths.samples, found.lengths.longest, found.lengths.cut) == (10, 201, 4)
 
 
 def test_divided_sequences_are_packed_where_attention_tells_samples_apart(pairs: str) -> None:
@@ -111,25 +112,19 @@ def test_each_kind_of_sample_has_its_texts() -> None:
         supervised.texts_of(b"{", "x:7")
 
 
-def test_samples_are_counted_up_to_the_first_so_many_and_blank_lines_are_none(pairs: str, tmp_path: Path) -> None:
-    assert len(list(supervised.samples_of(pairs, chats=False))) == 10
-    for first in (1, 3, 10):
-        found = supervised.samples_of(pairs, chats=False, first=first)
-        assert [len(texts[0]) for texts, _ in found] == [10 * n for n in range(1, first + 1)]
+def test_blank_lines_are_none(tmp_path: Path) -> None:
     path = tmp_path / "gaps.jsonl"
     path.write_text('\n{"prompt": "p", "completion": "c"}\n  \n{"prompt": "p"}\n')
     with pytest.raises(InputError, match=r"gaps\.jsonl:4: is no sample"):
-        list(supervised.samples_of(str(path), chats=False))
-    assert len(list(supervised.samples_of(str(path), chats=False, first=1))) == 1
+        supervised.counted(str(path), None)
     path.write_text("\n\n")
     with pytest.raises(InputError, match="has no sample"):
         supervised.token_counts(str(path), None)
 
 
 def test_tokens_are_bytes_or_with_an_unread_tokenizer_a_quarter_of_them_and_the_templates(pairs: str) -> None:
-    assert supervised.token_counts(pairs, None) == [20 * n for n in range(1, 11)]
+    assert supervised.token_counts(pairs, None) == [20 * n + 1 for n in range(1, 11)]
     assert supervised.token_counts(pairs, "nowhere") == [2 * (math.ceil(10 * n / 4) + 5) for n in range(1, 11)]
-    assert supervised.counter(None)("\u00e4b") == 3
 
 
 def test_a_length_that_is_chosen_is_the_least_round_one_that_holds_all() -> None:
@@ -146,10 +141,12 @@ def test_lengths_are_said_before_there_are_samples(pairs: str, tmp_path: Path) -
     """As a file they are what the same samples have; as mean and deviation they are a draw, the same every time."""
     words = ("recipe=llama_tiny", "task=sft", "train.seq_length=100")
     path = tmp_path / "lengths.csv"
-    path.write_text("sample,tokens\n" + "".join(f"{n},{20 * n}\n" for n in range(1, 11)))
+    path.write_text("sample,tokens\n" + "".join(f"{n},{20 * n + 1}\n" for n in range(1, 11)))
     read = settings(*words, f"data={pairs}").training.lengths
     assert read is not None
-    assert settings(*words, f"data.lengths={path}").training.lengths == read
+    said = settings(*words, f"data.lengths={path}").training.lengths
+    assert said is not None
+    assert replace(said, **{name: getattr(read, name) for name in ("answers", "answers_lost", "dropped", "sequences")}) == read
     long = ("train.seq_length=8192", "model.max_position_embeddings=8192", "data.lengths=900+600")
     drawn = [settings("recipe=llama_tiny", "task=sft", *long).training.lengths for _ in range(2)]
     assert drawn[0] == drawn[1]
@@ -165,9 +162,9 @@ def test_what_packing_gains_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "recipe=llama3_8b", "task=sft", "gpus=8", "cluster=dgx_h100", "train.global_batch_size=64", "data.lengths=1000+0"]
     assert main([*words, "data.packing=true"]) == 0
     said = capsys.readouterr().out
-    assert "samples: 1,000 tokens in the mean, 1,000 at most; about 8.2 share a sequence, " in said
+    assert "samples: 1,000 tokens in the mean, 1,000 at most; 8.0 share a sequence, " in said
     (gain,) = re.findall(r"sequence, ([\d.]+) times the samples a second", said)
-    assert 8.2 < float(gain) < 12, "a token attends to its own sample alone"
+    assert 8.0 < float(gain) < 12, "a token attends to its own sample alone"
     assert main([*words, "data.packing=false"]) == 0
     assert "88% of a sequence of 8,192 is padding" in capsys.readouterr().out
 
@@ -182,7 +179,8 @@ def test_how_often_the_samples_are_seen_is_said(packing: bool, steps: int, pairs
     assert found is not None
     assert main(["plan", *words, f"data.packing={packing}", "gpus=2", "cluster=cpu"]) == 0
     (said,) = re.findall(r"\ndata: .*; ([\d.,]+) epochs\n", capsys.readouterr().out)
-    assert float(said.replace(",", "")) == pytest.approx(steps * 8 * (100 / found.mean if packing else 1) / found.samples, rel=0.05)
+    assert (found.samples, found.dropped, found.sequences[0]) == (10, 1, 8), "of the last the cut leaves no answer"
+    assert float(said.replace(",", "")) == pytest.approx(steps * 8 / (8 if packing else 9), rel=0.05)
 
 
 LLAVA = {
@@ -215,3 +213,77 @@ def test_chats_with_images_are_as_long_as_their_images_and_not_packed(tmp_path: 
     (tmp_path / "b.png").touch()
     with pytest.raises(InputError, match=r"chats\.jsonl:1: its image there\.png is not there"):
         whole_data.check_samples(str(data), chats=True)
+
+
+def test_epochs_become_steps_of_the_packing_that_is_drawn(pairs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Samples of 35 tokens don't share 64: 40 sequences an epoch, and as many where they are padded."""
+    data = tmp_path / "same.jsonl"
+    data.write_text((json.dumps({"prompt": "p" * 30, "completion": "c" * 4}) + "\n") * 40)
+    words = ["recipe=llama_tiny", "task=sft", "train.seq_length=64", "train.global_batch_size=8", "train.warmup=2"]
+    assert settings(*words, f"data={data}", "train.epochs=3").training.steps == 15
+    assert settings(*words, f"data={data}", "train.epochs=0.3").training.steps == 2
+    assert settings(*words, f"data={data}", "data.packing=false", "train.epochs=3").training.steps == 15
+    wide = (f"data={pairs}", "train.seq_length=256", "model.max_position_embeddings=256", "train.global_batch_size=8", "train.epochs=8")
+    few = ("recipe=llama_tiny", "task=sft", "train.warmup=2", *wide)
+    pairs_alone, packed = (settings(*few, f"data.packing={on}") for on in ("false", "true"))
+    assert (pairs_alone.training.steps, packed.training.steps) == (10, 5), "ten samples, in five sequences"
+    resolved = recipe.resolved_yaml(packed)
+    assert "steps: 5" in resolved
+    assert "epochs:" not in resolved
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("35\n" * 40)
+    assert settings(*words, f"data.lengths={lengths}", "train.epochs=3").training.steps == 15
+    assert main(["plan", *words, f"data={data}", "train.epochs=3", "gpus=2", "cluster=cpu"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"\ndata: .*; 3 epochs\n", said)
+    assert "1.0 share a sequence" in said
+    assert "warning" not in said
+    assert main(["plan", *words, f"data={data}", "train.steps=60", "gpus=2", "cluster=cpu"]) == 0
+    assert re.search(r"; 12 epochs\nwarning: 12 epochs: samples are seen again", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "why"),
+    [
+        (["train.epochs=3"], "train.epochs", "counts samples: task=sft; train.tokens="),
+        (["task=sft", "train.epochs=3"], "train.epochs", "needs samples to count"),
+        (["task=sft", "train.epochs=3", "data.lengths=90+20"], "train.epochs", "needs samples to count"),
+        (["task=sft", "train.epochs=3", "train.steps=3"], "train.epochs", "train.steps=3 is given too"),
+        (["task=sft", "train.epochs=3", "train.tokens=1M"], "train.epochs", "train.tokens=1M is given too"),
+        (["task=sft", "train.epochs=0"], "train.epochs", "must be above 0"),
+    ],
+)
+def test_epochs_that_can_not_be_counted_are_refused(words: list[str], key: str, why: str) -> None:
+    with pytest.raises(InputError, match=why) as error:
+        settings("recipe=llama_tiny", *words)
+    assert error.value.key == key
+
+
+def test_a_length_that_leaves_no_answer_is_refused_before_a_start(tmp_path: Path) -> None:
+    data = tmp_path / "long.jsonl"
+    data.write_text(json.dumps({"prompt": "p" * 70, "completion": "c"}) + "\n")
+    with pytest.raises(InputError, match=r"train\.seq_length=64: cuts off every answer of the data"):
+        settings("recipe=llama_tiny", "task=sft", f"data={data}", "train.seq_length=64")
+
+
+def test_epochs_of_samples_that_are_padded_after_all_are_counted_so(pairs: str) -> None:
+    """Under Ulysses without flash attention none shares a sequence: an epoch is ten of them in place of five."""
+    words = ("recipe=llama_tiny", "task=sft", f"data={pairs}", "pin.cp=2", "gpus=2", "cluster=cpu", "train.seq_length=256",
+             "train.warmup=1", "model.max_position_embeddings=256", "train.global_batch_size=2", "train.epochs=2")  # fmt: skip
+    for engine, steps in (("megatron", 5), ("deepspeed", 10)):
+        assert planned(settings(*words, f"engine={engine}"), Planner.plan)[1].plan.training.steps == steps
+
+
+def test_a_written_program_says_that_it_trains_on_answers_of_weight_0(tmp_path: Path) -> None:
+    from orchestrator.engines import tools
+
+    data = tmp_path / "chats.jsonl"
+    answers = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}, {"role": "assistant", "content": "c"}]
+    data.write_text(json.dumps({"messages": answers}) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    words = ("recipe=llama_tiny", "task=sft", f"data={data}", f"tokenizer={tmp_path}", "gpus=2", "cluster=cpu", "engine=deepspeed",
+             "data.packing=false", "train.epochs=2", "train.warmup=0")  # fmt: skip
+    plan = planned(settings(*words), Planner.plan)[1].plan
+    [file] = tools.around_files(plan, "llama_factory")
+    assert "# The data has 1 answers of weight 0, which this program does not know: it trains on them too.\n" in file.content
+    assert f"max_steps: {plan.training.steps}" in file.content

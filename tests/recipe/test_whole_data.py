@@ -15,7 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.documents import HEADER, sequence_lengths
 from orchestrator.recipe.sources import existing_tokenizer
-from orchestrator.recipe.supervised import samples_of
+from orchestrator.recipe.supervised import counted
 from orchestrator.recipe.whole_data import check_first_texts, check_index, check_samples, check_whole
 
 
@@ -89,7 +89,7 @@ def test_chats_are_looked_at_to_the_last_line(line: str, said: str, tmp_path: Pa
         check_samples(str(path), chats=True)
     path.write_text(line)
     with pytest.raises(InputError, match=said):  # where its tokens are counted, too
-        list(samples_of(str(path), chats=True))
+        counted(str(path), str(tmp_path))
 
 
 def test_a_start_looks_at_its_data_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

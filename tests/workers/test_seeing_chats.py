@@ -50,7 +50,7 @@ def plain(plan: Plan, kind: str, folder: Path) -> list[float]:
         rows, labels = [], []
         for ordinal in range(step * plan.global_batch_size, (step + 1) * plan.global_batch_size):
             [number] = samples.sequences[samples._place(ordinal)]
-            messages, images = seeing_chats.chat_of(lines[number].encode(), "here")
+            (messages, *_), images = seeing_chats.chat_of(lines[number].encode(), "here")
             texts = [processor.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=upto == 1) for upto in (1, 2)]
             seen = [seeing_chats.opened_image(image, Path(plan.run.data or "").parent, "here") for image in images]
             asked, whole = (processor(text=[text], images=[seen], return_tensors="pt") for text in texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from test_hf_parity import hf_plan
 from worker_plans import LLAMA, MIXTRAL, QWEN3_MOE, make_plan
 from worker_pool import Pool
 
+from orchestrator.chats import Chat, Encoded, Pair, encoded
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
+from orchestrator.model.packing import pack
 from orchestrator.plan import Plan, RunSettings, to_json
 from orchestrator.workers import sft
 from orchestrator.workers.data import Specials, load_tokenizer
@@ -37,29 +40,29 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def learnt(tokenizer: Any, encoded: sft.Encoded) -> str:
+def learnt(tokenizer: Any, encoded: Encoded) -> str:
     return str(tokenizer.decode([token for token, answer in zip(*encoded, strict=True) if answer]))
 
 
 def test_answers_alone_are_learnt_with_the_template_s_end_of_them(tokenizer: str) -> None:
     loaded, _ = load_tokenizer(tokenizer)
-    (encoded,) = sft.encode_chat(loaded, CHAT, "here")
+    (encoded,) = sft.encode_chat(loaded, Chat(CHAT, (2, 4), {}), "here")
     assert loaded.decode(encoded[0]) == loaded.apply_chat_template(CHAT, tokenize=False)
     assert learnt(loaded, encoded) == "Hello.<|im_end|>\nSo long.<|im_end|>\n"
 
 
 def test_a_template_that_rewrites_earlier_answers_makes_a_sample_of_each(tmp_path: Path) -> None:
     loaded, _ = load_tokenizer(write_tokenizer(tmp_path, FORGETFUL))
-    found = sft.encode_chat(loaded, CHAT, "here")
+    found = sft.encode_chat(loaded, Chat(CHAT, (2, 4), {}), "here")
     assert [learnt(loaded, encoded) for encoded in found] == ["Hello.<|im_end|>\n", "So long.<|im_end|>\n"]
     assert "old\nHello." in loaded.decode(found[1][0])
 
 
 def test_a_completion_is_learnt_with_the_end_of_its_document(tokenizer: str) -> None:
     loaded, specials = load_tokenizer(tokenizer)
-    ids, answer = sft.encode_pair(loaded, "2+2=", "4", specials.eod)
+    [(ids, answer)] = encoded(Pair("2+2=", "4"), None, partial(sft.tokens_of, loaded), specials.eod, "here")
     assert (loaded.decode(ids), answer) == ("2+2=4<|endoftext|>", [False] * 4 + [True, True])
-    assert sft.encode_pair(None, "2+2=", "4", 256) == ([*b"2+2=4", 256], answer)
+    assert encoded(Pair("2+2=", "4"), None, None, 256, "here") == [([*b"2+2=4", 256], answer)]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_packing_loses_no_sample_and_no_sequence_is_too_long() -> None:
     draw = np.random.default_rng(1)
     for _ in range(20):
         lengths = draw.integers(1, 101, size=200).tolist()
-        found = sft.pack(lengths, 100)
+        found = pack(lengths, 100)
         assert sorted(i for inside in found for i in inside) == list(range(200))
         assert max(sum(lengths[i] for i in inside) for inside in found) <= 100
         assert len(found) <= 11 / 9 * -(-sum(lengths) // 100) + 1  # Johnson 1974

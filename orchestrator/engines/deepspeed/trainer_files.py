@@ -175,6 +175,12 @@ def check_decoder(plan: Plan, name: str, *, sees: bool = False) -> None:
         raise InputError("write", name, why)
 
 
+def unlearnt(plan: Plan) -> list[str]:
+    """What a program of others does with answers of weight 0, in a line; none where there are none."""
+    count = 0 if plan.training.lengths is None else plan.training.lengths.unlearnt
+    return [f"The data has {count:,} answers of weight 0, which this program does not know: it trains on them too."] if count else []
+
+
 def around(plan: Plan, name: str) -> File:
     """The plan as a file of a program around the Trainer, its ds_config in it. Raises InputError for what it can't be told."""
     program, training = words.AROUND[name], plan.training
@@ -208,4 +214,5 @@ def around(plan: Plan, name: str) -> File:
     said |= {setting: values.get(attention, attention)} if attention != "eager" else {}
     content = {program.names.get(key, key): value for key, value in said.items() if key not in LEFT_OUT}
     head = AROUND_HEAD.format(model=plan.model.name, ranks=plan.world_size, engine=plan.engine, program=program)
+    head += "".join(f"# {line}\n" for line in unlearnt(plan))
     return File(path=f"{name}.yaml", content=head + yaml.safe_dump(content, sort_keys=False, width=10**6))
