@@ -515,7 +515,7 @@ NOT_BOTH: Final = {
 
 
 OF_FULL: Final = ("recompute_method", "recompute_num_layers")
-"""Flags of full recompute alone (training/arguments.py:900, transformer_config.py:1179, core_v0.16.1)."""
+"""Flags of full recompute, which needs them, alone (training/arguments.py:900, transformer_config.py:1166-1179, core_v0.16.1)."""
 
 
 def not_both(f: Fields) -> list[str]:
@@ -528,6 +528,8 @@ def not_both(f: Fields) -> list[str]:
     found = [f"{name} and {other}: Megatron takes one of them" for name, other in pairs if f.given.get(name) and f.given.get(other)]
     if f.given.get("recompute_granularity") == "selective":
         found += [f"{name} is of recompute_granularity=full: Megatron refuses it beside selective" for name in OF_FULL if f.given.get(name)]
+    elif f.given.get("recompute_granularity") == "full":
+        found += [f"recompute_granularity=full needs {name}: Megatron refuses it without" for name in OF_FULL if not f.given.get(name)]
     return found
 
 

@@ -124,7 +124,8 @@ def _configured(script: Script, name: str) -> overrides.Overrides | None:
             file = word.text.removeprefix("--config=")
             behind = [text.rpartition("/")[2] for text in texts[:index]]
             starts = next((i for i, text in enumerate(behind) if text.endswith(".py") or text in PROGRAMS), None)
-            if starts is None or not file.endswith((".yaml", ".yml", ".json")) or "--deepspeed" in texts[index - 1]:
+            of_a_flag = file.startswith("-") or (texts[index - 1].startswith("-") and texts[index - 1] != "--config")
+            if starts is None or not file.endswith((".yaml", ".yml", ".json")) or of_a_flag:
                 continue
             if (path := beside_file(file, name)) is None:
                 raise InputError("audit", file, "is what the script's command reads, and is not here: put it there, or audit that file")

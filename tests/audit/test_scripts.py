@@ -203,6 +203,14 @@ def test_a_rule_that_is_broken_is_named(words: str, problem: str, tmp_path: Path
     assert problem in found.problem
 
 
+def test_full_recompute_without_method_and_number_of_layers_is_refused(tmp_path: Path) -> None:
+    """transformer_config.py: recompute_method must be "block" or "uniform"; recompute_num_layers must be between 1 and the stage's."""
+    full = f"{MODEL} {REST} --recompute-granularity full"
+    for flags, lacking in (("--recompute-method block", "recompute_num_layers"), ("--recompute-num-layers 1", "recompute_method")):
+        assert f"recompute_granularity=full needs {lacking}" in audited(tmp_path, f"{full} {flags}").problem
+    assert audited(tmp_path, f"{full} --recompute-method uniform --recompute-num-layers 1").legal
+
+
 def test_method_and_number_of_layers_are_refused_beside_selective_recompute(tmp_path: Path) -> None:
     """Megatron-LM: recompute method is not yet supported for selective recomputing granularity; recompute_num_layers must be None."""
     for flag in ("--recompute-method uniform", "--recompute-num-layers 1"):

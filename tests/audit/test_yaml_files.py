@@ -539,6 +539,16 @@ def test_a_command_whose_program_reads_the_trainers_arguments_from_a_file_is_rea
     assert not any("without an fp32 copy" in line for line in found.reading.assumed)
 
 
+@pytest.mark.parametrize("flag", ["--vocab-file gpt2-vocab.json", "--vocab-file=gpt2-vocab.json"])
+def test_a_file_that_another_flag_names_is_no_configuration(flag: str, tmp_path: Path) -> None:
+    """Megatron's own examples: the vocabulary is not here, and is not asked for."""
+    command = (f"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 --bf16 {flag} "
+               "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 64 --lr 1e-4\n")  # fmt: skip
+    found = audited(tmp_path, command, "a.sh", gpus=8, cluster="dgx_h100")
+    assert found.plan is not None
+    assert found.plan.dp == 8
+
+
 def test_a_pin_that_divides_the_states_is_of_an_optimizer_with_an_fp32_copy(tmp_path: Path) -> None:
     """12 bytes a parameter on 8 ranks; alone the file trains bf16 weights as they were loaded, without such a copy."""
     text = "torch_dtype: bfloat16\nbf16: true\nlearning_rate: 2.0e-05\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 1\n"
