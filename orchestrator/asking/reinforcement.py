@@ -25,7 +25,7 @@ from orchestrator.rl.job import RlJob
 from orchestrator.rl.step import Model, Step, batch, loss_bytes
 from orchestrator.search.planner import UNKNOWN, Bounds
 from orchestrator.strategy.capabilities import Rule
-from orchestrator.strategy.legality import PLANNER
+from orchestrator.strategy.legality import OF_ONE_LENGTH, PLANNER
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -162,7 +162,7 @@ class Asker:
         training = batch(self.job, settings.training, gpus)
         cluster = recipe.resized(settings.cluster, gpus)
         planner = Planner(msgspec.structs.replace(settings, cluster=cluster, training=training, limit=limit))
-        rules = (FULL_MICRO_BATCH,) if settings.pins.micro_batch_size is None else ()
+        rules = (OF_ONE_LENGTH, *((FULL_MICRO_BATCH,) if settings.pins.micro_batch_size is None else ()))
         return planner.fastest(planner.space(top_k=1, prunings=rules).with_one_recompute().unproven(), known=known)
 
     @cached_property

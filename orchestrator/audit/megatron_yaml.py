@@ -66,7 +66,8 @@ def read(text: str, name: str, content: Content, tool: Tool, change: Change | No
     longest = path if path == "max_length" and not content.get("packing") else ""  # ms-swift's samples, each as long as it is
     if longest:
         notes.append(f"every sequence has {path} = {length} tokens: shorter samples take less")
-    reading = replace(_reading(seen, lists, [*said, *of_a_policy(content), *notes], tool, content), longest=longest)
+    policy = of_a_policy(content)
+    reading = replace(_reading(seen, lists, [*said, *policy, *notes], tool, content), longest=longest, of_rollouts=bool(policy))
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes: dict[str, Any] = {}

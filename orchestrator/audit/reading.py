@@ -11,6 +11,7 @@ from orchestrator.audit.ramp import Ramp
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.model.training import EIGHT_BIT
 from orchestrator.strategy.capabilities import Rule, StateBytes
+from orchestrator.strategy.legality import OF_ONE_LENGTH
 from orchestrator.strategy.spec import RANK_ORDER, Candidate, Options, Recompute
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
@@ -125,6 +126,8 @@ class Reading(Value, frozen=True, kw_only=True):
     longest: str = ""
     """The setting that says the longest sample that is let in, where samples keep their own lengths and nobody says those: every one is
     priced as that long. "" where all are."""
+    of_rollouts: bool = False
+    """Whether the job is one of reinforcement learning, which trains on samples of any length."""
     logits_bytes: float | None = None
     """Bytes per logit at the loss's peak, where the program's loss is another than the engine's; None: the engine's."""
     broken: tuple[str, ...] = ()
@@ -145,8 +148,8 @@ class Reading(Value, frozen=True, kw_only=True):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Rules that the file's own settings add to the engine's."""
-        own = (() if self.ramp is None else (self.ramp.rule,), (ON_HOST,) if self.fsdp else (), (SHARDS_ALONE,) if self.copies else ())
-        return tuple(rule for rules in own for rule in rules)
+        own = ((self.fsdp, ON_HOST), (self.copies, SHARDS_ALONE), (self.of_rollouts, OF_ONE_LENGTH))
+        return (*(() if self.ramp is None else (self.ramp.rule,)), *(rule for holds, rule in own if holds))
 
     def divided_by(self, what: str) -> Reading:
         """The reading where something beside the file (`what`) divides the states over ranks: what it says of whole copies is left out."""

@@ -27,7 +27,7 @@ from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import getter
 from orchestrator.strategy.layout import LayerSpan
-from orchestrator.strategy.legality import stages_offered
+from orchestrator.strategy.legality import overlaps_unasked, stages_offered
 from orchestrator.strategy.megatron_layout import even_chunks, splits_vary, stages_of
 from orchestrator.strategy.spec import CHOICES, Candidate, Options, Recompute, Strategy, ZeroStage
 
@@ -175,6 +175,7 @@ class Floors:
         self.one_kind = len(costs.model.runs) == 3
         self.pinned_layout = pinned_layout
         self.model = costs.model
+        self.overlaps_unasked = overlaps_unasked(capabilities, costs.cluster, costs.model.architecture)
         self._states: dict[tuple[object, ...], float] = {}
         self._hulls: dict[tuple[Strategy, int], list[tuple[float, float]]] = {}
         self._fixed_stages: dict[tuple[int, int], list[_Held]] = {}
@@ -196,8 +197,9 @@ class Floors:
         most = most if most < MANY else self.costs.training.global_batch_size
         micro_batches = self.costs.training.global_batch_size / (candidate.mesh.dp * most)
         found = []
+        hidden = candidate.strategy.tp_comm_overlap or self.overlaps_unasked
         for parallel in (False, True) if candidate.mesh.tp > 1 and self.capabilities.sequence_parallel else (False,):
-            strategy = replace(candidate.strategy, sequence_parallel=parallel)
+            strategy = replace(candidate.strategy, sequence_parallel=parallel, tp_comm_overlap=parallel and hidden)
             found.append(self._working(replace(candidate, strategy=strategy, micro_batch_size=most))[0])
         return micro_batches * min(found) + self.costs.calibration.step_overhead_s
 

@@ -188,6 +188,12 @@ def several_connections(plan: Plan) -> bool:
     return plan.megatron_fsdp or plan.overlap_moe_expert_parallel_comm
 
 
+def switches(plan: Plan) -> dict[str, str]:
+    """Transformer Engine's variables that the plan's options need, by name."""
+    offloads, copies = plan.offload_modules is not None, plan.tp_comm_overlap and not plan.cluster.gpu.has_multicast
+    return ({"NVTE_CPU_OFFLOAD_V1": "1"} if offloads else {}) | ({"UB_SKIPMC": "1"} if copies else {})  # arguments.py:1226; base.py:220
+
+
 def predicted_line(plan: Plan) -> list[str]:
     """What these arguments are predicted to take, as the file's header says it; nothing for a plan without prediction."""
     predicted = plan.predicted
@@ -203,7 +209,7 @@ def megatron_args_sh(plan: Plan) -> str:
     script, said = program_of(plan), megatron_lm(plan.cluster.software)
     nodes, ranks = shape(plan)
     variables = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if one_connection(plan) else ""
-    variables += "NVTE_CPU_OFFLOAD_V1=1 " if plan.offload_modules is not None else ""
+    variables += "".join(f"{name}={value} " for name, value in switches(plan).items())
     variables += "PYTHONPATH=. " if "/" in script else ""  # Python looks beside the script, where megatron/ is not
     lines = [
         f"# Arguments of {script} of {said}, for {plan.world_size} ranks. Source this file in bash, then for example:",

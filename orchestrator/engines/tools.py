@@ -18,7 +18,7 @@ from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.deepspeed.fsdp_files import settings_of
 from orchestrator.engines.deepspeed.trainer_files import around, check_decoder, unlearnt
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
-from orchestrator.engines.megatron_args import one_connection, several_connections, shape, why_not
+from orchestrator.engines.megatron_args import one_connection, several_connections, shape, switches, why_not
 from orchestrator.engines.passthrough import flags_of
 from orchestrator.engines.transformer_config import ARCHITECTURE, ENDS, PLAN, common_recompute, layer_counts, layout, settings
 from orchestrator.errors import InputError
@@ -72,7 +72,8 @@ PINS: Final = {choice.name: (choice.pin, choice.default) for choice in CHOICES} 
 
 SLIME_CORE: Final = "0.16.1"
 """The release whose flags slime's image has (Megatron-LM at 1dcf0da): those that it does not know it passes over."""
-WHY_SLIME: Final = {"zero_stage": "use_distributed_optimizer=False", "moe_token_dispatcher_type": "moe_token_dispatcher_type=allgather"}
+WHY_SLIME: Final = {"zero_stage": "use_distributed_optimizer=False", "moe_token_dispatcher_type": "moe_token_dispatcher_type=allgather",
+                    "tp_comm_overlap": "tp_comm_overlap=True"}  # fmt: skip
 """What slime does otherwise than its flags say, by the pin that keeps a plan from it."""
 
 
@@ -120,6 +121,8 @@ def written(plan: Plan, name: str) -> Written:
         pins: dict[str, Any] = {"zero_stage": 1} if not plan.zero_stage else {}
         if plan.model.experts and plan.moe_token_dispatcher_type == "allgather":
             pins["moe_token_dispatcher_type"] = "alltoall"
+        pins |= {"tp_comm_overlap": False} if plan.tp_comm_overlap else {}  # whose buffers are of one length
+        plan = replace(plan, tp_comm_overlap=False)
         can_t = tuple(WHY_SLIME[pin] for pin in pins)
         return Written(tool=name, settings=settings(plan), unsaid=can_t, left=(), pins=pins)
     said: dict[str, Any] = {}
@@ -131,6 +134,8 @@ def written(plan: Plan, name: str) -> Written:
     if (name == "bridge" and impl == "local") or (name == "nemo" and (modules or impl == "full_iteration")):
         unsaid = {graphs: wanted.pop(graphs) for graphs in GRAPHS if wanted.get(graphs)}
         wanted |= {graphs: OFF[graphs] for graphs in GRAPHS if graphs in OFF}
+    if name != "bridge" and wanted["tp_comm_overlap"]:  # that it makes user buffers is known of Bridge alone (training/initialize.py)
+        unsaid["tp_comm_overlap"], wanted["tp_comm_overlap"] = True, False
     for field, value in wanted.items():
         there = False
         for term in tool.terms(field):
@@ -234,8 +239,8 @@ def around_files(plan: Plan, name: str) -> list[File]:
 def _environment(plan: Plan) -> list[str]:
     """What the plan needs in a rank's environment, where programs have other values or none, as NAME=value."""
     queues = "1" if one_connection(plan) else "32" if several_connections(plan) else None  # ms-swift's and slime's own default is 1
-    offload = ["NVTE_CPU_OFFLOAD_V1=1"] if plan.offload_modules is not None else []
-    return [*([f"CUDA_DEVICE_MAX_CONNECTIONS={queues}"] if queues else []), *offload]
+    more = {"CUDA_DEVICE_MAX_CONNECTIONS": queues} if queues else {}
+    return [f"{name}={value}" for name, value in (more | switches(plan)).items()]
 
 
 def _heading(plan: Plan, found: Written) -> Iterator[str]:

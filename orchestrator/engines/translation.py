@@ -10,7 +10,7 @@ from orchestrator.engines import passthrough
 from orchestrator.engines.ds_config import dumps
 from orchestrator.engines.engine import Requirements
 from orchestrator.engines.hf_config import export_fields, inexpressible
-from orchestrator.engines.megatron_args import one_connection, shape
+from orchestrator.engines.megatron_args import one_connection, shape, switches
 from orchestrator.engines.megatron_versions import release_of, unknown
 from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.errors import InputError
@@ -56,8 +56,7 @@ def environment(plan: Plan) -> dict[str, str]:
     if plan.cuda_graph_impl != "none":
         # Graphs over an allocator with expandable segments (rule expandable: arguments.py:1247).
         env["NCCL_GRAPH_REGISTER"] = "0"
-    if plan.offload_modules is not None:
-        env["NVTE_CPU_OFFLOAD_V1"] = "1"  # arguments.py:1226, with Transformer Engine 2.10 and later
+    env |= switches(plan)
     if one_connection(plan):
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     return env

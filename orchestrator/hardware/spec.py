@@ -12,6 +12,8 @@ from orchestrator.values import Value
 MXFP8_CAPABILITIES: Final = (10.0, 12.0)
 """Compute capabilities with MXFP8, from the first on and below the second: Transformer Engine has not all of MXFP8's products on compute
 capability 12 (quantization.py, _compute_mxfp8_support; TransformerEngine issue 2668)."""
+FIRST_WITH_MULTICAST: Final = 9.0
+"""First compute capability whose NVSwitch has multicast (CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED)."""
 FIRST_WITH_FUSED_ATTENTION: Final = 8.0
 """First compute capability with fused attention: FlashAttention 2 and Transformer Engine's need Ampere (their installation notes)."""
 
@@ -55,6 +57,11 @@ class Gpu(Value, frozen=True, kw_only=True):
         """Whether FP8 can be scaled by blocks of 32 elements: data-center Blackwell's tensor cores."""
         first, too_late = MXFP8_CAPABILITIES
         return first <= float(self.compute_capability) < too_late
+
+    @property
+    def has_multicast(self) -> bool:
+        """Whether NVSwitch hands one GPU's stores to several (NVLink SHARP): from Hopper on."""
+        return self.vendor == "nvidia" and float(self.compute_capability) >= FIRST_WITH_MULTICAST
 
     @property
     def has_fused_attention(self) -> bool:

@@ -202,7 +202,7 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
         zero += f" over groups of {plan.zero_shard_size}"
     features = [zero]
     if plan.sequence_parallel:
-        features.append("sequence parallel")
+        features.append("sequence parallel, overlapped" if plan.tp_comm_overlap else "sequence parallel")
     if plan.offload_optimizer:
         features.append("optimizer offloaded")
     if plan.rank_order != RANK_ORDER:
@@ -479,6 +479,7 @@ def software_text(plan: Plan, requires: Mapping[str, str]) -> str:
     releases = ", ".join(f"{name} {version}" for name, version in requires.items() if version)
     packages = (
         (plan.moe_token_dispatcher_type == "flex", "DeepEP or HybridEP (deep_ep): cluster.software.deep_ep=false plans without"),
+        (plan.tp_comm_overlap, "Transformer Engine's user buffers: pin.tp_comm_overlap=false plans without"),
         (plan.training.optimizer == "muon", "emerging_optimizers, which has Muon"),
         (plan.training.optimizer in EIGHT_BIT, "bitsandbytes, which has Adam of 8 bits"),
     )

@@ -365,9 +365,18 @@ class _Space:
         for leaf in self.trees[mesh.engine].below(mesh.leaf.candidate, cuts.append):
             if layout is not None:
                 chunk_sizes(layout, self.costs[mesh.engine].model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
-            found.append(Choice(mesh.order + len(found) + 1, mesh.engine, leaf))
+            found.append(Choice(mesh.order + 2 * len(found) + 1, mesh.engine, leaf))
             self.modes[leaf.candidate] = leaf.recompute
         return found, [(mesh.order, outcome) for outcome in cuts]
+
+    def without_buffers(self, choice: Choice) -> Choice | None:
+        """The choice without `tp_comm_overlap`, where the tree took that unasked; None: it did not."""
+        candidate = choice.leaf.candidate
+        if not candidate.strategy.tp_comm_overlap or self.settings.pins.tp_comm_overlap:
+            return None
+        plain = replace(candidate, strategy=replace(candidate.strategy, tp_comm_overlap=False))
+        self.modes[plain] = choice.leaf.recompute
+        return Choice(choice.order + 1, choice.engine, choice.leaf._replace(candidate=plain))
 
     def _groups(self, mesh: Choice) -> list[tuple[float, list[Choice]]]:
         """The mesh's choices: those that differ only in ZeRO stage, offload of the optimizer and virtual stages share a group and its bound
@@ -543,10 +552,15 @@ class _Search:
             self._slower(choice, max(bound, answer.bound_s, min(self.best.threshold(choice), inner.left) * (1 - ROUNDING)))
 
     def _too_large(self, choice: Choice, least: float | Inner) -> None:
-        """The choice is out: it takes so many bytes at least, or what the inner search says once somebody asks."""
+        """The choice is out: it takes so many bytes at least, or what the inner search says once somebody asks. One without user buffers
+        takes its place where it has any."""
         self.crowded.append((least, choice))
         self.bounds[choice.leaf.candidate] = float("inf")
         self.done += 1
+        plain = self.space.without_buffers(choice)
+        if plain is not None:
+            self.total += 1
+            self._floored(0.0, plain)
 
     def _outcome(self, choice: Choice, *, reason: str, need: float | None = None, at_least_s: float | None = None) -> Outcome:
         decided = LEVELS if choice.whole else self.space.trees[choice.engine].decided(choice.leaf.candidate)

@@ -15,7 +15,7 @@ from orchestrator.plan import Plan
 from orchestrator.search.planner import Bounds, faster, fastest_with
 from orchestrator.search.question import Engines, PlannedEngine, SearchSettings
 from orchestrator.strategy.choices import Choice, shown
-from orchestrator.strategy.legality import legal_modes, rules_of
+from orchestrator.strategy.legality import legal_modes, overlaps_unasked, rules_of
 from orchestrator.strategy.spec import OFFERED, Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
@@ -79,13 +79,14 @@ class _Asked:
     def option(self, choice: Choice, value: Any) -> Unasked | None:
         """The fastest plan with this value that is known or found, where that is worth it."""
         assert choice.offered is not None
-        engines = [engine for engine in self.engines if _has(engine, choice, value)]
+        engines = [engine for engine in self.engines if _has(engine, choice, value, self.workload)]
         known, later, hoped = self.as_they_are(choice, value, {engine.name for engine in engines})
         seconds, peak, best = min(known, key=itemgetter(0), default=(self.worth_s, float("inf"), None))
         best, asks = self.priced(best) if best is not None and self.worth(seconds, peak) else None, choice.offered.asks
         if best is None or seconds_of(best) >= self.worth_s:
             beside = any(plan.engine == engine.name for plan in self.plans for engine in engines)
-            other_mesh = choice.searched and not choice.unit  # a kind whose best meshes the search of the other kinds leaves out
+            kinds = (engine.capabilities.pinned_values.get(choice.name, ()) for engine in engines)
+            other_mesh = any(value in kind for kind in kinds)  # a kind whose best meshes the search of the other kinds leaves out
             if choice.offered.saves_memory or other_mesh or not beside:  # also where what did not fit may, or no engine of the plans has it
                 pinned = replace(self.settings, pins=replace(self.settings.pins, **{choice.pin: value}), top_k=1)
                 best = (faster(self.workload, engines, pinned, self.worth_s) if engines else None) or best
@@ -175,11 +176,13 @@ class _Asked:
                     yield Unasked(key=f"{key.name}={shown(key.offered)}", asks=key.asks, plan=replace(other, predicted=price))
 
 
-def _has(engine: PlannedEngine, choice: Choice, value: Any) -> bool:
+def _has(engine: PlannedEngine, choice: Choice, value: Any, workload: Workload) -> bool:
     """Whether the engine takes this value of the choice by a pin, and by that alone."""
     capabilities = engine.capabilities
     if choice.name == "zero_shard_size":
         return bool(capabilities.zero_shard_stages) and not capabilities.zero_shard_groups
+    if choice.name == "tp_comm_overlap":
+        return choice.name in capabilities.options and not overlaps_unasked(capabilities, workload.cluster, workload.model.architecture)
     if choice.searched:
         return value in capabilities.pinned_values.get(choice.name, ())
     return choice.name in capabilities.pinned_options

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from orchestrator.hardware.spec import Cluster
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.capabilities import Capabilities, Rule
@@ -34,6 +35,14 @@ OF_THEIR_OWN: Final = (
 """Choices with a rule of their own below; the values of any other that is searched stand in `Capabilities.options`."""
 
 Check = Callable[[Candidate, Workload], str | None]
+
+
+def _of_one_length(candidate: Candidate, _: Workload) -> str | None:
+    return "tp_comm_overlap: its buffers are of one length, and samples of rollouts are not" if candidate.strategy.tp_comm_overlap else None
+
+
+OF_ONE_LENGTH: Final = Rule(id="rollout_buffers", engine_rule=PLANNER, check=_of_one_length, needs=("tp_comm_overlap",))
+"""Rule of plans for programs of reinforcement learning: none makes user buffers (verl 0.6, NeMo-RL, slime)."""
 
 
 def stages_offered(capabilities: Capabilities, candidate: Candidate) -> tuple[ZeroStage, ...]:
@@ -73,6 +82,13 @@ def unsuited(capabilities: Capabilities, workload: Workload) -> str | None:
     if training.lora is not None and not capabilities.lora:
         return f"{capabilities.engine} trains no adapters (lora.rank={training.lora.rank}); engine=deepspeed does"
     return None
+
+
+def overlaps_unasked(capabilities: Capabilities, cluster: Cluster, model: Architecture) -> bool:
+    """Whether `tp_comm_overlap` is searched: on GPUs with NVSwitch's multicast, without which Transformer Engine's user buffers start only
+    with UB_SKIPMC=1, over CUDA IPC, of which no published run is known; not where a tower's linears have other shapes."""
+    searched = True in capabilities.options.get("tp_comm_overlap", ())
+    return searched and cluster.gpu.has_multicast and "vision" not in model.features()
 
 
 def rules_of(capabilities: Capabilities, workload: Workload) -> tuple[Rule, ...]:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.choices import getter, shown
-from orchestrator.strategy.legality import PLANNER, rules_of, stages_offered, unsuited
+from orchestrator.strategy.legality import PLANNER, overlaps_unasked, rules_of, stages_offered, unsuited
 from orchestrator.strategy.megatron_layout import divided_layers, expand
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import (
@@ -43,7 +43,7 @@ sooner."""
 OWN_LEVELS = (
     *("pp", "tp", "cp", "cp_comm_type", "ep", "etp", "moe_token_dispatcher_type"),
     *("moe_shared_expert_overlap", "dp", "rank_order"),
-    *("zero_stage", "zero_shard_size", "sequence_parallel"),
+    *("zero_stage", "zero_shard_size", "sequence_parallel", "tp_comm_overlap"),
     *("micro_batch_size", "vpp", "microbatch_group_size_per_vp_stage", "offload_optimizer"),
 )
 """Levels whose values depend on what is decided above them, each with a function of its own; from the root down."""
@@ -71,6 +71,7 @@ SAID = [(name, None if BY_NAME[name].always_said else (BY_NAME[name].default,)) 
 VALUES = getter(BY_NAME[name].path for name in LEVELS)
 DISPATCHER = BY_NAME["moe_token_dispatcher_type"]
 SHARED_OVERLAP = BY_NAME["moe_shared_expert_overlap"]
+TP_OVERLAP = BY_NAME["tp_comm_overlap"]
 
 
 class Outcome(Value, frozen=True, kw_only=True):
@@ -222,6 +223,7 @@ class Tree:
         self.experts = "experts" in workload.model.architecture.features()
         self.chunks = len(expand(pins.layout)) if pins.layout is not None else None
         self.rules = (*rules_of(capabilities, workload), *prunings)
+        self._overlaps_unasked = overlaps_unasked(capabilities, workload.cluster, workload.model.architecture)
         self.modes: tuple[Recompute, ...] = ()
         """Recompute modes that no rule forbids whatever else is chosen; known with the first of `shapes`."""
         self._at: list[list[Rule]] = [[] for _ in range(len(LEVELS) + 1)]
@@ -244,8 +246,8 @@ class Tree:
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
             *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dispatcher),
             *(self._shared_expert_overlap, self._dp, self._rank_order, self._zero_stage),
-            *(self._zero_shard_size, self._sequence_parallel, self._micro_batch_size, self._vpp, self._microbatch_group),
-            self._offload_optimizer,
+            *(self._zero_shard_size, self._sequence_parallel, self._tp_comm_overlap, self._micro_batch_size, self._vpp),
+            *(self._microbatch_group, self._offload_optimizer),
         )
         others = LEVELS[len(own) : LEVELS.index(INNER)]
         self._branch: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (*own, *(partial(self._option, name) for name in others))
@@ -475,6 +477,16 @@ class Tree:
         offered = (True, False) if self.capabilities.sequence_parallel and candidate.mesh.tp > 1 else (False,)
         for choice in self.pins.among("sequence_parallel", offered):
             yield _with_strategy(candidate, sequence_parallel=choice)
+
+    def _tp_comm_overlap(self, candidate: Candidate) -> Iterator[Candidate]:
+        """The candidate with tensor-parallel traffic beside the products wherever that is searched and no rule forbids it: what is without
+        is slower, and looked at where the buffers don't fit (search/planner.py). A pin takes either."""
+        name = TP_OVERLAP.name
+        beside = _with_strategy(candidate, **{name: True})
+        able = candidate.strategy.sequence_parallel and self._overlaps_unasked
+        legal = able and all(rule.check(beside, self.workload) is None for rule in self.rules if name in rule.needs)
+        for value in self.pins.among(name, (legal,)):
+            yield beside if value else candidate
 
     def _micro_batch_size(self, candidate: Candidate) -> Iterator[Candidate]:
         """The candidate with each micro-batch size. Under context parallelism that nobody asked for, one sample: ranks that share two

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import orchestrator as so
@@ -27,12 +29,18 @@ def test_words_that_a_script_of_hydras_gets_are_added_or_set(verl: Audit) -> Non
     """Neither is among verl's own settings (config/engine/megatron.yaml), where Hydra refuses a word without a plus."""
     diffs = "\n".join(change.diff for change in verl.changes)
     assert "++actor_rollout_ref.actor.megatron.override_transformer_config.pipeline_model_parallel_layout=" in diffs
-    assert "++actor_rollout_ref.actor.megatron.override_transformer_config.tp_comm_overlap=true" in diffs
+    assert "tp_comm_overlap" not in diffs, "no program of rollouts makes user buffers"
     assert "+    actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=1" in diffs.replace("  +", "+")
 
 
-def test_what_a_change_asks_for_is_said_with_it(verl: Audit) -> None:
-    assert "(tp_comm_overlap needs Transformer Engine's user buffers, which not every node sets up)" in str(verl)
+def test_what_a_change_asks_for_is_said_with_it(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 8 --sequence-parallel --num-layers 32 --hidden-size 4096 "
+        "--num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000 --micro-batch-size 1 "
+        "--global-batch-size 8 --bf16 --transformer-impl transformer_engine"
+    )
+    said = str(so.audit(tmp_path / "train.sh", cluster="dgx_h100"))
+    assert "(tp_comm_overlap needs Transformer Engine's user buffers, before Hopper by CUDA IPC)" in said
 
 
 def test_that_the_update_alone_is_priced_is_said(verl: Audit) -> None:

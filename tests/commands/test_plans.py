@@ -22,6 +22,7 @@ from orchestrator.hardware.catalog import GPUS, POWER_W
 from orchestrator.plan import from_json
 from orchestrator.planning import Planner
 from orchestrator.report.budget import budget
+from orchestrator.units import format_seconds
 
 TINY = ("recipe=gpt_tiny", "cluster=cpu")
 LLAMA: dict[str, Any] = {"recipe": "llama3_8b", "cluster": "dgx_h100"}
@@ -168,7 +169,8 @@ def test_fewer_gpus_that_the_batch_divides_better_are_named_where_they_are_faste
     assert there.step_time_s < here.step_time_s
     assert main(["plan", "recipe=llama3_8b", "cluster=dgx_h100", "engine=megatron", "gpus=120"]) == 0
     saved = 100 * (1 - there.step_time_s / here.step_time_s)
-    assert f"FEWER GPUs ARE FASTER: gpus=112 takes {there.step_time_s:.2f} s a step (-{saved:.1f}%)\n" in capsys.readouterr().out
+    takes = format_seconds(there.step_time_s)
+    assert f"FEWER GPUs ARE FASTER: gpus=112 takes {takes} a step (-{saved:.1f}%)\n" in capsys.readouterr().out
     assert so.plan(**LLAMA, gpus=128, engine="megatron").summary()["faster_on_gpus"] is None
 
 

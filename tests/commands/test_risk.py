@@ -26,7 +26,7 @@ from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import format_amount
 
 KEYS = {"recipe": "llama3_8b", "gpus": 16, "engine": "megatron"}
-CROWDED = {"recipe": "llama3_8b", "gpus": 8, "cluster": "dgx_h100", "engine": "megatron"}
+CROWDED = {"recipe": "llama3_8b", "gpus": 8, "cluster": "dgx_h100", "engine": "megatron", "pin.tp_comm_overlap": False}
 """Its fastest plan by the reserve alone has a chance of 24%."""
 FULL = {"tp": 1, "pp": 1, "cp": 1}
 """Of this, every plan fills the GPU further than is usual."""

@@ -107,7 +107,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("hf_architecture", workload(seeing("qwen3_vl")), {}, "of qwen3_vl before a text model"),
     ("hf_architecture", workload(seeing("eva")), {}, "model.vision of eva: engine=deepspeed has llava"),
     ("unsuited", workload(precision="fp8"), {}, "has no precision fp8"),
-    ("options", workload(), {"tp_comm_overlap": True}, "tp_comm_overlap=true: no option of engine=deepspeed"),
+    ("option_tp_comm_overlap", workload(), {"tp_comm_overlap": True}, "deepspeed has tp_comm_overlap false"),
     ("optimizer_dtypes", workload(exp_avg_dtype="bf16"), {}, "needs precision_aware_optimizer=true"),
     ("precision_here", workload(gpu="cpu", precision="fp16"), {}, "CPU"),
     ("seq_pos", workload(seq_length=256), {}, "seq_length=256 is above max_position_embeddings=128"),

@@ -92,7 +92,7 @@ def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:
         "keep_fp8_transpose_cache",
     }
     offered = {choice.name for choice, _ in OFFERED}
-    assert offered == {choice.name for choice in PINNED_ONLY} - on | {"moe_token_dispatcher_type", "zero_shard_size"}
+    assert offered == {choice.name for choice in PINNED_ONLY} - on | {"moe_token_dispatcher_type", "zero_shard_size", "tp_comm_overlap"}
     assert [key.name for key in declared(Training) if key.offered is not None] == ["train.precision_aware_optimizer"]
 
 

@@ -112,9 +112,9 @@ def test_the_space_is_named_by_its_engines_and_its_even_chunks() -> None:
 
 def test_what_only_a_pin_takes_is_listed_once() -> None:
     """With the value that the plan has, which is not always false."""
-    pinned = [plain(pinned_options=("overlap_grad_reduce", "tp_comm_overlap")),
-              plain(pinned_options=("tp_comm_overlap", "tiled_mlp"), pinned_values={"etp": ("2",)})]  # fmt: skip
-    kept = "; left as they are unless pinned: overlap_grad_reduce=true, tp_comm_overlap=false, tiled_mlp=1"
+    pinned = [plain(pinned_options=("overlap_grad_reduce", "cross_entropy_loss_fusion")),
+              plain(pinned_options=("cross_entropy_loss_fusion", "tiled_mlp"), pinned_values={"etp": ("2",)})]  # fmt: skip
+    kept = "; left as they are unless pinned: overlap_grad_reduce=true, cross_entropy_loss_fusion=false, tiled_mlp=1"
     assert proof(PLAN, 12.0, pinned).endswith(f"searched and fit (interleaved: chunks as even as they go){kept}"), "no experts' values"
     brief = "Proven the fastest of the plans of megatron and megatron that were searched and fit"
     assert proof(replace(PLAN, vpp=2), 12.0, pinned, brief=True) == brief

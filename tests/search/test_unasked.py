@@ -14,6 +14,7 @@ from orchestrator import recipe
 from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import NoPlanError
+from orchestrator.plan import Plan
 from orchestrator.planning import Found, Planner
 from orchestrator.search.planner import faster
 from orchestrator.search.unasked import WORTH_S, seconds_of
@@ -31,6 +32,10 @@ def searched(*words: str) -> Found:
     return Planner(recipe.load([*words, "launch=none"], machine(), list(ENGINES))).searched()
 
 
+def fastest(*words: str) -> Plan:
+    return Planner(recipe.load([*words, "launch=none"], machine(), list(ENGINES))).fastest().plan
+
+
 def left_out(found: Found) -> Iterator[tuple[str, Any]]:
     """Every value that the search of this plan did not look at, by the pin's name: of options that only pins take all but the default,
     and what engines say that only pins take of the others."""
@@ -40,7 +45,7 @@ def left_out(found: Found) -> Iterator[tuple[str, Any]]:
         yield from ((choice.pin, value) for value in _values(choice) if value != choice.default)
     for engine in space.planned:
         yield from ((BY_NAME[name].pin, value) for name, values in engine.capabilities.pinned_values.items() for value in values)
-    yield from (("zero_shard_size", value) for value in (8, 64))
+    yield from (("zero_shard_size", 8), ("zero_shard_size", 64), ("tp_comm_overlap", True))
 
 
 def _values(choice: Choice) -> tuple[Any, ...]:
@@ -79,7 +84,7 @@ COVERING = (
     ("recipe=llama3_8b_128k", "gpus=64"),  # Megatron's FSDP; user buffers where the plan has no tp
     ("recipe=bert_large", "gpus=512"),  # CUDA graphs
     ("recipe=qwen3_8b_sft", "gpus=8", "cluster=dgx_a100_40gb"),  # logits in pieces, in place of an optimizer in host memory
-    ("recipe=t5_11b", "gpus=8"),  # user buffers, of an engine that none of the best plans has
+    ("recipe=t5_11b", "gpus=8"),  # user buffers, which are of one of its two lengths
     ("recipe=qwen3_30b_a3b", "gpus=64"),  # flex, where all gathered is better than all to all
     ("recipe=bert_tiny", "gpus=64"),  # sequences shorter than the pieces that are offered
     ("recipe=llama3_70b_lora", "gpus=8"),  # checkpoints in host memory, in place of smaller micro-batches
@@ -154,8 +159,25 @@ def test_a_plan_says_what_makes_it_smaller_and_no_slower() -> None:
     assert seconds_of(aware.plan) <= seconds_of(found.plan)
 
 
-def test_what_is_fixed_by_a_pin_is_not_offered_against_it() -> None:
+def test_traffic_runs_beside_products_unasked_where_user_buffers_start_and_published_runs_have_them() -> None:
+    """From Hopper on; without where they don't fit, or take no such model."""
     words = ("recipe=llama3_70b", "gpus=64")
+    best = fastest(*words)
+    assert best.tp_comm_overlap
+    assert seconds_of(best) < 0.97 * seconds_of(fastest(*words, "pin.tp_comm_overlap=false"))
+    assert not fastest(*words, "cluster=dgx_a100_80gb").tp_comm_overlap
+    assert not fastest(*words, "cluster=mi300x_8").tp_comm_overlap
+    assert not fastest("recipe=deepseek_v3", "gpus=2048", "pin.tp=8", "pin.pp=16").tp_comm_overlap
+    tight = (*words, "pin.tp=8", "pin.pp=8", "pin.layout=Et*10|(t*10|)*6t*10L", "pin.zero_stage=1", "pin.recompute=full")
+    tight = (*tight, "pin.micro_batch_size=1", "memory.reserve_gib=0")
+    assert fastest(*tight).tp_comm_overlap
+    peaks = [fastest(*tight, f"pin.tp_comm_overlap={pin}").prediction.peak_memory_bytes for pin in ("true", "false")]
+    assert peaks[1] < peaks[0]
+    assert not fastest(*tight, f"memory.limit_gib={sum(peaks) / 2 / 2**30}").tp_comm_overlap
+
+
+def test_what_is_fixed_by_a_pin_is_not_offered_against_it() -> None:
+    words = ("recipe=llama3_70b", "gpus=64", "cluster=dgx_a100_80gb")
     assert "pin.tp_comm_overlap=true" in [one.key for one in searched(*words).unasked]
     for pin in ("true", "false"):
         assert not any("tp_comm_overlap" in one.key for one in searched(*words, f"pin.tp_comm_overlap={pin}").unasked)

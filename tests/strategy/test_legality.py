@@ -42,7 +42,7 @@ def able(**changes: Any) -> Capabilities:
         "axes": AXES, "zero_stages": (0, 1, 2, 3), "zero_stages_with_pipeline": (0, 1, 2, 3), "zero_shard_stages": (1, 3),
         "fsdp_zero_stages": (2, 3), "pinned_options": tuple(choice.name for choice in PINNED_ONLY), "microbatch_groups": True,
         "offload_optimizer": True, "precision_aware_optimizer": True, "precisions": ("bf16", "fp16", "fp32", "fp8"),
-        "rank_orders": (RANK_ORDER, PP_BEFORE_DP), "rules": (),
+        "rank_orders": (RANK_ORDER, PP_BEFORE_DP), "rules": (), "options": {"tp_comm_overlap": (False, True)},
     }  # fmt: skip
     return megatron_like(**(everything | changes))
 
@@ -97,7 +97,10 @@ CASES = [
     Case("microbatch_groups", INTERLEAVED | {"microbatch_group_size_per_vp_stage": 4}, {"microbatch_groups": False},
          "megatron has no groups of micro-batches"),
     Case("rank_order", {"order": PP_BEFORE_DP}, {"rank_orders": (RANK_ORDER,)}, "rank order tp-cp-ep-pp-dp: megatron has tp-cp-ep-dp-pp"),
-    Case("options", {"tp_comm_overlap": True}, {"pinned_options": ()}, "tp_comm_overlap=true: no option of engine=megatron"),
+    Case("options", {"cross_entropy_loss_fusion": True}, {"pinned_options": ()},
+         "cross_entropy_loss_fusion=true: no option of engine=megatron"),
+    Case("option_tp_comm_overlap", {"tp": 2, "sequence_parallel": True, "tp_comm_overlap": True}, {"options": {}},
+         "megatron has tp_comm_overlap false"),
     Case("zero_stage", {"zero_stage": 2}, {"zero_stages": (0, 1)}, "megatron has zero_stage 0, 1, and 2, 3 with megatron_fsdp"),
     Case("zero_stage", PIPELINE | {"zero_stage": 2}, {"zero_stages_with_pipeline": (1,), "fsdp_zero_stages": ()},
          "megatron has zero_stage 1 with a pipeline"),

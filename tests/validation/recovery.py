@@ -99,7 +99,8 @@ def megatron_capabilities(capabilities: Capabilities) -> Capabilities:
     """Megatron's own rules: without what only our worker can't do (FP8, context parallelism), which the capabilities say in rules of
     their own."""
     rules = tuple(rule for rule in capabilities.rules if not rule.id.endswith("_worker"))
-    return replace(capabilities, precisions=tuple({*capabilities.precisions, *QUANTISED}), rules=rules)
+    options = capabilities.options | {"tp_comm_overlap": (False,)}  # which the constants of a measured engine have (`tp_overlap`)
+    return replace(capabilities, precisions=tuple({*capabilities.precisions, *QUANTISED}), options=options, rules=rules)
 
 
 def planned_engine(workload: Workload, capabilities: Capabilities, traits: Traits, calibration: Calibration) -> PlannedEngine:

@@ -142,7 +142,8 @@ def test_files_say_what_their_programs_check() -> None:
 
 
 def test_what_can_t_be_said_has_its_price_in_the_header() -> None:
-    text = answer(engine="megatron", **{"pin.rank_order": "tp-cp-ep-pp-dp", "pin.pp": 2}).written("verl")["verl.yaml"]
+    pins = {"pin.rank_order": "tp-cp-ep-pp-dp", "pin.pp": 2, "pin.tp_comm_overlap": False}
+    text = answer(engine="megatron", **pins).written("verl")["verl.yaml"]
     (line,) = [line for line in text.splitlines() if line.startswith("# Can't be said there")]
     assert line == "# Can't be said there: use_tp_pp_dp_mapping=True."
     assert "\n# pin.rank_order=tp-cp-ep-dp-pp plans without: " in text
@@ -170,12 +171,22 @@ def test_packed_samples_are_said(cp: int, padded: str) -> None:
 
 
 def test_the_run_s_folder_has_them(tmp_path: Path) -> None:
-    folder = answer(engine="megatron", write="verl,bridge").write(tmp_path / "run")
+    folder = answer(engine="megatron", write="verl,bridge", **{"pin.tp_comm_overlap": False}).write(tmp_path / "run")
     assert {"verl.yaml", "bridge.py", "bridge.sh"} <= {path.name for path in folder.iterdir()}
     found = so.audit(folder / "bridge.sh", recipe="llama3_8b", cluster="dgx_h100", gpus=16)
     assert found.plan is not None
     head = (folder / "bridge.sh").read_text()
     assert f"this is the fastest that can, {format_seconds(found.plan.prediction.step_time_s)}." in head
+
+
+def test_user_buffers_are_said_where_the_program_makes_them() -> None:
+    plan = answer(engine="megatron").plan
+    assert plan.tp_comm_overlap
+    for name, makes in (("bridge", True), ("verl", False), ("nemo_rl", False), ("slime", False)):
+        written = tools.written(plan, name)
+        said = [value for path, value in written.settings.items() if path.replace("-", "_").endswith("tp_comm_overlap")]
+        assert (True in said) is makes, name
+        assert (written.pins.get("tp_comm_overlap") is False) is not makes, name
 
 
 def test_another_plan_than_the_file_s_is_a_diff_in_its_own_words(tmp_path: Path) -> None:

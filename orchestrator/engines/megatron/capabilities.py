@@ -56,6 +56,7 @@ def capabilities(software: Software) -> Capabilities:
             "cp_comm_type": ("p2p", "a2a", "a2a+p2p", "all_gather"),
             "moe_token_dispatcher_type": ("alltoall", "allgather", *(("flex",) if software.deep_ep else ())),
             "moe_shared_expert_overlap": (False, True),
+            "tp_comm_overlap": (False, True),
         },
         pinned_values={"offload_optimizer": (True,)} | ({} if software.deep_ep else {"moe_token_dispatcher_type": ("flex",)}),
         fsdp_zero_stages=(2, 3),

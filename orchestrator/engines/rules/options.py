@@ -35,10 +35,23 @@ def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
         return "tp_comm_overlap with latent attention does nothing: Megatron turns it off, as user buffers know none of its linears"
     if workload.training.precision == "fp8" and workload.training.fp8_recipe == "blockwise":
         return "tp_comm_overlap with fp8_recipe=blockwise: user buffers take no tensors that are scaled so"
+    if workload.model.decoder_seq_length not in (None, workload.model.seq_length):
+        return f"tp_comm_overlap: user buffers are for seq_length={workload.model.seq_length} alone, not for decoder_seq_length too"
     if not strategy.sequence_parallel:
         return "tp_comm_overlap needs sequence_parallel"
     inner = cluster.levels[0]
     return None if tp <= inner.size else f"tp_comm_overlap: tp={tp} reaches beyond the {inner.size} GPUs of {inner.name}"
+
+
+@rule("user_buffers_mxfp8", "Transformer Engine, pytorch/module/base.py: fill_userbuffers_buffer_for_all_gather",
+      "model tp cp tp_comm_overlap micro_batch_size")  # fmt: skip
+def whole_blocks(candidate: Candidate, workload: Workload) -> str | None:
+    """Whether a rank's part of the tokens is whole blocks of scales."""
+    training, mesh = workload.training, candidate.mesh
+    if not candidate.strategy.tp_comm_overlap or training.precision != "fp8" or training.fp8_recipe != "mxfp8":
+        return None
+    tokens = workload.model.seq_length * candidate.micro_batch_size // (mesh.cp * mesh.tp)
+    return f"tp_comm_overlap with fp8_recipe=mxfp8: {tokens} tokens a rank are no multiple of 128" if tokens % 128 else None
 
 
 @rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252; Transformer Engine, attn_forward_func_with_cp: windows",
@@ -330,7 +343,7 @@ def _offload_beside_graphs(candidate: Candidate, workload: Workload, said: str, 
 
 
 OPTION_RULES: Final = (
-    tp_comm_overlap, cp_kind, dispatcher, rank_capacity, shared_expert_overlap, expert_overlap, delayed_weight_gradients, fp32_accumulation,
-    fp8_weights, fp8_transposes, ddp_bucket, offloaded_modules, megatron_fsdp,
+    tp_comm_overlap, whole_blocks, cp_kind, dispatcher, rank_capacity, shared_expert_overlap, expert_overlap, delayed_weight_gradients,
+    fp32_accumulation, fp8_weights, fp8_transposes, ddp_bucket, offloaded_modules, megatron_fsdp,
 )  # fmt: skip
 """Rules on what the user chooses of Megatron's own ways."""
