@@ -319,28 +319,29 @@ class Planner:
     def searched(self, progress: Progress | None = None, without: Collection[str] = (), *, with_fuller: bool = False) -> Found:
         """The fastest plan of all engines that may be used but those `without` names, and what a user may want to know beside it
         (`with_fuller`: also `Found.fuller`). Raises InputError, NoPlanError."""
+        with without_gc():
+            return self._searched(progress, without, with_fuller=with_fuller and self.settings.budget_s is None)
+
+    def _searched(self, progress: Progress | None, without: Collection[str], *, with_fuller: bool) -> Found:
         settings = self.settings
-        found = self.fastest(self.space(without=without), progress, with_fuller=with_fuller and settings.budget_s is None)
+        found = self.fastest(self.space(without=without), progress, with_fuller=with_fuller)
         plan, space = found.plan, found.space
         assert space is not None
         index = space.index(plan)
         inside = narrower_tp(plan) if settings.pins.tp is None else None
-        with without_gc():
-            return msgspec.structs.replace(
-                found,
-                explained=space.explain(settings.explain),
-                narrower=space.explain(Pins(tp=inside)) if inside is not None else (),
-                alone=data_parallelism_alone(space.workload, space.planned) if divided(plan) else (),
-                unasked=(
-                    *self._only_planned(plan),
-                    *unasked(
-                        sorted((plan, *found.alternatives), key=seconds_of), found.bounds, space.workload, space.planned, space.settings
-                    ),
-                ),
-                uneven=space.prices[index].unevenness(plan),
-                elsewhere=self.elsewhere(plan),
-                fewer=self.on_fewer(plan),
-            )
+        return msgspec.structs.replace(
+            found,
+            explained=space.explain(settings.explain),
+            narrower=space.explain(Pins(tp=inside)) if inside is not None else (),
+            alone=data_parallelism_alone(space.workload, space.planned) if divided(plan) else (),
+            unasked=(
+                *self._only_planned(plan),
+                *unasked(sorted((plan, *found.alternatives), key=seconds_of), found.bounds, space.workload, space.planned, space.settings),
+            ),
+            uneven=space.prices[index].unevenness(plan),
+            elsewhere=self.elsewhere(plan),
+            fewer=self.on_fewer(plan),
+        )
 
     def _only_planned(self, plan: Plan) -> Iterator[Unasked]:
         """The fastest plans of engines that were not searched, as others train this model and these plan it for other programs alone, where

@@ -13,6 +13,7 @@ w_i gives more total work by an end T: each w_i takes less from the stages behin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import pairwise
@@ -22,13 +23,13 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.cost.price import CostModel, LayerCost
-from orchestrator.cost.schedule.flights import in_flight_by_stage
+from orchestrator.cost.schedule.flights import in_flight_by_stage, lead_of_chunks
 from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import getter
 from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.legality import overlaps_unasked, stages_offered
-from orchestrator.strategy.megatron_layout import even_chunks, splits_vary, stages_of
+from orchestrator.strategy.megatron_layout import even_chunks, of_another_kind, splits_vary, stages_of
 from orchestrator.strategy.spec import CHOICES, Candidate, Options, Recompute, Strategy, ZeroStage
 
 ROUNDING = 1e-9
@@ -176,6 +177,11 @@ class Floors:
         self.pinned_layout = pinned_layout
         self.model = costs.model
         self.overlaps_unasked = overlaps_unasked(capabilities, costs.cluster, costs.model.architecture)
+        inside = Counter[str]()
+        for run in self.model.runs[1:-1]:
+            inside[run.layer.kind] += run.count
+        ((self._main, self._mains),) = inside.most_common(1)
+        self._unlike = of_another_kind(self.model)
         self._states: dict[tuple[object, ...], float] = {}
         self._hulls: dict[tuple[Strategy, int], list[tuple[float, float]]] = {}
         self._fixed_stages: dict[tuple[int, int], list[_Held]] = {}
@@ -262,21 +268,21 @@ class Floors:
         work, layers = pp * vpp * costs.calibration.microbatch_overhead_s, costs.added(candidate)
         for seconds in layers.each_s:
             work += seconds
-        if self.one_kind and not self.pinned_layout:
+        if not self.pinned_layout:
             work += self.recomputed_seconds(candidate)
         hops, short = costs.hop_seconds(candidate)[: pp - 1], 0.0
         if vpp > 1:
-            hop, short = min(hops), layers.largest_s + (0.0 if self.one_kind else self._shorter_first(candidate))
+            hop, short = min(hops), layers.largest_s + (0.0 if self.one_kind else self._shorter_first(candidate, layers.largest_s))
         else:  # each transfer of a micro-batch blocks both of its stages: that is work
             work, hop = work + 2 * sum(hops), 0.0
         end = filled(work, pp, candidate.num_microbatches, vpp, hop) - short
         return max(floor, end + layers.optimizer_s / pp + costs.once_seconds(candidate))
 
-    def _shorter_first(self, candidate: Candidate) -> float:
+    def _shorter_first(self, candidate: Candidate, longest_s: float) -> float:
         """Seconds of a micro-batch by which all stages' first chunks may be shorter than their share, for what stands in them alone, the
-        model's first layers, may be shorter than the others."""
-        *others, (_, last) = ((run.count, self.costs.layer(candidate, run.layer.kind, "none").seconds) for run in self.model.runs[1:-1])
-        return sum([count * max(0.0, last - each) for count, each in others])
+        model's first layers, may be shorter than the others, which take `longest_s` at most."""
+        costs, others = self.costs, self.model.runs[1:-2]
+        return sum([run.count * (longest_s - costs.layer(candidate, run.layer.kind, "none").seconds) for run in others])
 
     def _divided(self, candidate: Candidate) -> float:
         """Seconds of a step whose chunks hold a number of layers that is no choice (`even_chunks`): a stage works once a micro-batch has
@@ -301,22 +307,25 @@ class Floors:
 
         Were layers divisible, stage i would hold room / (static + in flight x saved) of them as they are; each further one makes it
         recompute what all together need, in the mode that frees most bytes a second, and where that frees too little in dearer ones. The
-        stages where that is cheapest take the rest.
+        stages where that is cheapest take the rest. Of several kinds of layers those of the most frequent one count, as if the others took
+        no room.
         """
-        costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
-        kind = self.model.runs[1].layer.kind
+        costs, pp, vpp, kind = self.costs, candidate.mesh.pp, candidate.vpp, self._main
         plain = costs.layer(candidate, kind, "none")
         slack = 1 + costs.calibration.allocator_slack
         ends = [costs.layer(candidate, run.layer.kind, "none").static_bytes for run in (self.model.runs[0], self.model.runs[-1])]
         room = self.usable - sum(costs.fixed_bytes(candidate).values())
-        left: float = self.model.runs[1].count
+        left: float = self._mains
         stages = []
-        flights = in_flight_by_stage(candidate.schedule, pp, candidate.num_microbatches, vpp, candidate.microbatch_group_size_per_vp_stage)
+        shape = candidate.schedule, pp, candidate.num_microbatches, vpp, candidate.microbatch_group_size_per_vp_stage
+        flights, leads = in_flight_by_stage(*shape), lead_of_chunks(*shape) if vpp > 1 else ()
         for stage, flight in enumerate(flights):
             held = slack * flight / vpp
             here = room - (ends[0] if stage == 0 else 0.0) - (ends[1] if stage == pp - 1 else 0.0)
-            if vpp > 1:  # chunks differ by a layer, and so do the layers of each that are recomputed
-                here += held * (2 * vpp - 1) * plain.saved_bytes
+            if vpp > 1:  # of the first stage later chunks may have a layer more, which fewer hold; and first ones have others' layers
+                first, all_ahead = leads[stage]
+                lacking = first * max(0, self._unlike - max(0, stage - 1)) + (all_ahead if stage == 0 else 0.0)
+                here += slack * lacking * plain.saved_bytes
             whole = plain.static_bytes + held * plain.saved_bytes
             free = max(0.0, here / whole)
             left -= free

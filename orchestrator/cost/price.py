@@ -61,6 +61,7 @@ class _Setting:
         "added",
         "boundary_bytes",
         "fixed_bytes",
+        "floors",
         "held",
         "hops",
         "kept",
@@ -77,6 +78,7 @@ class _Setting:
         if mesh.ep * mesh.etp > 1:
             self.without_experts = replace(strategy, mesh=replace(mesh, ep=1, etp=1), moe_token_dispatcher_type="alltoall")
         """What a layer without experts knows of the strategy."""
+        self.floors: dict[tuple[str, StateBytes], tuple[float, float]] = {}
         self.layers: dict[tuple[str, Recompute], LayerCost] = {}
         self.added: dict[tuple[Recompute, ...], Added] = {}
         """What all layers take, for each set of recompute modes that bounds reckon with."""
@@ -153,8 +155,16 @@ class CostModel:
     def layer_floor_seconds(self, candidate: Candidate, kind: str, states: StateBytes) -> tuple[float, float]:
         """Seconds (forward, backward) that a layer of this kind takes at least, whatever its recompute, ZeRO stage and offload; `states`:
         the fewest bytes per parameter of the stages in question."""
-        strategy = self._strategy_of(candidate, kind)
-        return self._layers.floor_seconds(self.kinds[kind], strategy, candidate.micro_batch_size, states)
+        floors = self._setting_of(candidate).floors
+        found = floors.get((kind, states))
+        if found is None:
+            strategy, samples = self._strategy_of(candidate, kind), candidate.micro_batch_size
+            known = floors if strategy is candidate.strategy else self._known(strategy, samples).floors
+            found = known.get((kind, states))
+            if found is None:
+                found = known[kind, states] = self._layers.floor_seconds(self.kinds[kind], strategy, samples, states)
+            floors[kind, states] = found
+        return found
 
     def layer_static_bytes(self, candidate: Candidate, kind: str) -> float:
         """Bytes of a layer's weights, gradients and states (`LayerCost.static_bytes`), without pricing its passes."""

@@ -27,7 +27,7 @@ from orchestrator.cost.capacity import Capacity
 from orchestrator.cost.memory import RecomputedPeak, StageMemory
 from orchestrator.cost.price import CostModel, LayerCost, StageCost, StageSums
 from orchestrator.model.spec import ModelSpec
-from orchestrator.search.partition import INFINITE, ROUNDING, STRIDE, Best, Partitions, Pipeline, Steps, Way, through
+from orchestrator.search.partition import INFINITE, ROUNDING, STRIDE, Best, Partitions, Paths, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.megatron_layout import (
@@ -119,14 +119,14 @@ class Inner:
 
     def __init__(
         self, costs: CostModel, model: ModelSpec, capabilities: Capabilities, leaf: Leaf, limit: MemoryLimit, layout: str | None = None,
-        floor: Callable[[Candidate], float] = lambda _: 0.0,
+        floor: Callable[[Candidate], float] = lambda _: 0.0, paths: Paths | None = None,
     ) -> None:  # fmt: skip
         """The search for the best plan of one leaf. `floor`: seconds that no plan of a candidate undercuts, for groups of micro-batches
-        that the leaf offers beside its own."""
+        that the leaf offers beside its own; `paths`: critical paths that searches for other leaves found, to which this one adds."""
         self.costs, self.model, self.capabilities = costs, model, capabilities
         self.candidate, self.modes, groups = candidate, modes, _ = leaf
-        self._floor = floor
-        self._alike = partial(Inner, costs, model, capabilities, limit=limit, layout=layout)
+        self._floor, self._paths = floor, paths
+        self._alike = partial(Inner, costs, model, capabilities, limit=limit, layout=layout, paths=paths)
         self._sizes = {candidate: self} | dict.fromkeys(replace(candidate, microbatch_group_size_per_vp_stage=size) for size in groups)
         """The search by size of the groups of micro-batches, where it was looked at."""
         self.usable = limit.usable
@@ -196,7 +196,7 @@ class Inner:
         def score(ways: Sequence[Way], limit: float) -> float:
             return costs.score_stages(candidate, [way.made.cost for way in ways], limit)[0]
 
-        return Pipeline(*shape, hops, *besides, score)
+        return Pipeline(*shape, hops, *besides, score, self._paths)
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
@@ -480,6 +480,7 @@ class Inner:
             steps, end = self._steps(threshold if best is None else best.seconds), self.layers + STRIDE * self._others
         if steps is not None:
             best, bound = self._best(steps, end, best, threshold, effort, even)
+            bound = bound if self._fixed is not None else min(bound, threshold)  # splits that `_steps` leaves out take longer than that
         if best is not None:
             return Answer(self._solution(best), best.seconds)
         if steps is None and (self._fixed is not None or threshold == INFINITE):

@@ -33,6 +33,12 @@ ROUNDING = 1e-12
 """Relative slack of a bound against a simulated time: the same terms, added in another order."""
 CLOSE = 1e-9
 """Relative distance at which the game's bound is close enough to the best one, where that one leaves nothing to look at."""
+FEW_ROUNDS = 15
+"""Rounds of the game where a search's first look leaves much: they bring most of what it does."""
+FAR = 0.02
+"""Relative distance of what is left from the best partition at which that game is played."""
+MOST_KNOWN = 3
+"""Means of critical paths that are kept of a schedule, the newest."""
 LEFT_OPEN = 1e-3
 """Relative distance at which the game's bound is close enough to the best one, where that one leaves something to look at."""
 STRIDE = 1 << 20
@@ -61,10 +67,14 @@ Steps = list[dict[int, list[tuple[int, list[Way]]]]]
 """For each stage: from a state to the states behind the stage, each with the ways to compute what is between."""
 
 
+Paths = dict[tuple[object, ...], list[tuple[CriticalPath, Sequence[float]]]]
+"""Means of critical paths that bounded most, each with the transfers' seconds there, by the order of passes (`Partitions.shape`)."""
+
+
 class Pipeline(NamedTuple):
     """What all partitions share. `hops`: seconds of a transfer by virtual border; `once_s`: of a step, beside the schedule and the update;
     `busy_s`: of a step, that no schedule undercuts; `score`: simulated seconds of a step of these ways, or where
-    that is above a limit, any seconds above it that the step does not undercut."""
+    that is above a limit, any seconds above it that the step does not undercut; `paths`: what others of the search found."""
 
     schedule: str
     pp: int
@@ -75,6 +85,7 @@ class Pipeline(NamedTuple):
     once_s: float
     busy_s: float
     score: Callable[[Sequence[Way], float], float]
+    paths: Paths | None = None
 
     @property
     def passes(self) -> int:
@@ -226,14 +237,29 @@ class Partitions:
         """The best partition of at most `upper` seconds, in the time of `most` simulated passes. `sharply`: with critical paths, and with
         what is better near by the partitions that come up there, and `near` another one."""
         self.upper, self.most, self.left = upper, self.spent + most, INFINITE
+        if not self._excluded(self.bound):
+            self._by_known()
         if sharply and self.pp > 1 and not self._excluded(self.bound):
             met = sorted(self._sharpen(), key=lambda best: best.seconds)[:MOST_CLIMBS]
             for start in met if near is None else [near, *met]:
                 if not self._excluded(self.bound):
                     self._climb(start)
+        self._from_start()
+        if self._is_loose() and not sharply and most >= FEW_ROUNDS * self.pipeline.passes:
+            self._sharpen(FEW_ROUNDS)
+            self.most, self.left = self.spent + most, INFINITE
+            self._from_start()
+        return self.best
+
+    def _from_start(self) -> None:
         if not self._excluded(self.bound):
             self._down(0, self.start, _Above(0.0, 0.0, 0.0, 0.0, 0.0 if self._cut is None else self._cut.constant))
-        return self.best
+
+    def _is_loose(self) -> bool:
+        """Whether what was left out may be much faster than the best, in a schedule of chunks of which no critical paths are known."""
+        if self.pipeline.vpp == 1 or self.pipeline.paths is None or self.shape in self.pipeline.paths:
+            return False
+        return self.left < (1 - FAR) * (self.upper if self.best is None else self.best.seconds)
 
     def _excluded(self, bound: float) -> bool:
         if self.best is not None:
@@ -341,10 +367,35 @@ class Partitions:
             chosen.append(way)
         return _Cut(values[::-1], togo, path.transfers_s), chosen
 
-    def _sharpen(self) -> list[Best]:
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What the order of passes depends on."""
+        pipeline = self.pipeline
+        return pipeline.schedule, self.pp, self.m, pipeline.vpp, pipeline.group or self.pp
+
+    def _by_known(self) -> None:
+        """Raise `bound` by the critical paths of other pipelines with the same order of passes; a transfer on them takes at least the least
+        share of its time there."""
+        paths = self.pipeline.paths or {}
+        for path, hops in paths.get(self.shape, ()):
+            share = min([here / there for here, there in zip(self.pipeline.hops, hops, strict=True) if there], default=0.0)
+            self._cut_by(path._replace(transfers_s=share * path.transfers_s))
+
+    def _cut_by(self, path: CriticalPath) -> tuple[float, bool, list[Way]]:
+        """Seconds of a step, but for what comes once, that the path takes at least, whether that raises `bound`, and the partition in which
+        it takes them."""
+        cut, chosen = self._along(path)
+        least = cut.togo[0][self.start] + cut.constant
+        seconds = least + self.updates[0][self.start] + self.pipeline.once_s
+        more = seconds > self.bound
+        if more:
+            self.bound, self._cut = seconds, cut
+        return least, more, chosen
+
+    def _sharpen(self, most: int = MOST_ROUNDS) -> list[Best]:
         """Raise `bound` by the best mean of critical paths: a game between who chooses the partition and who chooses the path, in which
         each in turn answers best what the other plays (the double oracle: McMahan, Gordon and Blum, ICML 2003). Partitions that come up
-        are simulated: they are good ones, and are returned."""
+        are simulated: they are good ones, and are returned. In so many rounds at `most`."""
         pipeline = self.pipeline
         graph = graph_of(pipeline.schedule, self.pp, self.m, pipeline.vpp, pipeline.group)
         evenly = [float(self.m)] * (self.pp * pipeline.vpp)
@@ -355,12 +406,13 @@ class Partitions:
         payoffs: list[list[float]] = []
         met: list[Best] = []
         by_partition: list[float] = []
+        sharpest: CriticalPath | None = None
 
         def add(path: CriticalPath) -> None:
             paths.append(path)
             payoffs.append([path.seconds(times) for times in partitions])
 
-        for _ in range(min(MOST_ROUNDS, NODES_WALKED // len(graph.costs))):
+        for _ in range(min(most, NODES_WALKED // len(graph.costs))):
             met.append(Best(self._simulate(chosen), tuple(chosen)))
             partitions.append(times := self._of_ways(chosen))
             for path, row in zip(paths, payoffs, strict=True):
@@ -368,13 +420,16 @@ class Partitions:
             add(longest(graph, times)[1])
             _, by_path, by_partition = game(payoffs, by_partition)
             value, path = longest(graph, Times.mean(partitions, by_partition))
-            cut, chosen = self._along(CriticalPath.mean(paths, by_path))
-            least = cut.togo[0][self.start] + cut.constant
-            if least + fixed > self.bound:
-                self.bound, self._cut = least + fixed, cut
+            together = CriticalPath.mean(paths, by_path)
+            least, more, chosen = self._cut_by(together)
+            sharpest = together if more else sharpest
             if self._excluded(self.bound) or least >= value * (1 - (CLOSE if self._excluded(value + fixed) else LEFT_OPEN)):
                 break
             add(path)
+        if sharpest is not None and pipeline.paths is not None:
+            known = pipeline.paths.setdefault(self.shape, [])
+            known.append((sharpest, pipeline.hops))
+            del known[:-MOST_KNOWN]
         return met
 
 

@@ -29,6 +29,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.plan import Plan, Reason, chosen
 from orchestrator.plan.check import workload_of
 from orchestrator.search.inner import MOST_SIMULATED, Effort, Inner, Solution
+from orchestrator.search.partition import Paths
 from orchestrator.search.question import DEFAULTS, Engines, PlannedEngine, SearchSettings
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
@@ -69,6 +70,8 @@ class Bounds(NamedTuple):
     fuller: Mapping[Candidate, float] = {}
     modes: Mapping[Candidate, tuple[Recompute, ...]] = {}
     """The recompute modes that the choices may use."""
+    paths: Paths | None = None
+    """Critical paths of pipelines that were looked at."""
 
 
 UNKNOWN = Bounds()
@@ -102,6 +105,8 @@ AT_FIRST = 1
 MOST_PASSES = 8_000_000
 """Passes simulated until choices that come to the queue's head again are no longer looked at more closely than `AT_FIRST`; and of what
 they left out until no more of them are looked on in: many pipelines' bounds are then within a few percent of the best plan's time."""
+IN_VAIN = 32
+"""Choices one after the other whose bound by those without an option leaves them in, until others' is no longer asked for."""
 RESORT_GAIN = 0.005
 """Share of a step that a safer plan with options that save memory must gain over one that keeps the reserve alone: more than rounding."""
 WIDE = 1_000_000
@@ -146,7 +151,7 @@ def search(
     """
     space, stop = _Space(workload, engines, settings), stop or (lambda: False)
     several = any(len(engine.policy.kept) > 1 for engine in engines)
-    usual, full, _ = known
+    usual, full, *_ = known
 
     resorts = [engine.able_to(engine.capabilities.with_last_resorts()) for engine in engines]
     has_resorts = any(one.capabilities != other.capabilities for one, other in zip(resorts, engines, strict=True))
@@ -178,7 +183,7 @@ def search(
     if not running.best.ranked:
         return with_last_resorts(running)
     beside = None if fuller is None else fuller.plan()
-    bounds = Bounds(running.bounds, {} if fuller is None else fuller.bounds, space.modes)
+    bounds = Bounds(running.bounds, {} if fuller is None else fuller.bounds, space.modes, space.paths)
     return replace(running.result(least), bounds=bounds, fuller=beside, searched=tuple(engine.capabilities for engine in engines))
 
 
@@ -225,10 +230,11 @@ def fastest_with(
     engine: PlannedEngine,
     settings: SearchSettings,
     below_s: float,
+    paths: Paths | None = None,
 ) -> Plan | None:
     """The fastest plan with this value of an option that takes less than `below_s` seconds and keeps what `faster` does; None: there is
     none. `known`: one engine's legal choices without it, each with seconds that no plan undercuts, ascending, of which it is taken to leave
-    the share `least` at least; `modes`: their recompute modes."""
+    the share `least` at least; `modes`: their recompute modes; `paths`: as in `Bounds`."""
     (choice, value), changed = option, {option[0].name, option[0].instead_of}
     costs, limit, found = engine.costs(workload), settings.limits_for(engine, workload)[0], None
     capabilities = engine.capabilities
@@ -238,7 +244,7 @@ def fastest_with(
     offered = [mode for mode in capabilities.recompute if mode not in capabilities.pinned_recompute]
     allowed = _Allowed(rules, workload, changed, settings.pins.among("recompute", offered))
     floors: dict[tuple[Strategy, int, tuple[Recompute, ...]], Callable[[float, float], float]] = {}
-    spent = 0
+    spent = in_vain = 0
     for before, before_s in known:
         if before_s * least >= below_s:
             break
@@ -249,16 +255,18 @@ def fastest_with(
         with_it = allowed.modes(candidate, before_modes)
         if not with_it:
             continue
-        if same_groups and {*with_it} <= {*before_modes}:
+        if same_groups and in_vain < IN_VAIN and {*with_it} <= {*before_modes}:
             alike = before.strategy, before.micro_batch_size, with_it
             if alike not in floors:
                 floors[alike] = beside(costs, before, candidate, with_it)
             if floors[alike](before_s, below_s) >= below_s:
+                in_vain = 0
                 continue
+            in_vain += 1
         if costs.time_floor(candidate) >= below_s or costs.memory_floor(candidate) > limit.usable:
             continue
         leaf = Leaf(candidate, with_it, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))
-        inner = Inner(costs, costs.model, capabilities, leaf, limit, settings.pins.layout)
+        inner = Inner(costs, costs.model, capabilities, leaf, limit, settings.pins.layout, paths=paths)
         bound = inner.bound(before_s * least, below_s)
         if not bound.fits or bound.bound_s >= below_s:
             continue
@@ -328,6 +336,7 @@ class _Space:
         """Branches that the trees cut above the meshes, each with the place of the mesh before it."""
         self.modes: dict[Candidate, tuple[Recompute, ...]] = {}
         """The recompute modes of each choice that was looked at."""
+        self.paths: Paths | None = {}
         meshes = self._meshes()
         limits = [settings.limits_for(engine, workload)[-1] for engine in engines]
         self.floors = {
@@ -517,7 +526,7 @@ class _Search:
                 return
             capabilities = self.engines[i].capabilities
             given = self.costs[i], self.costs[i].model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout
-            inner = Inner(*given, self.floors[i].leaf)
+            inner = Inner(*given, self.floors[i].leaf, self.space.paths)
         look = bound * LOOK_AHEAD
         answer = inner.bound(bound, min(look, self.best.threshold(choice) * BEYOND))
         if answer.fits:

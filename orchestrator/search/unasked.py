@@ -148,7 +148,7 @@ class _Asked:
         for engine in engines:
             known = self.ascending.get(engine.name, ())
             below_s = self.worth_s if best is None else seconds_of(best)
-            given = self.bounds.modes, self.workload, engine, self.settings, below_s
+            given = self.bounds.modes, self.workload, engine, self.settings, below_s, self.bounds.paths
             best = fastest_with((choice, value), least, known, *given) or best
         return best
 

@@ -381,6 +381,25 @@ def test_the_floor_of_a_pipeline_is_its_slowest_stage_or_one_micro_batchs_way() 
         assert costs.time_floor(cand) == pytest.approx((way if m == 1 else slowest) + costs.once_seconds(cand))
 
 
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_of_several_kinds_the_most_frequent_one_is_recomputed_as_if_it_were_alone(vpp: int) -> None:
+    """30 layers behind two of another kind, in bytes that are too few; over chunks less, as first ones may have the other kind's place."""
+    plain = describe(gpt(num_layers=30), 2048)
+    embedding, decoder, head = plain.runs
+    other = replace(decoder, layer=replace(decoder.layer, kind="encoder"), count=2)
+    cand = candidate(pp=4, vpp=vpp, micro_batch_size=8, num_microbatches=16, recompute="full")
+    alone, mixed = (
+        cost_model(replace(plain, runs=(embedding, *inside, head)), traits=TRAITS, modes=MODES) for inside in ((decoder,), (other, decoder))
+    )
+    saved, static = (getattr(alone.layer(cand, "decoder", "none"), name) for name in ("saved_bytes", "static_bytes"))
+    room = sum(alone.fixed_bytes(cand).values()) + 9 * static + 10 * saved
+    needed = [Floors(costs, MEGATRON, room, pinned_layout=False).recomputed_seconds(cand) for costs in (alone, mixed)]
+    assert 0 < needed[1] <= needed[0]
+    assert needed[1] == needed[0] or vpp > 1
+    ample, short = (Floors(mixed, MEGATRON, least, pinned_layout=False).leaf(cand) for least in (1e15, room))
+    assert short > 1.03 * ample
+
+
 @pytest.mark.parametrize("pp", [2, 4])
 @pytest.mark.parametrize("vpp", [1, 2, 3])
 def test_what_fits_as_it_is_needs_no_recompute_however_its_layers_are_spread_over_chunks(pp: int, vpp: int) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import combinations, pairwise, permutations, product
+from typing import Any
 
 import pytest
 
 from orchestrator.cost.schedule import finish_times
 from orchestrator.cost.schedule.critical_path import CriticalPath, Times, graph_of, longest
-from orchestrator.search.partition import Best, Partitions, Pipeline, Steps, Way, through
+from orchestrator.search.partition import Best, Partitions, Paths, Pipeline, Steps, Way, through
 
 ONCE_S, BUSY_S = 0.7, 2.0
 
@@ -122,6 +123,60 @@ def test_no_mean_of_partitions_has_a_shorter_critical_path_than_the_sharper_boun
         assert made.bound <= max(nearest, before) * (1 + 1e-9)
         columns.append(made._of_ways(made._along(CriticalPath.mean(paths, [1 / len(paths)] * len(paths)))[1]))
     assert made.bound >= nearest * 0.98
+
+
+class Lopsided(Case):
+    """An interleaved pipeline of which one chunk of each stage takes nine times as long as the other, of early stages the first one."""
+
+    def __init__(self, layers: int, seed: int, unlike: float = 0.0) -> None:
+        """`unlike`: the share by which layers and transfers may take longer than the seed alone says."""
+        rng, more = random.Random(seed), random.Random(unlike)
+        super().__init__(27, layers)
+        assert self.vpp == 2
+        self.each = [(0.5 + rng.random()) * (1 + unlike * more.random()) for _ in range(layers)]
+        hops = [rng.choice([0.0, 0.1, 0.3]) * (1 + unlike * more.random()) for _ in range(self.pp)]
+        self.pipeline = self.pipeline._replace(hops=hops * self.vpp)
+        self.hops = hops * self.vpp
+        self.steps = [
+            {start: [(end, [self.way(start, end, slow) for slow in (False, True)]) for end, _ in onwards] for start, onwards in row.items()}
+            for row in self.steps
+        ]
+
+    def way(self, start: int, end: int, slow: bool) -> Way:
+        work = sum(self.each[start:end])
+        first = (0.9 if start < self.layers // 2 else 0.1) * work
+        return Way((first, work - first), (first, (2 + slow) * (work - first)), 0.1, 0.0, 0.0, (start, end, slow))
+
+
+@pytest.mark.parametrize("unlike", [0.01, 0.03, 0.1, 0.3, 1.0])
+def test_critical_paths_of_one_pipeline_bound_another_with_the_same_order(unlike: float) -> None:
+    """Its layers take other times, and its transfers too; none of its partitions is left out for it."""
+    one, other = Lopsided(8, 4), Lopsided(8, 4, unlike)
+    paths: Paths = {}
+    Partitions(one.pipeline._replace(paths=paths), one.steps, one.layers).search(float("inf"), 10**9, sharply=True)
+    least = other.least()
+    made = Partitions(other.pipeline._replace(paths=paths), other.steps, other.layers)
+    assert list(paths) == [made.shape]
+    before = made.bound
+    best = made.search(float("inf"), 10**9)
+    assert best is not None
+    assert best.seconds == pytest.approx(least, rel=1e-12)
+    assert before <= made.bound <= least * (1 + 1e-12)
+    assert made.bound > before or unlike > 0.1
+
+
+def test_what_a_first_look_leaves_far_below_is_bounded_by_critical_paths() -> None:
+    """Many partitions, in the time of 15: what was left out takes more seconds than without, and no worse one is found."""
+    case, found = Lopsided(16, 0), []
+    for paths in (None, dict[Any, Any]()):
+        made = Partitions(case.pipeline._replace(paths=paths), case.steps, case.layers)
+        best = made.search(float("inf"), 15 * case.pipeline.passes)
+        assert best is not None
+        found.append((made.left, best.seconds))
+    (left, seconds), (more, fewer) = found
+    assert left < 0.9 * seconds
+    assert more > 1.01 * left
+    assert fewer <= seconds
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -18,7 +18,7 @@ from orchestrator.cost.bounds import Floors
 from orchestrator.cost.price import CostModel, StageCost
 from orchestrator.model.spec import LayerRun, ModelSpec
 from orchestrator.search.inner import Effort, Inner
-from orchestrator.search.partition import INFINITE
+from orchestrator.search.partition import INFINITE, STRIDE, Partitions, Paths
 from orchestrator.strategy.megatron_layout import even_chunks, stages_of
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
@@ -92,6 +92,7 @@ def test_the_search_finds_the_fastest_of_all_splits_that_it_names(seed: int) -> 
     assert even_chunks(model, pp * vpp) in [sizes for sizes, _ in plans] or not first
     needs = [max(max(way.peak_bytes for way in some[:1]) for some in ways) for _, ways in plans]
     leans = [max(min(way.peak_bytes for way in some) for some in ways) for _, ways in plans]
+    paths: Paths = {}
     for share in (1.0, 0.4, 0.05):
         room = math.ceil(min(leans) + share * (max(needs) - min(leans)))
         best = INFINITE
@@ -100,7 +101,9 @@ def test_the_search_finds_the_fastest_of_all_splits_that_it_names(seed: int) -> 
             quickest = [[way for way in some if not any(_beats(other, way) for other in some)] for some in fitting]
             best = min([best, *(costs.score_stages(one, list(some))[0] for some in product(*quickest))])
         limit = MemoryLimit(limit=room, reserve=0)
-        inner = Inner(costs, model, megatron_like(recompute=MODES, recompute_by_layer=("interleaved",)), Leaf(one, MODES), limit)
+        inner = Inner(
+            costs, model, megatron_like(recompute=MODES, recompute_by_layer=("interleaved",)), Leaf(one, MODES), limit, paths=paths
+        )
         assert inner.capacity is not None
         for sizes, ways in plans:
             for p, some in enumerate(ways):
@@ -109,11 +112,17 @@ def test_the_search_finds_the_fastest_of_all_splits_that_it_names(seed: int) -> 
         floor = Floors(costs, inner.capabilities, room, pinned_layout=False).leaf(one)
         assert floor <= best * (1 + 1e-9)
         assert inner.bound(0.0, 2 * best).bound_s <= best * (1 + 1e-9)
+        assert inner.solve(0.97 * best, Effort(1)).bound_s <= best * (1 + 1e-9)
         answer = inner.solve(INFINITE, Effort(100_000))
         assert answer.solution is not None
         assert inner.left == INFINITE
         assert answer.solution.step_time_s == pytest.approx(best, rel=1e-9)
         assert answer.solution.step_time_s == pytest.approx(costs.score(one, answer.solution.stages)[0], rel=1e-9), "of the plan as it is"
+        if inner.vpp > 1 and share == 1.0:  # what the others look at first
+            walk = Partitions(inner.pipeline, inner._steps(2 * best) or [], inner.layers + STRIDE * inner._others)
+            walk.upper, walk.most = INFINITE, 10**9
+            walk._sharpen()
+            assert walk.bound <= best * (1 + 1e-9)
 
 
 def _beats(one: StageCost, other: StageCost) -> bool:

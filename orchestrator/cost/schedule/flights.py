@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import lru_cache
 from itertools import accumulate, takewhile
-from operator import sub
+from operator import ge, sub
 
 from orchestrator.cost.schedule.names import of_chunks
 
@@ -62,6 +62,23 @@ def most_in_flight(
 def in_flight_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
     """`in_flight` of each stage."""
     return tuple(in_flight(schedule, pp, stage, num_microbatches, vpp, group) for stage in range(pp))
+
+
+@lru_cache(maxsize=4096)
+def lead_of_chunks(schedule: str, pp: int, num_microbatches: int, vpp: int, group: int | None = None) -> tuple[tuple[float, float], ...]:
+    """For each stage, at a time when most micro-batches are in flight and no chunk has more than one before it: how many more the first
+    chunk has than the mean, and all chunks together that have more.
+
+    >>> in_flight_by_chunk("interleaved", 2, 0, 4, 2), lead_of_chunks("interleaved", 2, 4, 2)
+    (((3, 2), (4, 1)), ((0.5, 0.5), (0.5, 0.5)))
+    """
+    found = []
+    for stage in range(pp):
+        peaks = in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp, group)
+        counts = min(counts for counts in peaks if all(map(ge, counts, counts[1:])))
+        mean = sum(counts) / vpp
+        found.append((counts[0] - mean, sum([count - mean for count in counts if count > mean])))
+    return tuple(found)
 
 
 def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
