@@ -18,6 +18,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import Plan, to_json
+from orchestrator.recipe import supervised
 from orchestrator.workers import hugging_face, seeing_chats
 from orchestrator.workers.deepspeed_states import parameter_groups
 
@@ -159,3 +160,32 @@ def test_a_folder_without_a_processor_and_chats_that_are_too_long_are_refused(tm
     found, _ = seeing_chats.opened(plan, tmp_path / "cache", build=True, wait=lambda: None)
     assert 0 < found.left_out < 24
     assert found.said().endswith(f"{found.left_out} are longer than train.seq_length=60 and left out")
+
+
+def test_tools_and_weights_of_a_chat_with_pictures_are_those_of_any_chat(tmp_path: Path) -> None:
+    """Its lengths too are counted before a plan as they are trained on: an image counts as its tokens, and no place for it is written."""
+    folder = write_processor("llava", tmp_path / "processor")
+    eye = seeing_chats.Eye(folder, IMAGE)
+    write_chats(tmp_path / "chats", 2)
+    template = (
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.role }}: "
+        "{% for c in m.content %}{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}</s>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    eye.processor.chat_template = template
+    (Path(folder) / "chat_template.jinja").write_text(template)
+    said = ("What", "A cow.", "No", "A cat.")
+    messages: list[dict[str, Any]] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+    messages[1]["weight"] = 0
+    line = json.dumps({"messages": messages, "images": ["0_0.png"], "tools": [{"name": "zoom"}]})
+    path = tmp_path / "chats" / "one.jsonl"
+    path.write_text(line + "\n")
+    samples, _ = seeing_chats.encoded(path, eye)
+    ids, answer = samples.sample(0, 10**6)
+    text = eye.processor.tokenizer.decode(ids)
+    assert "zoom" in text
+    assert "A cow." in text
+    assert eye.processor.tokenizer.decode(ids[answer]) == "A cat.</s>"
+    found = supervised.counted(str(path), folder, int((ids == IMAGE).sum()))
+    assert [one.tokens for one in found.samples] == [len(ids)]
+    assert found.samples[0].learnt(10**6) == int(answer[1:].sum())
