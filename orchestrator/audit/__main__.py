@@ -18,7 +18,7 @@ FILE, known by what is in it:
   Megatron-Bridge's configuration or overrides, NeMo's configurations and NeMo 2's recipes, NeMo-RL's and verl's: as YAML, as words
   (path=value) of a command in a shell script, or as Python that sets the fields of a recipe (cfg.model.tensor_model_parallel_size = 2)
 Keys stand over what FILE says; what it does not say (gpus=, cluster=, model.vocab_size=, recipe= or model.hf_config= for the model) is
-assumed, and said, or asked for. pin.* over its choices.
+assumed, and said, or asked for; a model that it names and a recipe describes (Qwen/Qwen3-8B) is that recipe's. pin.* over its choices.
 
   --json     the audit as JSON on standard output
 """

@@ -26,7 +26,8 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import Plan
 from orchestrator.planning import Planner, without_gc
 from orchestrator.recipe import Settings
-from orchestrator.recipe.clusters import stored
+from orchestrator.recipe.clusters import on_hub, read_named, stored
+from orchestrator.recipe.layers import flatten
 from orchestrator.recipe.read import Tree
 from orchestrator.recipe.sources import read_text
 from orchestrator.report.budget import budget
@@ -97,6 +98,8 @@ class Audit:
         if settings.pins.zero_stage:
             reading = msgspec.structs.replace(reading, assumed=tuple(kept)).divided_by(f"pin.zero_stage={settings.pins.zero_stage}")
             kept = [*reading.assumed]
+        if any(line.startswith(TAKEN) for line in assumed):
+            kept = [line for line in kept if not line.startswith("the model that you give")]
         longest = "" if "train.seq_length" in tree else reading.longest
         if reading.longest and not longest:
             kept = [line for line in kept if not line.startswith("every sequence has ")]
@@ -359,7 +362,13 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
     by_recipe = reading.filled and "recipe" in given
     if by_recipe:
         del keys["train.precision"]
-    if not any(name.startswith("model.") for name in (*keys, *given)) and "recipe" not in given:
+    ours = None if OF_A_MODEL & {*keys, *given} else on_hub().get(reading.model.rstrip("/"))
+    if ours is not None:
+        of_recipe = flatten(read_named("recipe", ours, "models")[1], ours)
+        keys = {name: one.text for name, one in of_recipe.items() if name.startswith("model.")} | keys
+        given.setdefault("name", ours)
+        assumed.append(f"{TAKEN}{reading.model} is recipe={ours}'s, by its name; recipe= or model.hf_config= says another")
+    elif not any(name.startswith("model.") for name in (*keys, *given)) and "recipe" not in given:
         why = "is missing: the file does not say its layers, width and heads; recipe= or model.hf_config= does"
         near = near_recipe(reading.model)
         raise InputError("model", None, f"{why}; by its name {reading.model} is near recipe={near}" if near else why)
@@ -398,6 +407,12 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
     if not {"gpus", "cluster.num_gpus"} & {*keys, *given}:
         assumed.append(f"gpus={settings.cluster.num_gpus}: the file does not say how many; gpus= does")
     return settings, assumed
+
+
+TAKEN: Final = "the model: "
+"""How the line begins that names the recipe whose architecture is taken."""
+OF_A_MODEL: Final = frozenset({"recipe", "model.num_layers", "model.hf_config", "model.description", "model.code"})
+"""Keys of which one says the model."""
 
 
 def near_recipe(model: str) -> str | None:

@@ -115,6 +115,23 @@ def leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield f"{above}{name}", item
 
 
+NAMES_A_MODEL: Final = (
+    "actor_rollout_ref.model.path", "policy.model_name", "model.path", "model.partial_pretrain", "model_name_or_path", "model",
+    "hf_checkpoint",
+)  # fmt: skip
+"""Settings of verl, NeMo-RL, LLaMA-Factory, ms-swift and slime for a model of Hugging Face's, which they don't describe."""
+
+
+def named_model(content: Content) -> str:
+    """The model that a file names and does not describe; "" where it names none.
+
+    >>> named_model({"policy": {"model_name": "Qwen/Qwen3-8B"}}), named_model({"model": {"num_layers": 2}})
+    ('Qwen/Qwen3-8B', '')
+    """
+    said = dict(leaves(content))
+    return next((str(said[path]) for path in NAMES_A_MODEL if isinstance(said.get(path), str)), "")
+
+
 def resolved(content: Content) -> Content:
     """The content with OmegaConf's interpolations replaced by what they stand for; one that names what is not there stays as it is.
 

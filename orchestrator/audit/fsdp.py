@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from orchestrator.audit.document import Content, Given, changed, resolved
+from orchestrator.audit.document import Content, Given, changed, named_model, resolved
 from orchestrator.audit.hugging_face import as_ds, read_ds, sorted_out
 from orchestrator.audit.reading import Reading, Setup, Source, changes
 from orchestrator.audit.rollouts import of_a_policy
@@ -95,6 +95,7 @@ def read(
         longest=longest,
         logits_bytes=logits,
         fsdp=True,
+        model=named_model(given.values),
     )
     if program.model:
         reading = _with_adapters(given, program.model, reading)

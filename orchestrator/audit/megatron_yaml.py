@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from orchestrator.audit import megatron
-from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, resolved
+from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, named_model, resolved
 from orchestrator.audit.reading import Lists, Reading, Setup, Source, listed
 from orchestrator.audit.rollouts import of_a_policy
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
@@ -67,7 +67,8 @@ def read(text: str, name: str, content: Content, tool: Tool, change: Change | No
     if longest:
         notes.append(f"every sequence has {path} = {length} tokens: shorter samples take less")
     policy = of_a_policy(content)
-    reading = replace(_reading(seen, lists, [*said, *policy, *notes], tool, content), longest=longest, of_rollouts=bool(policy))
+    reading = _reading(seen, lists, [*said, *policy, *notes], tool, content)
+    reading = replace(reading, longest=longest, of_rollouts=bool(policy), model=named_model(content))
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes: dict[str, Any] = {}

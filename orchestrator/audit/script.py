@@ -317,7 +317,8 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
         near = [f"{flag}{f' (did you mean {meant}?)' if (meant := nearest(flag, known)) else ''}" for flag in left]
         assumed.append(f"{', '.join(near)}: added by the program, as Megatron-LM's own parser stops at a flag that it does not know")
     found = megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **others, assumed=assumed)
-    return replace(found, missing=missing)
+    named = next((flag.values[0].text for flag in line.flags if flag.name == "--hf-checkpoint" and flag.values), "")
+    return replace(found, missing=missing, model=named)
 
 
 ONE_BY_ONE: Final = "no --moe-grouped-gemm: a rank's experts run one by one, priced as one product"

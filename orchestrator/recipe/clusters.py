@@ -37,11 +37,18 @@ from orchestrator.recipe.read import Tree, as_texts, read_yaml
 
 PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4")
 SUFFIXES: Final = (".yaml", ".yml")
+HUB: Final = re.compile("^# Hub: (.+)$", re.MULTILINE)
 
 
 def stored(folder: str) -> list[str]:
     """Names of the YAML files in the package's `recipes/<folder>`, wherever it is installed."""
     return sorted(item.name.removesuffix(".yaml") for item in _folder(folder).iterdir() if item.name.endswith(".yaml"))
+
+
+def on_hub() -> dict[str, str]:
+    """The package's recipes by the models of Hugging Face's hub whose architecture they have, as their lines "# Hub:" say."""
+    lines = {name: HUB.search((_folder("models") / f"{name}.yaml").read_text()) for name in stored("models")}
+    return {model: name for name, line in lines.items() if line for model in line[1].split(", ")}
 
 
 def _folder(folder: str) -> Traversable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 import orchestrator as so
 from orchestrator.audit import formats
 from orchestrator.errors import InputError
+from orchestrator.recipe.clusters import on_hub
 
 VERL = """\
 #!/usr/bin/env bash
@@ -188,15 +190,51 @@ def test_samples_of_their_own_lengths_are_no_verdict_on_memory_where_the_longest
 
 
 def test_what_is_said_of_a_file_has_the_names_of_its_program(tmp_path: Path) -> None:
-    text = "base_model: meta-llama/Meta-Llama-3-8B\nsequence_len: 4096\nmicro_batch_size: 1\noptimizer: lion_8bit\n"
+    text = "base_model: someone/Meta-Llama-3-8B-Chat\nsequence_len: 4096\nmicro_batch_size: 1\noptimizer: lion_8bit\n"
     (tmp_path / "axolotl.yaml").write_text(text)
     given: dict[str, Any] = {"gpus": 8, "cluster": "dgx_h100", "train": {"global_batch_size": 64}}
     found = so.audit(tmp_path / "axolotl.yaml", recipe="llama3_8b", **given).reading
     assert "every sequence has sequence_len = 4096 tokens" in found.assumed
-    assert "the model that you give: base_model=meta-llama/Meta-Llama-3-8B is no folder here" in found.assumed
+    assert "the model that you give: base_model=someone/Meta-Llama-3-8B-Chat is no folder here" in found.assumed
     assert (found.longest, found.unpriced) == ("sequence_len", ('optimizer="lion_8bit"',))
-    with pytest.raises(InputError, match="by its name meta-llama/Meta-Llama-3-8B is near recipe=llama3_8b"):
+    with pytest.raises(InputError, match="by its name someone/Meta-Llama-3-8B-Chat is near recipe=llama3_8b"):
         so.audit(tmp_path / "axolotl.yaml", **given)
+
+
+NAMED = {
+    "axolotl.yaml": AXOLOTL.replace("a/b", "Qwen/Qwen3-8B-Base"),
+    "trl.yaml": "model_name_or_path: Qwen/Qwen3-8B\nlearning_rate: 1e-5\nper_device_train_batch_size: 1\nmax_length: 2048\nbf16: true\n",
+    "swift.sh": SWIFT,
+    "verl.sh": VERL.rstrip() + " actor_rollout_ref.model.path=Qwen/Qwen3-8B\n",
+    "fsdp.sh": FSDP.rstrip() + " data.max_prompt_length=512 data.max_response_length=512 actor_rollout_ref.model.path=Qwen/Qwen3-8B\n",
+    "nemo_rl.yaml": "policy: {model_name: Qwen/Qwen3-8B, megatron_cfg: {enabled: true, tensor_model_parallel_size: 4}, "
+    "train_global_batch_size: 64, train_micro_batch_size: 1, max_total_sequence_length: 4096}\n",
+    "slime.sh": SLIME.rstrip() + " --hf-checkpoint Qwen/Qwen3-8B --seq-length 4096\n",
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_model_that_a_recipe_describes_is_taken_by_its_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(NAMED[name])
+    more: dict[str, Any] = {} if FILES.get(name, ("", {}, 0))[2] else {"gpus": 16}
+    found = so.audit(tmp_path / name, cluster="dgx_h100", **more)
+    assert found.plan is not None, found.problem
+    same = so.audit(tmp_path / name, cluster="dgx_h100", recipe="qwen3_8b", **more)
+    assert same.plan is not None
+    assert replace(found.plan.model, name="") == replace(same.plan.model, name="")
+    said = [line for line in found.reading.assumed if line.startswith("the model")]
+    assert len(said) == 1
+    assert "is recipe=qwen3_8b's, by its name" in said[0]
+    assert not any("is recipe=qwen3_8b's" in line for line in same.reading.assumed)
+
+
+def test_each_recipe_after_a_model_of_the_hub_names_it() -> None:
+    folder = Path(so.__file__).parent / "recipes/models"
+    for path in folder.glob("*.yaml"):
+        lines = path.read_text().splitlines()
+        if (of := re.search(r"huggingface\.co/([\w.-]+/[\w.-]+)/blob", lines[0])) is not None and "with a label" not in lines[0]:
+            differs = "without YaRN" in lines[0]
+            assert on_hub().get(of[1]) == (None if differs else path.stem)
 
 
 def test_each_setting_of_slime_is_in_the_list_of_what_it_does() -> None:
