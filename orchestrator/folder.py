@@ -109,7 +109,8 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
     named = tuple(name for name in settings.write if name in schedulers.WRITERS)
     if job.unstartable and named:
-        raise InputError("write", named[0], f"is of a job that starts the training: {job.unstartable}")
+        ways = f"entry=PROGRAM starts one that trains it, and write= with one of {', '.join(tools.NAMES)} says the plan to another program"
+        raise InputError("write", named[0], f"is of a job that starts the training: {job.unstartable}; {ways}")
     written = schedulers.files(named, job, str(out.absolute()), options, settings.container, settings.cluster.gpu.name)
     taken = {file.path for file in written}
     starting = [] if job.unstartable else render.files(job, slurm=options, container=settings.container)

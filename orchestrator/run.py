@@ -146,6 +146,9 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
         raise InputError("data", None, f"is missing, and {settings.entry} would train on {MOCK}", choices)
     python = None if lacks or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
+    if (slurm := settings.slurm).least_nodes is not None and (named := [name for name in settings.write if name in schedulers.WRITERS]):
+        asked = f"{slurm.most_nodes} nodes of slurm.nodes={slurm.least_nodes}-{slurm.most_nodes}"
+        print(f"write={','.join(named)}: for the {asked}, a range that job.sbatch alone keeps", flush=True)
     show_plan(settings, found, job, out, starts=start.how != "none")
     if proposed := tuning.proposal(settings, found, start.how):
         print(proposed, flush=True)
@@ -153,6 +156,8 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, answer: di
         add_to(answer, **Answer(settings=settings, found=found).summary(), out=str(out), start=start.how, why_not_started=start.why)
         add_to(answer, notes=[*job.notes], plan=json.loads(to_json(found.plan)))
     if is_rehearsed(start, settings, job, machine):
+        if start.how != "none":
+            print("a rehearsal first, then the training: launch=none rehearses alone", flush=True)
         rehearse_first(settings, found.plan, job, out, machine)
     try:
         status = follow(start, settings, found, job, out)

@@ -142,9 +142,14 @@ class Audit:
         )
 
     @property
-    def legal(self) -> bool:
-        """Whether the engine's rules are kept; `problem` says which is not."""
-        return not self.problem
+    def untold(self) -> str:
+        """Why nobody here knows whether the engine's rules are kept; "": they are known, or one is broken."""
+        return "" if self.problem else self.judge.untold
+
+    @property
+    def legal(self) -> bool | None:
+        """Whether the engine's rules are kept; `problem` says which is not. None: it can't be told, for the reason in `untold`."""
+        return None if self.untold else not self.problem
 
     @property
     def fits(self) -> bool | None:
@@ -185,7 +190,7 @@ class Audit:
     @cached_property
     def _found(self) -> tuple[tuple[Better, ...], Better | None]:
         with without_gc():
-            return changes.best_changes(self.setup, self.judged if self.legal else None, self.judge)
+            return changes.best_changes(self.setup, None if self.problem else self.judged, self.judge)
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -236,7 +241,7 @@ class Audit:
         except InputError:
             return None
         shown = [change.judged for change in (*self.changes, *([self.together] if self.together else []))]
-        best = min([*shown, *([self.judged] if self.judged and self.legal else [])], key=lambda one: one.rank, default=None)
+        best = min([*shown, *([self.judged] if self.judged and not self.problem else [])], key=lambda one: one.rank, default=None)
         if judged.rule or not changes.is_better(judged, best):
             return None
         change = self._change(Better(names=("search",), setup=setup, judged=judged))
@@ -244,7 +249,7 @@ class Audit:
 
     def _mends(self, change: Change) -> bool:
         """Whether the file is legal with the change, as far as it can say it: rules may be broken in what no choice says."""
-        if self.legal:
+        if not self.problem:
             return True
         reading = self.reading if change.text is None else divided(formats.read(change.text, self.name).reading, self.settings)[0]
         return not reading.broken and self._counts(reading, change.judged.plan)
@@ -310,7 +315,7 @@ class Audit:
             "file": self.name,
             "format": self.reading.format,
             "legal": self.legal,
-            "problem": self.problem,
+            "problem": self.problem or self.untold,
             "fits": self.fits,
             "lacking_bytes": None if self.judged is None else self.judged.lacking_bytes,
             "step_time_s": self.step_time_s,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from orchestrator.audit.reading import Reading, Setup
 from orchestrator.engine_prices import EnginePrices
 from orchestrator.engines import ENGINES
+from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.errors import InputError
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Stage
@@ -22,6 +23,7 @@ from orchestrator.search.question import PlannedEngine
 from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.strategy.divisible import multiples
 from orchestrator.strategy.layout import ENDS
+from orchestrator.strategy.legality import lacking_parts
 from orchestrator.strategy.megatron_layout import chunk_sizes, layout_string, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import DEFAULTS, Recompute, options_of
@@ -79,13 +81,18 @@ class Judge:
         self.limit = self.prices.limits[0]
         self.workload = planner.workload
         self.model = self.workload.model
+        lacking = lacking_parts(able, settings.architecture) if engine == DEEPSPEED else []
+        has = f"{settings.architecture.name} has {', '.join(lacking)}, of which this planner knows nothing under engine={engine}"
+        self.untold = f"{has}: its own limit, no verdict on the file" if lacking else ""
+        """Why the engine's rules say nothing of this model; "": they do."""
 
     def judged(self, setup: Setup) -> Judged:
         """Raises InputError for a setup that is no plan at all: degrees that don't divide the GPUs, the batch or the layers."""
         plan = built(setup, self.settings, self.model)
         rule = ""
         try:
-            check_plan(plan, self.engine.capabilities)
+            if not self.untold:
+                check_plan(plan, self.engine.capabilities)
         except InputError as error:
             rule = str(error)
         try:

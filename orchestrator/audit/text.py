@@ -29,7 +29,7 @@ class PrintedAudit(Audit):
     """An audit whose text is what the command prints."""
 
     def __repr__(self) -> str:
-        said = {True: "fits", False: "does not fit", None: "may not fit"}[self.fits] if self.legal else "is not legal"
+        said = {True: "fits", False: "does not fit", None: "may not fit"}[self.fits] if not self.problem else "is not legal"
         return f"<Audit of {self.name}: {said}>"
 
     def __str__(self) -> str:
@@ -49,7 +49,8 @@ def show(console: Console, audit: Audit) -> None:
     say(f"{audit.name}: {reading.format}")
     say(audit.settings.why_cluster)
     but = ", but for what is unknown here" if reading.unknown else ""
-    say(f"legal      {f'yes{but}' if audit.legal else f'NO: {audit.problem}'}")
+    verdict = f"can't be told: {audit.untold}" if audit.untold else f"NO: {audit.problem}" if audit.problem else f"yes{but}"
+    say(f"legal      {verdict}")
     if judged is not None:
         say(f"memory     {fits_text(audit, judged)}")
     for line in left_lines(audit):
@@ -141,7 +142,7 @@ def change_lines(audit: Audit) -> Iterator[str]:
     if not audit.changes:
         yield (
             "No change of one choice is worth half a percent."
-            if audit.legal
+            if not audit.problem
             else "Nothing near mends it: no change of one choice is legal."
         )
     for number, change in enumerate(audit.changes, 1):

@@ -425,10 +425,11 @@ WRITERS: Final[Mapping[str, tuple[str, Writer]]] = {
 def files(
     names: tuple[str, ...], job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str
 ) -> tuple[File, ...]:
-    """The file of each scheduler. Raises InputError for what one of them can't be told."""
-    if options.least_nodes is not None and names:
+    """The file of each scheduler, for the most nodes of a range, which Slurm's job.sbatch alone keeps. Raises InputError for what one of
+    them can't be told."""
+    if options.least_nodes is not None and "hyperpod" in names:
         several = f"{options.least_nodes}-{options.most_nodes}"
-        raise InputError("slurm.nodes", several, "is a range, which is Slurm's alone: write= needs one number")
+        raise InputError("slurm.nodes", several, "is a range, beside which auto-resume was never tried: write=hyperpod needs one number")
     if options.most_nodes is not None:
         job = replace(job, num_nodes=options.most_nodes, ranks_per_node=job.world_size // options.most_nodes)
     found, refused = [], {}

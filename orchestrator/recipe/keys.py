@@ -164,8 +164,9 @@ class Actions(Value, frozen=True, kw_only=True):
     wait: Annotated[bool, Key("launch.wait", "follow a job submitted with launch=slurm, and return its status")] = False
     rehearse: Annotated[Literal["auto", "true", "false"], Key(
         "rehearse",
-        "take the plan's fullest and slowest stage through some micro-batches alone, before the start; auto: before a Slurm job, where "
-        "this machine has its GPU. Without its GPU: build its first, middle and last rank without memory")] = "auto"  # fmt: skip
+        "take the plan's fullest and slowest stage through some micro-batches alone, before the training, which follows unless "
+        "launch=none; auto: before a Slurm job, where this machine has its GPU. Without its GPU: build its first, middle and last rank "
+        "without memory")] = "auto"  # fmt: skip
     tune: Annotated[int | None, Key(
         "tune", "so many of the plans that may be best run some steps each, where this command runs, and the fastest is trained; what our "
         "workers' timers teach goes into the prices, and entry='s program runs without saving; the same command with the same out= "

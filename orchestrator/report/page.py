@@ -438,8 +438,9 @@ def timeline_table(shown: Shown, step: Played) -> str:
         waits = step.total_s - busy - step.exposed_s[index] - step.optimizer_s - step.once_s
         bubble = f"{format_seconds(waits)} ({100 * waits / step.total_s:.1f}%)" if waits > NOISE * step.total_s else "none"
         rows.append((index, format_seconds(busy), bubble, format_seconds(step.exposed_s[index]), flight))
-    passes, update = format_seconds(step.optimizer_begin_s), format_seconds(step.optimizer_s)
-    words = f"Passes end at {passes}, the optimizer takes {update}, in all {step.total_s:.6g} s"
+    passes, update, once = map(format_seconds, (step.optimizer_begin_s, step.optimizer_s, step.once_s))
+    words = f"Passes end at {passes}, the optimizer takes {update}, what each step has once (launches, tied weights) {once}"
+    words += f", in all {step.total_s:.6g} s"
     unit = "chunks of micro-batches" if shown.plan.vpp > 1 else "micro-batches"
     return table(words, ("stage", "at work", "bubble", "reduction not hidden", f"most {unit} in flight"), rows, (1, 2, 3, 4))
 

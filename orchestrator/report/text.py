@@ -423,7 +423,10 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
     """The best plans, each with the value of take= that plans or starts it: `plan`, which was taken, and what the `others` lose by. Plans
     without prediction are not shown."""
     title = "" if brief else "Alternatives"
-    table = _table(("take=", True), ("plan", False), ("step", True), ("memory", True), ("slower by", False), title=title)
+    rest = [other for other in others if other.predicted is not None and other != plan]
+    faster = any(other.prediction.step_time_s < plan.prediction.step_time_s for other in rest)
+    by = "slower (+), faster (-)" if faster else "slower by"
+    table = _table(("take=", True), ("plan", False), ("step", True), ("memory", True), (by, False), title=title)
     several_engines = len({other.engine for other in (plan, *others)}) > 1
 
     def name(entry: Plan) -> Text:
@@ -431,7 +434,6 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
         engine = f"{entry.engine} " if several_engines else ""
         return Text(f"{engine}{choice(entry, modes_said=not brief)}{f'; layers: {sizes}' if sizes else ''}")
 
-    rest = [other for other in others if other.predicted is not None and other != plan]
     for number, entry in enumerate([*rest[: take - 1], plan, *rest[take - 1 :]], 1):
         cost = entry.prediction
         why = "chosen" if entry is plan else difference(plan.prediction, cost, 1 if brief else CAUSES_IN_A_DIFFERENCE)

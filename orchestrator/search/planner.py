@@ -527,6 +527,9 @@ class _Search:
             capabilities = self.engines[i].capabilities
             given = self.costs[i], self.costs[i].model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout
             inner = Inner(*given, self.floors[i].leaf, self.space.paths)
+        if bound == float("inf"):  # `known` of a search with no less memory, in which it did not fit
+            self._too_large(choice, inner)
+            return
         look = bound * LOOK_AHEAD
         answer = inner.bound(bound, min(look, self.best.threshold(choice) * BEYOND))
         if answer.fits:

@@ -201,6 +201,17 @@ def test_what_is_said_of_a_file_has_the_names_of_its_program(tmp_path: Path) -> 
         so.audit(tmp_path / "axolotl.yaml", **given)
 
 
+def test_a_model_that_this_planner_has_not_for_deepspeed_is_no_verdict_on_the_file(tmp_path: Path) -> None:
+    """Axolotl publishes and runs such files (examples/gpt-oss/gpt-oss-20b-fft-deepspeed-zero3.yaml)."""
+    (tmp_path / "axolotl.yaml").write_text(AXOLOTL)
+    found = so.audit(tmp_path / "axolotl.yaml", recipe="gpt_oss_120b", gpus=256, cluster="dgx_h100", train={"seq_length": 4096})
+    assert (found.legal, found.problem) == (None, "")
+    assert "\nlegal      can't be told: gpt_oss_120b has sinks, router_bias, " in str(found)
+    assert "under engine=deepspeed: its own limit, no verdict on the file\n" in str(found)
+    other = so.audit(tmp_path / "axolotl.yaml", recipe="gpt_oss_120b", gpus=256, cluster="dgx_h100", train={"global_batch_size": 64})
+    assert other.legal is False, "numbers that make no plan are wrong of any model"
+
+
 NAMED = {
     "axolotl.yaml": AXOLOTL.replace("a/b", "Qwen/Qwen3-8B-Base"),
     "trl.yaml": "model_name_or_path: Qwen/Qwen3-8B\nlearning_rate: 1e-5\nper_device_train_batch_size: 1\nmax_length: 2048\nbf16: true\n",

@@ -105,7 +105,8 @@ def test_a_rank_alone_has_the_peak_of_the_same_rank_in_the_whole_run(
     for one in written:
         assert one["peak_memory_bytes"] == pytest.approx(whole[one["rank"]], rel=0.03)
     said = capsys.readouterr().out
-    assert "rehearsing stage " in said.partition("Rehearsal: one rank alone")[0]
+    before = said.partition("Rehearsal: one rank alone")[0]
+    assert "a rehearsal first, then the training: launch=none rehearses alone\nrehearsing stage " in before
     assert "Rehearsal: one rank alone" in said
 
 

@@ -69,5 +69,5 @@ def test_nothing_that_starts_is_written_for_a_model_that_nothing_here_trains(con
     )
     made = plan.write(tmp_path / "out")
     assert not {"job.sbatch", "launch.sh", "engine.json", "megatron_args.sh"} & {path.name for path in made.iterdir()}
-    with pytest.raises(InputError, match="write=pbs: is of a job that starts the training: plan only"):
+    with pytest.raises(InputError, match=r"write=pbs: is of a job that starts the training: plan only.*; entry=PROGRAM starts"):
         api.plan(**config, **NEW, engine="megatron", write="pbs").write(tmp_path / "other")

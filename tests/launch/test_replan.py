@@ -97,6 +97,13 @@ def test_the_job_asks_for_the_range_and_to_live_on_when_a_node_is_lost(out: Path
     assert not any(line.startswith("#SBATCH --ntasks") for line in lines), "Slurm would give the least number of nodes"
 
 
+def test_another_scheduler_s_file_is_for_the_most_nodes_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main([*TRAIN, "write=lsf", f"out={tmp_path / 'run'}"]) == 0
+    assert "write=lsf: for the 2 nodes of slurm.nodes=1-2, a range that job.sbatch alone keeps" in capsys.readouterr().out
+    assert "#BSUB -n 2\n" in (tmp_path / "run/job.lsf").read_text()
+    assert "#SBATCH --nodes=1-2\n" in (tmp_path / "run/job.sbatch").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

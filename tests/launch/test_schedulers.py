@@ -257,7 +257,7 @@ def test_the_host_memory_of_a_site_is_asked_for(options: dict[str, Any], amount:
         ("dstack", OPTIONS, None, "write=dstack: needs container.image="),
         ("skypilot", OPTIONS, replace(BARE, image="/images/a.sif"), "is a file; skypilot takes an image of a registry"),
         ("pbs", OPTIONS, replace(IMAGE, image="/images/a.sqsh"), "container.image=/images/a.sqsh: is enroot's: lsf and pbs start"),
-        ("lsf", SlurmOptions(nodes=(8, 16)), None, "slurm.nodes=8-16: is a range, which is Slurm's alone"),
+        ("hyperpod", SlurmOptions(nodes=(8, 16)), None, "slurm.nodes=8-16: is a range, beside which auto-resume was never tried"),
     ],
 )
 def test_what_one_cannot_be_told_is_an_error(name: Scheduler, options: SlurmOptions, container: Any, says: str) -> None:
@@ -267,6 +267,9 @@ def test_what_one_cannot_be_told_is_an_error(name: Scheduler, options: SlurmOpti
 
 def test_nodes_of_slurm_nodes_are_every_schedulers() -> None:
     assert yaml.safe_load(written("skypilot", options=SlurmOptions(nodes=64), container=BARE))["resources"]["accelerators"] == "H100:4"
+    assert written("lsf", options=SlurmOptions(nodes=(8, 16)), container=None) == written(
+        "lsf", options=SlurmOptions(nodes=16), container=None
+    )
 
 
 def test_a_name_is_a_label_of_kubernetes() -> None:

@@ -207,7 +207,7 @@ def played() -> Any:
 def test_each_stage_is_at_work_reduces_updates_or_waits() -> None:
     table = page.timeline_table(replace(shown(), costs=Timed()), played())  # type: ignore[arg-type]
     assert cells(table) == [["0", "4 s", "4 s (40.0%)", "500 ms", "3"], ["1", "6 s", "2.5 s (25.0%)", "0 us", "2"]]
-    assert "Passes end at 8.5 s, the optimizer takes 1 s, in all 10 s" in table
+    assert "Passes end at 8.5 s, the optimizer takes 1 s, what each step has once (launches, tied weights) 500 ms, in all 10 s" in table
     assert "most micro-batches in flight" in table
     chunks = page.timeline_table(replace(shown(replace(PLAN, vpp=2)), costs=Timed()), played())  # type: ignore[arg-type]
     assert "most chunks of micro-batches in flight" in chunks

@@ -148,6 +148,10 @@ def test_alternatives_name_the_engine_only_where_it_differs() -> None:
     assert "megatron" not in as_text(alternatives_table(PLAN, [SLOWER]))
     assert "megatron_deepspeed" in as_text(alternatives_table(PLAN, [replace(SLOWER, engine="megatron_deepspeed")]))
     assert "No plan of another kind" in as_text(alternatives_table(PLAN, []))
+    assert "slower by" in as_text(alternatives_table(PLAN, [SLOWER]))
+    faster = as_text(alternatives_table(SLOWER, [PLAN]))
+    assert "slower by" not in faster
+    assert "slower (+), faster (-)" in faster
 
 
 def test_chunks_at_one_distance_are_shortened_and_others_listed() -> None:
