@@ -11,7 +11,18 @@ from msgspec.structs import replace
 
 from orchestrator.errors import NoPlanError
 from orchestrator.search.inner import Solution
-from orchestrator.search.planner import REJECTED_IN_PLAN, ROUNDING, Choice, _Best, _in_order, _percent, _rejected, search
+from orchestrator.search.planner import (
+    REJECTED_IN_PLAN,
+    ROUNDING,
+    Choice,
+    _Best,
+    _in_order,
+    _percent,
+    _rejected,
+    _Search,
+    _Space,
+    search,
+)
 from orchestrator.strategy.spec import Candidate, Mesh, Strategy
 from orchestrator.strategy.tree import LEVELS, Leaf, Outcome
 
@@ -125,3 +136,21 @@ def test_alternatives_of_other_kinds_change_nothing_of_the_fastest(seed: int) ->
     assert len(set(meshes)) == len(plans) or len(set(kinds)) == len(plans)
     steps = [plan.predicted.step_time_s for plan in plans if plan.predicted]
     assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_did_not_fit_in_a_search_with_no_less_memory_is_put_out_once(seed: int) -> None:
+    """Fewer plans than are asked for leave nothing that such a choice must beat."""
+    i = Instance(seed)
+    space = _Space(i.workload, i.planned_engines, replace(i.settings, top_k=1000))
+    first = _Search(space, {}, lambda: False, level=0)
+    first.look(None)
+    again = _Search(space, dict.fromkeys(first.bounds, math.inf), lambda: False, level=0)
+    asked = iter(range(20_000))
+
+    def progress(*_: object) -> None:
+        next(asked)  # which ends where the search does not
+
+    again.look(progress)
+    assert not again.best.ranked
+    assert {choice.order for _, choice in again.crowded} >= {choice.order for _, choice in first.best.ranked}
