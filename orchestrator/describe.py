@@ -40,6 +40,9 @@ from orchestrator.model.training import QUANTISED
 from orchestrator.units import ITEMSIZE
 
 PROGRAM: Final = "orchestrator.tracing"
+TOLD_AFTER_S: float = 15.0
+TOLD: Final = "recording the model by its own code, which no reader here knows: minutes where layers go token by token (Mamba's)"
+"""What is said once a recording has taken TOLD_AFTER_S seconds."""
 NEEDED: Final = ("torch", "transformers")
 CACHE: Final = "ORCHESTRATOR_CACHE"
 """Folder of descriptions that were made on the way; else the user's cache."""
@@ -83,14 +86,29 @@ def describe(source: dict[str, str], seq_length: int | None, decoder_seq_length:
         asked.write_text(json.dumps(request))
         # A CPU is enough, and a GPU that is looked for costs seconds.
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        run = subprocess.run([sys.executable, "-m", PROGRAM, asked, answer], env=environment, capture_output=True, text=True, check=False)
-        if run.returncode or not answer.exists():
-            last = next((line for line in reversed(run.stderr.splitlines()) if line.strip()), f"status {run.returncode}")
+        status, said = _waited_for([sys.executable, "-m", PROGRAM, str(asked), str(answer)], environment)
+        if status or not answer.exists():
+            last = next((line for line in reversed(said.splitlines()) if line.strip()), f"status {status}")
             raise InputError("model.hf_config" if "config" in source else "model.code", None, f"can't be described: {last}")
         found = json.loads(answer.read_bytes())
     if "error" in found:
         raise InputError(**found["error"])
     return msgspec.convert(found["traced"], Traced)
+
+
+def _waited_for(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """(The command's exit status, what it wrote to standard error). After TOLD_AFTER_S standard error says what takes so long."""
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            try:
+                _, said = run.communicate(timeout=TOLD_AFTER_S)
+            except subprocess.TimeoutExpired:
+                print(TOLD, file=sys.stderr, flush=True)
+                _, said = run.communicate()
+        except BaseException:
+            run.kill()
+            raise
+    return run.returncode, said
 
 
 def cached(source: dict[str, str], seq_length: int | None, decoder_seq_length: int | None, itemsize: int) -> Traced:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from orchestrator import describe as model_recording
 from orchestrator import recipe
 from orchestrator.describe import SHIPPED, read_descriptions, recording_files
 from orchestrator.detect import Machine
@@ -64,6 +66,15 @@ def test_a_kept_description_is_made_anew_where_the_code_that_records_has_changed
     package = SHIPPED.parents[1]
     assert {*recording_files()} >= {*(package / "tracing").glob("*.py"), package / "model" / "ops.py"}
     assert package / "tracing" / "recorder.py" in recording_files()
+
+
+def test_a_recording_that_takes_long_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mamba's layers without kernels go token by token: Jamba's took two minutes without a word."""
+    source = {"config": json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64})}
+    for seconds, said in ((600.0, ""), (0.01, f"{model_recording.TOLD}\n")):
+        monkeypatch.setattr(model_recording, "TOLD_AFTER_S", seconds)
+        assert model_recording.describe(source, 16, 16, 2).model_class.startswith("GPT2")
+        assert capsys.readouterr().err == said
 
 
 def test_a_resolved_recipe_gives_the_same_settings(tmp_path: Path) -> None:
