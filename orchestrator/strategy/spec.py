@@ -137,7 +137,7 @@ class Options(Value, frozen=True, kw_only=True):
         in_layer_price=False)] = False  # fmt: skip
     tp_comm_overlap: Annotated[bool, Choice(
         doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)",
-        searched=True, words=((True, "ub"),),
+        searched=True, short="ub",
         offered=Offered(values=(True,), asks="needs Transformer Engine's user buffers, before Hopper by CUDA IPC"))] = False  # fmt: skip
     cross_entropy_loss_fusion: Annotated[bool, Choice(doc="the loss in one kernel (megatron)")] = False
     cuda_graph_impl: Annotated[CudaGraphImpl, Choice(

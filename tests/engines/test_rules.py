@@ -213,6 +213,10 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
         *("tp_comm_overlap", M, workload(LATENT_LLAMA)),
         *({"tp": 2, "dp": 4, "sequence_parallel": True, "tp_comm_overlap": True}, "with latent attention does nothing"),
     ),
+    (
+        *("user_buffers_mxfp8", M, workload(LLAMA, gpu="B200", precision="fp8", fp8_recipe="mxfp8", seq_length=256)),
+        *({"tp": 4, "dp": 2, "sequence_parallel": True, "tp_comm_overlap": True}, "64 tokens a rank are no multiple of 128"),
+    ),
     ("tp_comm_overlap", M, workload(world=16), {"tp": 16, "dp": 1, "sequence_parallel": True, "tp_comm_overlap": True}, "8 GPUs of node"),
     ("cuda_graphs", M, workload(gpu="cpu"), {"cuda_graph_impl": "local"}, "on GPUs"),
     ("cuda_graphs", M, workload(MIXTURE), {"cuda_graph_impl": "full_iteration"}, "it needs their rank_capacity_factor, or pad_to_capacity"),
