@@ -52,6 +52,7 @@ def test_megatrons_program_is_tuned_by_its_own_step_times_and_only_the_training_
     assert "taken" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.engines
 def test_a_deepspeed_script_that_knows_nothing_of_steps_is_ended_when_it_has_taken_enough(tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -86,7 +87,7 @@ TELLS_NOTHING_FOR_EVER = f"import time; {TELLS_NOTHING}; time.sleep(600)"
 )
 def test_a_program_without_step_times_is_one_error(program: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(program)
-    done = tune(tmp_path / "run", f"entry={tmp_path / 'program.py'}", "engine=megatron", "pin.tp=1", "tune=3", "train.step_timeout_s=20")
+    done = tune(tmp_path / "run", f"entry={tmp_path / 'program.py'}", "engine=megatron", "pin.tp=1", "tune=3", "train.step_timeout_s=8")
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("error: tune=3: plan 1 ran ")
