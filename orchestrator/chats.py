@@ -109,9 +109,8 @@ def _chat(sample: Mapping[str, Any], messages: list[dict[str, Any]], first: int,
         raise InputError("data", where, "its tools are no list of JSON objects, nor the text of one")
     if more is not None and not isinstance(more, dict):
         raise InputError("data", where, "its chat_template_kwargs is no JSON object")
-    return Chat(
-        messages, learnt, ({"tools": tools} if tools else {}) | (more or {})
-    )  # Llama's template writes of [] too: trl/data_utils.py
+    given = {"tools": tools} if tools else {}  # of [] Llama's template would write something: trl/data_utils.py
+    return Chat(messages, learnt, given | (more or {}))
 
 
 def unused(line: bytes, template: str | None) -> set[str]:

@@ -51,13 +51,6 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "expert_efficiency": (0.2, 1.0),
 }
 """What a constant can be at all. A share that is not here ends at 1 too."""
-CPU_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
-    **BOUNDS,
-    "gemm_efficiency": (0.01, MOST_OF_A_CPU),
-    "memory_efficiency": (0.005, MOST_OF_A_CPU),
-    "op_overhead_s": (1e-6, 5e-3),
-}
-"""What a constant of ranks on cores can be: one machine's may be much faster than another's, and other work may use them too."""
 AT_BOUND: Final = 0.005
 """Relative distance from a bound, as a share of the way from one bound to the other in the logarithm, below which a constant lies at its
 bound, and some cost is missing."""
@@ -76,6 +69,12 @@ SLOWER_HOSTS: Final = (1.0, 8.0, 64.0)
 Where kernels hide the launches no small change of it shows, so that a slow host would never be found from a fast one."""
 ANY_HOST: Final[Mapping[str, tuple[float, float]]] = {**BOUNDS, HOST: (1e-6, 5e-3)}
 """The bounds with it."""
+CPU_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    **ANY_HOST,
+    "gemm_efficiency": (0.01, MOST_OF_A_CPU),
+    "memory_efficiency": (0.005, MOST_OF_A_CPU),
+}
+"""What a constant of ranks on cores can be: one machine's may be much faster than another's, and other work may use them too."""
 
 
 class Fitted(NamedTuple):

@@ -134,7 +134,9 @@ def written(plan: Plan, name: str) -> Written:
     if (name == "bridge" and impl == "local") or (name == "nemo" and (modules or impl == "full_iteration")):
         unsaid = {graphs: wanted.pop(graphs) for graphs in GRAPHS if wanted.get(graphs)}
         wanted |= {graphs: OFF[graphs] for graphs in GRAPHS if graphs in OFF}
-    if name != "bridge" and wanted["tp_comm_overlap"]:  # that it makes user buffers is known of Bridge alone (training/initialize.py)
+    # Bridge makes user buffers (training/initialize.py) and feeds them what they are for; ms-swift's are of seq_length alone
+    # (megatron/utils/megatron_lm_utils.py:634), and whether its batches and NeMo's are as long is not known.
+    if name != "bridge" and wanted["tp_comm_overlap"]:
         unsaid["tp_comm_overlap"], wanted["tp_comm_overlap"] = True, False
     for field, value in wanted.items():
         there = False

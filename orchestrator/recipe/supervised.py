@@ -207,11 +207,6 @@ def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"content": [{"type": "text", "text": _text_of({"content": message.get("content")})}]}
 
 
-def token_counts(path: str, tokenizer: str | None, per_image: int = 0) -> list[int]:
-    """Tokens of each sample that was looked at, template included. Raises InputError."""
-    return [one.tokens for one in counted(path, tokenizer, per_image).samples]
-
-
 def drawn_counts(said: str) -> Sequence[int]:
     """Tokens of each sample as data.lengths= says them: a file's, or a draw that is the same every time. Raises InputError."""
     found = said_lengths("data.lengths", said)

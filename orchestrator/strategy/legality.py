@@ -42,7 +42,8 @@ def _of_one_length(candidate: Candidate, _: Workload) -> str | None:
 
 
 OF_ONE_LENGTH: Final = Rule(id="rollout_buffers", engine_rule=PLANNER, check=_of_one_length, needs=("tp_comm_overlap",))
-"""Rule of plans for programs of reinforcement learning: none makes user buffers (verl 0.6, NeMo-RL, slime)."""
+"""Rule of plans for programs of reinforcement learning: neither verl nor NeMo-RL makes user buffers (no call of initialize_ub), and
+slime's are of seq_length alone (backends/megatron_utils/initialize.py:95)."""
 
 
 def stages_offered(capabilities: Capabilities, candidate: Candidate) -> tuple[ZeroStage, ...]:

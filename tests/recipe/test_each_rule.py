@@ -423,16 +423,18 @@ def test_supervised_samples_are_counted_and_cut(folder: Path) -> None:
     path.write_text("\n\n".join(json.dumps(row) for row in rows) + "\n")
     assert [supervised.texts_of(json.dumps(row).encode(), "x") for row in rows] == [["ab", "cde"], ["four", ""]]
     (folder / "tok").mkdir()
-    assert supervised.token_counts(str(path), "tok") == [1 + 5 + 1 + 5, 1 + 5 + 0 + 5], "four bytes a token, five around a message"
+    assert [one.tokens for one in supervised.counted(str(path), "tok").samples] == [1 + 5 + 1 + 5, 1 + 5 + 0 + 5], (
+        "four bytes a token, five around a message"
+    )
     path.write_text(json.dumps(rows[0]))
-    assert supervised.token_counts(str(path), None) == [6], "bytes, and the end"
+    assert [one.tokens for one in supervised.counted(str(path), None).samples] == [6], "bytes, and the end"
     found = supervised.lengths([10, 30, 20], 20)
     assert (found.samples, found.longest, found.cut) == (3, 30, 1)
     assert (found.mean, found.mean_square, found.lost) == (pytest.approx(50 / 3), pytest.approx(300), pytest.approx(1 / 6))
     assert [supervised.chosen_length(counts, 100) for counts in ([1], [64], [65], [3, 99])] == [64, 64, 100, 100]
     path.write_text("\n")
     with pytest.raises(InputError, match=r"has no sample"):
-        supervised.token_counts(str(path), None)
+        supervised.counted(str(path), None)
     for line, why in (
         (b"x", "is not JSON"), (b"[]", "is no sample of task=sft"), (b'{"prompt": "a"}', "is no sample"), (b'{"messages": []}', "is no"),
         (b'{"prompt": 1, "completion": "a"}', "is no sample"), (b'{"messages": [{"content": "a"}]}', "is no sample"),

@@ -81,12 +81,14 @@ def test_a_chat_is_reckoned_with_five_tokens_around_each_message_and_four_bytes_
     folder.mkdir()
     messages = [{"role": "user", "content": "a" * 40}, {"role": "assistant", "content": "b" * 41}]
     path.write_text(json.dumps({"messages": messages}) + "\n\n")
-    assert supervised.token_counts(str(path), str(folder)) == [10 + 11 + 2 * 5]
+    assert [one.tokens for one in supervised.counted(str(path), str(folder)).samples] == [10 + 11 + 2 * 5]
     path.write_text(json.dumps({"prompt": "a" * 40, "completion": "bc"}) + "\n")
-    assert supervised.token_counts(str(path), None) == [43], "without a tokenizer a byte is a token, with one for the end"
+    assert [one.tokens for one in supervised.counted(str(path), None).samples] == [43], (
+        "without a tokenizer a byte is a token, with one for the end"
+    )
     path.write_text("\n")
     with pytest.raises(InputError, match="has no sample"):
-        supervised.token_counts(str(path), None)
+        supervised.counted(str(path), None)
 
 
 def test_a_chosen_length_is_a_multiple_of_64_and_no_longer_than_the_positions() -> None:

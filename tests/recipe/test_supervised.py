@@ -119,12 +119,12 @@ def test_blank_lines_are_none(tmp_path: Path) -> None:
         supervised.counted(str(path), None)
     path.write_text("\n\n")
     with pytest.raises(InputError, match="has no sample"):
-        supervised.token_counts(str(path), None)
+        supervised.counted(str(path), None)
 
 
 def test_tokens_are_bytes_or_with_an_unread_tokenizer_a_quarter_of_them_and_the_templates(pairs: str) -> None:
-    assert supervised.token_counts(pairs, None) == [20 * n + 1 for n in range(1, 11)]
-    assert supervised.token_counts(pairs, "nowhere") == [2 * (math.ceil(10 * n / 4) + 5) for n in range(1, 11)]
+    assert [one.tokens for one in supervised.counted(pairs, None).samples] == [20 * n + 1 for n in range(1, 11)]
+    assert [one.tokens for one in supervised.counted(pairs, "nowhere").samples] == [2 * (math.ceil(10 * n / 4) + 5) for n in range(1, 11)]
 
 
 def test_a_length_that_is_chosen_is_the_least_round_one_that_holds_all() -> None:
