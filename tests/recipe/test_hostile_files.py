@@ -125,7 +125,7 @@ def test_a_chat_of_ten_megabytes_is_refused_by_its_line(tmp_path: Path) -> None:
     good = json.dumps({"prompt": "a", "completion": "b"})
     path.write_text(good + "\n" + json.dumps({"prompt": "a" * 10_000_000, "completion": "b"}) + "\n")
     with pytest.raises(InputError, match=r"a.jsonl:2: is a line of more than 5,000,000 bytes"):
-        supervised.token_counts(str(path), None)
+        supervised.counted(str(path), None)
 
 
 @pytest.mark.parametrize("name", ["gemm_efficiency", "memory_efficiency", "inner_efficiency", "host_adam_bandwidth", "layers_per_message"])
