@@ -7,6 +7,7 @@ tokenizers alone, without torch (tests/workers/test_chats.py holds them together
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
@@ -24,6 +25,9 @@ COLUMNS: Final = ("messages", "prompt", "completion", "tools", "chat_template_kw
 """What of a line is read; TRL's names (trl/trainer/sft_trainer.py, tokenize_fn)."""
 LABELS: Final = {"id", "uid", "uuid", "idx", "index", "source", "dataset", "split", "metadata", "meta", "tool_call_id", "name", "type"}
 """Columns, and fields of messages, that say where something comes from: nobody expects them to be trained on."""
+GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
+MARKS: Final = ("\ufdd0", "\ufdd1")
+"""Unicode's noncharacters, which no text has, for where what the model writes begins and ends."""
 REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning; transformers gives templates the first two of them (utils/chat_template_utils.py,
 _alias_reasoning_fields)."""
@@ -48,6 +52,9 @@ Tokens = Callable[[str, Sequence[tuple[int, int]]], Encoded]
 """Ids of a text whose answers are from one character to another; a token is of an answer where it begins in one."""
 Render = Callable[..., str]
 """A template: its text of messages, by add_generation_prompt= and `Chat.keywords`."""
+Blocks = list[tuple[int, int]]
+Mark = Callable[..., tuple[str, Blocks] | None]
+"""A template's text of messages, and where its {% generation %} blocks are there (characters from, to); None: it has no such blocks."""
 
 
 def sample_of(line: bytes, where: str) -> Chat | Pair:
@@ -135,12 +142,15 @@ def unused(line: bytes, template: str | None) -> set[str]:
     return found | {name for name in given if name not in template and name != "chat_template"}
 
 
-def encoded(sample: Chat | Pair, render: Render | None, tokens: Tokens | None, eod: int, where: str) -> list[Encoded]:
+def encoded(
+    sample: Chat | Pair, render: Render | None, tokens: Tokens | None, eod: int, where: str, mark: Mark | None = None
+) -> list[Encoded]:
     """The samples that a line makes. Of a pair they are the ids of prompt, completion and the end of the document, which is learnt too:
     bytes without `tokens`. A chat is written by the template; where that writes earlier turns otherwise once others follow (it leaves out
     old reasoning, say), each answer is a sample of its own, behind what the model would have seen then. An answer is all that the template
     writes behind its generation prompt, with the line break behind its end: so do TRL's own templates for it (trl/chat_templates,
-    qwen3_training.jinja) and LLaMA-Factory (data/template.py, qwen3); Axolotl's ends before it. Raises InputError."""
+    qwen3_training.jinja) and LLaMA-Factory (data/template.py, qwen3); Axolotl's ends before it. Where the template marks what the model
+    writes ({% generation %}), what it marks of an answer is learnt and no more: TRL's assistant_only_loss. Raises InputError."""
     if isinstance(sample, Pair):
         before, whole = sample.prompt, sample.prompt + sample.completion
         if tokens is None:
@@ -151,20 +161,27 @@ def encoded(sample: Chat | Pair, render: Render | None, tokens: Tokens | None, e
     if render is None or tokens is None:
         raise InputError("tokenizer", None, f"has no chat template, which {where} needs")
 
-    def rendered(upto: int, *, prompt: bool = False) -> str:
+    def written(upto: int, by: Callable[..., Any], *, prompt: bool = False) -> Any:
         try:
-            return str(render(sample.messages[:upto], add_generation_prompt=prompt, **sample.keywords))
+            return by(sample.messages[:upto], add_generation_prompt=prompt, **sample.keywords)
         except Exception as error:  # jinja2's, and what the template raises itself
             raise InputError("data", where, f"the tokenizer's chat template does not take it: {error}") from None
 
-    spans = [(rendered(turn, prompt=True) if turn else "", rendered(turn + 1)) for turn in sample.learnt]
-    for before, after in spans:
-        if not after.startswith(before):
-            raise InputError("tokenizer", where, "its chat template does not begin an answer with its own generation prompt")
-    whole = rendered(len(sample.messages))
-    if all(whole.startswith(after) for _, after in spans):
-        return [tokens(whole, [(len(before), len(after)) for before, after in spans])]
-    return [tokens(after, [(len(before), len(after))]) for before, after in spans]
+    whole, found = str(written(len(sample.messages), render)), []
+    for turn in sample.learnt:
+        after = str(written(turn + 1, render))
+        marks = written(turn + 1, mark) if mark else None
+        before = str(written(turn, render, prompt=marks is None)) if turn else ""
+        if not after.startswith(before) or (marks is not None and marks[0] != after):
+            why = "begin an answer with its own generation prompt" if marks is None else "write what is before an answer as without it"
+            raise InputError("tokenizer", where, f"its chat template does not {why}")
+        blocks = [(len(before), len(after))] if marks is None else marks[1]
+        found.append((after, [(begin, end) for begin, end in blocks if len(before) <= begin < end]))
+    if not any(answers for _, answers in found):
+        raise InputError("tokenizer", where, "its chat template marks nothing of the answers by {% generation %}: nothing to learn")
+    if all(whole.startswith(after) for after, _ in found):
+        return [tokens(whole, [one for _, answers in found for one in answers])]
+    return [tokens(after, answers) for after, answers in found if answers]
 
 
 def begun_inside(offsets: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]) -> list[bool]:
@@ -181,6 +198,7 @@ class Reader(NamedTuple):
     tokens: Tokens
     render: Render | None
     source: str | None
+    mark: Mark | None = None
 
 
 def reader(folder: str) -> Reader | None:
@@ -210,7 +228,7 @@ def reader(folder: str) -> Reader | None:
         name: value.get("content") if isinstance(value, dict) else value for name, value in settings.items() if name.endswith("_token")
     }
     special = {name: value for name, value in texts.items() if isinstance(value, str)}
-    return Reader(tokens, partial(_rendered, templates, special), "\n".join(templates.values()))
+    return Reader(tokens, partial(_rendered, templates, special), "\n".join(templates.values()), partial(marked, templates, special))
 
 
 def _settings(folder: str) -> dict[str, Any]:
@@ -238,20 +256,46 @@ def _templates(folder: str, settings: Mapping[str, Any]) -> dict[str, str]:
     return {str(one.get("name")): str(one.get("template")) for one in named}
 
 
-def _rendered(templates: Mapping[str, str], special: Mapping[str, str], messages: Sequence[Mapping[str, Any]], **keywords: Any) -> str:
-    """What transformers' apply_chat_template writes (utils/chat_template_utils.py, render_jinja_template)."""
+def _source(templates: Mapping[str, str], keywords: Mapping[str, Any]) -> str:
+    """The template that is taken of a tokenizer's, by name, for these arguments."""
     named = "tool_use" if keywords.get("tools") is not None and "tool_use" in templates else "default"
-    source = keywords.pop("chat_template", templates.get(named))
+    return str(keywords.get("chat_template", templates.get(named)))
+
+
+def marked(
+    templates: Mapping[str, str], special: Mapping[str, str], messages: Sequence[Mapping[str, Any]], **keywords: Any
+) -> tuple[str, Blocks] | None:
+    """What `_rendered` writes, and where its {% generation %} blocks are there (characters from, to); None: the template has none."""
+    if not GENERATION.search(_source(templates, keywords)):
+        return None
+    text, begun, found = "", 0, []
+    for part in re.split(f"([{''.join(MARKS)}])", _rendered(templates, special, messages, marks=True, **keywords)):
+        if part == MARKS[0]:
+            begun = len(text)
+        elif part == MARKS[1]:
+            found.append((begun, len(text)))
+        else:
+            text += part
+    return text, found
+
+
+def _rendered(
+    templates: Mapping[str, str], special: Mapping[str, str], messages: Sequence[Mapping[str, Any]], *, marks: bool = False, **keywords: Any
+) -> str:
+    """What transformers' apply_chat_template writes (utils/chat_template_utils.py, render_jinja_template). `marks`: with `MARKS` around
+    what the model writes."""
+    source = _source(templates, keywords)
+    keywords.pop("chat_template", None)
     said = []
     for message in messages:
         reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
         more = {} if reasoning is None else {"reasoning_content": reasoning}
         said.append({**({"thinking": reasoning} if more else {}), **message, **more})
-    return str(_compiled(str(source)).render(**{"tools": None, "documents": None, **special, "messages": said, **keywords}))
+    return str(_compiled(source, marks).render(**{"tools": None, "documents": None, **special, "messages": said, **keywords}))
 
 
 @cache
-def _compiled(source: str) -> Any:
+def _compiled(source: str, marks: bool) -> Any:
     """A template of jinja2, in a sandbox with transformers' functions."""
     from datetime import datetime
 
@@ -260,13 +304,17 @@ def _compiled(source: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """{% generation %}, which marks what the model writes, and writes nothing."""
+        """{% generation %}, which marks what the model writes, and writes nothing but `MARKS` where they are asked for."""
 
         tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
-            return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            if marks:
+                begin, end = (jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]) for mark in MARKS)
+                body = [begin, *body, end]
+            return jinja2.nodes.Scope(body).set_lineno(line)
 
     def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -170,8 +170,8 @@ def _counted(path: str, tokenizer: str | None, per_image: int, _: tuple[int, int
             else:
                 if per_image and isinstance(sample, Chat):
                     sample = sample._replace(messages=[_in_parts(message) for message in sample.messages])
-                render, tokens = (None, None) if known is None else (known.render, known.tokens)
-                found = [Sample.of(one) for one in chats.encoded(sample, render, tokens, 0, where)]
+                render, tokens, mark = (None, None, None) if known is None else (known.render, known.tokens, known.mark)
+                found = [Sample.of(one) for one in chats.encoded(sample, render, tokens, 0, where, mark)]
             more = per_image * images
             moved = [one._replace(tokens=one.tokens + more, answers=tuple((a + more, b + more) for a, b in one.answers)) for one in found]
             weights = (

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.chats import KINDS, Chat, Encoded, Pair, Tokens, begun_inside, encoded, sample_of
+from orchestrator.chats import KINDS, Chat, Encoded, Pair, Tokens, begun_inside, encoded, marked, sample_of
 from orchestrator.errors import InputError
 from orchestrator.model.packing import pack
 from orchestrator.plan import Plan
@@ -25,7 +25,7 @@ from orchestrator.workers import samples
 from orchestrator.workers.data import Specials, load_tokenizer
 from orchestrator.workers.samples import permuted
 
-ENCODING = 2
+ENCODING = 3
 """Number of the way in which lines are encoded: another encodes anew where a folder has samples of an earlier one."""
 
 
@@ -49,8 +49,11 @@ class Samples:
 
 
 def encode_chat(tokenizer: Any, chat: Chat, where: str, tokens: Tokens | None = None) -> list[Encoded]:
-    """A conversation in the tokenizer's chat template, by `tokens` where they are not the tokenizer's alone."""
-    return encoded(chat, partial(tokenizer.apply_chat_template, tokenize=False), tokens or partial(tokens_of, tokenizer), 0, where)
+    """A conversation in the chat template of a tokenizer or a processor, by `tokens` where they are not the tokenizer's alone."""
+    said = tokenizer.chat_template
+    templates = said if isinstance(said, dict) else {"default": said}
+    mark = partial(marked, templates, getattr(tokenizer, "tokenizer", tokenizer).special_tokens_map)
+    return encoded(chat, partial(tokenizer.apply_chat_template, tokenize=False), tokens or partial(tokens_of, tokenizer), 0, where, mark)
 
 
 def tokens_of(tokenizer: Any, text: str, answers: Sequence[tuple[int, int]]) -> Encoded:

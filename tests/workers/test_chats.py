@@ -25,6 +25,11 @@ FULL = (
     "{% for c in m.tool_calls or [] %}<tool>{{ c.function | tojson }}</tool>{% endfor %}<|im_end|>\n{% endgeneration %}"
     "{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{%- generation -%}\n{{ m.content }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\nSo: {% endif %}"
+)
+"""Marks the words alone; and its generation prompt is no beginning of an answer, which nobody needs then."""
 TOOLS = [{"type": "function", "function": {"name": "w\u00e9ther", "parameters": {"city": "<b>"}}}]
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "w\u00e9ther", "arguments": {"city": "\u6771"}}}]}
 ASKS = {"role": "user", "content": "Hi"}
@@ -63,6 +68,27 @@ def test_an_answer_of_weight_0_has_no_loss(tmp_path: Path) -> None:
     [(text, learnt)] = encoded(tmp_path, prompted, TEMPLATE)
     assert "Before." in text
     assert learnt == "Yes.<|im_end|>\n"
+
+
+def test_what_a_template_marks_is_learnt_as_transformers_masks_it(tmp_path: Path) -> None:
+    """TRL's assistant_only_loss: by apply_chat_template(return_assistant_tokens_mask=True)."""
+    messages = [ASKS, SAYS | {"content": "One."}, ASKS, SAYS]
+    [(_, learnt)] = encoded(tmp_path, {"messages": messages}, MARKED)
+    assert learnt == "One.Yes."
+    tokenizer, _ = load_tokenizer(str(tmp_path / "tokenizer"))
+    theirs = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    assert tokenizer.decode([one for one, mask in zip(theirs["input_ids"], theirs["assistant_masks"], strict=True) if mask]) == learnt
+    [(_, learnt)] = encoded(tmp_path, {"messages": [ASKS, SAYS | {"content": "One.", "weight": 0}, ASKS, SAYS]}, MARKED)
+    assert learnt == "Yes."
+    forgets = MARKED.replace("{{ m.role }}\n{% if", "{{ 'old' if m.role == 'assistant' and not loop.last else m.role }}\n{% if")
+    rows = encoded(tmp_path, {"messages": messages}, forgets)
+    assert [learnt for _, learnt in rows] == ["One.", "Yes."], "each behind what the model would have seen then"
+
+
+def test_a_template_that_marks_no_answer_is_refused(tmp_path: Path) -> None:
+    never = MARKED.replace("m.role == 'assistant'", "m.role == 'model'")
+    with pytest.raises(InputError, match=r"marks nothing of the answers by \{% generation %\}: nothing to learn"):
+        encoded(tmp_path, {"messages": [ASKS, SAYS]}, never)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +137,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("template", [FULL, TEMPLATE, FORGETFUL])
+@pytest.mark.parametrize("template", [FULL, TEMPLATE, FORGETFUL, MARKED])
 def test_lengths_and_answers_are_those_that_ranks_encode(template: str, tmp_path: Path) -> None:
     """Before a plan there is no transformers: jinja2 and tokenizers write and count the same."""
     folder, path = write_tokenizer(tmp_path / "tokenizer", template), tmp_path / "all.jsonl"

@@ -189,3 +189,8 @@ def test_tools_and_weights_of_a_chat_with_pictures_are_those_of_any_chat(tmp_pat
     found = supervised.counted(str(path), folder, int((ids == IMAGE).sum()))
     assert [one.tokens for one in found.samples] == [len(ids)]
     assert found.samples[0].learnt(10**6) == int(answer[1:].sum())
+    words = "{{ c.text }}{% endif %}{% endfor %}"
+    eye.processor.chat_template = template.replace(words, f"{{% generation %}}{words}".replace("{% endif", "{% endgeneration %}{% endif"))
+    samples, _ = seeing_chats.encoded(path, eye)
+    ids, answer = samples.sample(0, 10**6)
+    assert eye.processor.tokenizer.decode(ids[answer]) == "A cat.", "what the template marks, without the end"
