@@ -60,7 +60,7 @@ class Audit:
 
     def __init__(self, name: str, source: Source, settings: Settings, setup: Setup) -> None:
         self.name, self.source, self.settings, self.setup = name, source, settings, setup
-        self.judge = Judge(settings, setup.engine, source.reading)
+        self.judge = Judge(settings, setup, source.reading)
         self.problem = ""
         self.judged: Judged | None = None
         try:
@@ -84,6 +84,9 @@ class Audit:
             raise InputError("audit", str(path), error.why) from None
         source = formats.read(text, str(path))
         settings, assumed = settings_of(source.reading, tree, machine)
+        if settings.architecture.vision is not None and (frozen := priced_as_frozen(source.reading)) and "train.freeze" not in tree:
+            source = msgspec.structs.replace(source, reading=frozen)
+            settings, assumed = settings_of(frozen, tree, machine)
         if missing := source.reading.missing:
             if settings.pins.zero_stage is None:
                 why = (
@@ -100,6 +103,10 @@ class Audit:
             kept = [*reading.assumed]
         if any(line.startswith(TAKEN) for line in assumed):
             kept = [line for line in kept if not line.startswith("the model that you give")]
+        images = settings.training.image_tokens
+        if images and not any(name in tree or name in reading.keys for name in ("train.images", "train.image_tokens")):
+            said_so = any(line.startswith("every sample has one image") for line in kept)
+            kept += [] if said_so else [f"every sample has one image of {images} tokens: train.images=, train.image_tokens= say others"]
         longest = "" if "train.seq_length" in tree else reading.longest
         if reading.longest and not longest:
             kept = [line for line in kept if not line.startswith("every sequence has ")]
@@ -356,6 +363,16 @@ def divided(reading: Reading, settings: Settings) -> tuple[Reading, list[str]]:
     over = f"{ranks} ranks" + (f" and {steps} accumulation steps" if steps > 1 else "")
     said = f"micro-batches of {micro}: the file does not say; DeepSpeed's are the batch over {over}"
     return msgspec.structs.replace(reading, setup=msgspec.structs.replace(reading.setup, micro_batch_size=micro)), [said]
+
+
+def priced_as_frozen(reading: Reading) -> Reading | None:
+    """The reading with the parts of a model that looks at images which the file freezes; None: none, or the text too, without which frozen
+    nothing of it is priced (rules/model.py, `tower_unplanned`)."""
+    parts = [part for part, frozen in reading.freezes.items() if frozen]
+    if not parts or "language" in parts:
+        return None
+    unpriced = tuple(one for one in reading.unpriced if not one.startswith("model.freeze_"))
+    return msgspec.structs.replace(reading, keys=reading.keys | {"train.freeze": ",".join(parts)}, unpriced=unpriced)
 
 
 def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Settings, list[str]]:

@@ -13,14 +13,16 @@ from orchestrator.audit.reading import Reading, Setup
 from orchestrator.engine_prices import EnginePrices
 from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
+from orchestrator.engines.rules.model import UNPLANNED
 from orchestrator.errors import InputError
+from orchestrator.model.describe import with_tower_first
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Stage
 from orchestrator.plan.check import check_plan
 from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.search.question import PlannedEngine
-from orchestrator.strategy.capabilities import StateBytes
+from orchestrator.strategy.capabilities import Capabilities, StateBytes
 from orchestrator.strategy.divisible import multiples
 from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.legality import lacking_parts
@@ -67,31 +69,41 @@ class Judge:
     """Builds and prices setups of the file that was read, for one model, training and cluster. Layers that two setups share are priced
     once."""
 
-    def __init__(self, settings: Settings, engine: str, reading: Reading) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, setup: Setup, reading: Reading) -> None:
+        self.settings, engine = settings, setup.engine
         planner = Planner(settings)
         prices = planner.prices_for(engine)
         traits = prices.traits if reading.logits_bytes is None else replace(prices.traits, logits_bytes=reading.logits_bytes)
         self.prices = EnginePrices(settings, traits, prices.fitted, prices.kept)
         able = ENGINES[engine].capabilities(settings.cluster.software)
-        self.engine = self.prices.engine(replace(able, rules=reading.kept(able.rules)))
+        self.workload = planner.workload
+        self.model = with_tower_first(self.workload.model) if traits.tower_first else self.workload.model
+        ours = self._unplanned(setup, able)
+        rules = tuple(rule for rule in reading.kept(able.rules) if not ours or rule.id != UNPLANNED)
+        self.engine = self.prices.engine(replace(able, rules=rules))
         self.plain = self.engine
         if reading.states is not None and settings.training.precision != "fp32":
             self.plain = replaced(self.engine, reading.states)
         self.limit = self.prices.limits[0]
-        self.workload = planner.workload
-        self.model = self.workload.model
-        lacking = lacking_parts(able, settings.architecture) if engine == DEEPSPEED else []
+        self.lacking = lacking = lacking_parts(able, settings.architecture) if engine == DEEPSPEED else []
         has = f"{settings.architecture.name} has {', '.join(lacking)}, of which this planner knows nothing under engine={engine}"
-        self.untold = f"{has}: its own limit, no verdict on the file" if lacking else ""
+        self.untold = f"{has if lacking else ours}: its own limit, no verdict on the file" if lacking or ours else ""
         """Why the engine's rules say nothing of this model; "": they do."""
+
+    def _unplanned(self, setup: Setup, able: Capabilities) -> str:
+        """What the file's own plan has that its engine runs and this planner doesn't plan; "": nothing, or it is no plan."""
+        try:
+            plan = built(setup, self.settings, self.model)
+        except InputError:
+            return ""
+        return next((why for rule in able.rules if rule.id == UNPLANNED and (why := rule.check(plan.candidate, self.workload))), "")
 
     def judged(self, setup: Setup) -> Judged:
         """Raises InputError for a setup that is no plan at all: degrees that don't divide the GPUs, the batch or the layers."""
         plan = built(setup, self.settings, self.model)
         rule = ""
         try:
-            if not self.untold:
+            if not self.lacking:
                 check_plan(plan, self.engine.capabilities)
         except InputError as error:
             rule = str(error)

@@ -19,7 +19,7 @@ from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.words.megatron import ALIASES
 from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same
-from orchestrator.words.tools import BRIDGE, MEGATRON_LM, MS_SWIFT, NEMO, NEMO2, NEMO_RL, VERL, VERL_SFT, Seen, Tool
+from orchestrator.words.tools import BRIDGE, BRIDGE_FREEZES, MEGATRON_LM, MS_SWIFT, NEMO, NEMO2, NEMO_RL, VERL, VERL_SFT, Seen, Tool
 
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
@@ -68,7 +68,8 @@ def read(text: str, name: str, content: Content, tool: Tool, change: Change | No
         notes.append(f"every sequence has {path} = {length} tokens: shorter samples take less")
     policy = of_a_policy(content)
     reading = _reading(seen, lists, [*said, *policy, *notes], tool, content)
-    reading = replace(reading, longest=longest, of_rollouts=bool(policy), model=named_model(content))
+    freezes = {BRIDGE_FREEZES[path]: value is True for path, value in leaves(content) if tool is BRIDGE and path in BRIDGE_FREEZES}
+    reading = replace(reading, longest=longest, of_rollouts=bool(policy), freezes=freezes, model=named_model(content))
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes: dict[str, Any] = {}

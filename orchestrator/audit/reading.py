@@ -117,6 +117,8 @@ class Reading(Value, frozen=True, kw_only=True):
     """Choices that a DeepSpeed configuration says which the file names, with their place there."""
     missing: tuple[str, str] | None = None
     """(Key, value) of a DeepSpeed configuration that the file names and that is not here: without it nobody knows the ZeRO stage."""
+    freezes: dict[str, bool] = msgspec.field(default_factory=dict)
+    """Parts of a model that looks at images (train.freeze), and whether the file freezes them, where it says."""
     model: str = ""
     """The model that the file names and does not describe; "" where it names none."""
     fsdp: bool = False

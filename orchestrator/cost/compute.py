@@ -253,7 +253,7 @@ def layer_seconds(
                 f_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "column") * m * k / memory
                 b_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "row") * m * n / memory
             if op.frozen:
-                b_gemm += forward
+                b_gemm += 0.0 if op.forward_only else forward
                 beside = quantised.moved(op, m, k, n, precision, states.weight)
                 f_memory, b_memory = f_memory + beside.forward / memory, b_memory + beside.backward / memory
             elif traits.fp32_gradient_fusion:
@@ -276,7 +276,7 @@ def layer_seconds(
         elif isinstance(op, Attention):
             seconds = _attention(op, strategy, micro_batch_size, wide_rates, traits, c, domain)
             f_attention += seconds[0]
-            b_attention += seconds[1]
+            b_attention += 0.0 if op.forward_only else seconds[1]
         elif isinstance(op, RECURRENT):
             seconds = _scan(op, strategy, micro_batch_size, wide_rates, c)
             f_attention += seconds[0]

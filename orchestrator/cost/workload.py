@@ -58,14 +58,14 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     modules = traits.layers == "hugging_face" and model.architecture.traced is None
     if modules:
         model = hugging_face(model)
-    if traits.tower_first:
-        model = with_tower_first(model)
     if training.packing and training.lengths is not None and model.architecture.traced is None:
         model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention, masked=modules)
     if modules and training.lora is not None:
         model = with_lora(model, training.lora)
     if training.freeze:
         model = with_frozen(model, training.freeze)
+    if traits.tower_first:
+        model = with_tower_first(model)
     if set(model.architecture.features()) & set(traits.unfused_attention):
         traits = replace(traits, flash_attention=False)
     if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:

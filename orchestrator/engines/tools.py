@@ -29,7 +29,7 @@ from orchestrator.values import Value
 from orchestrator.words import megatron as words
 from orchestrator.words.fsdp import SHARDED
 from orchestrator.words.terms import NOTHING, names, nested
-from orchestrator.words.tools import OVERLAPS, RECOMPUTE, TOOLS
+from orchestrator.words.tools import BRIDGE_FREEZES, OVERLAPS, RECOMPUTE, TOOLS
 from orchestrator.words.trainer import AROUND
 
 OFF: Final[Mapping[str, Any]] = {
@@ -161,7 +161,7 @@ def written(plan: Plan, name: str) -> Written:
     if plan.model.vision is not None:
         # Bridge's recipes that pretrain Qwen3-VL freeze all but the projector (recipes/qwen_vl/h100/qwen3_vl.py:56); its model asserts that
         # no rotary embedding is fused (models/qwen_vl/modelling_qwen3_vl/rope.py:477).
-        said |= {f"model.freeze_{part}": False for part in ("language_model", "vision_model", "vision_projection")}
+        said |= {path: part in plan.training.freeze for path, part in BRIDGE_FREEZES.items()}
         said |= {"model.apply_rope_fusion": False}
     nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
     said |= {**tool.beside, **dict(zip(tool.nodes, (nodes, plan.world_size // nodes), strict=True))} if tool.nodes else tool.beside

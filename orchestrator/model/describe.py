@@ -8,7 +8,7 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from orchestrator.model.architecture import Architecture, Layer
-from orchestrator.model.ops import Dispatch, Enter, Exit, Gemm, Op, Pointwise, Role, Weight
+from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Role, Weight
 from orchestrator.model.parts import ends, vision
 from orchestrator.model.parts.attention import GroupedQueryAttention, cross_attention
 from orchestrator.model.parts.part import Nothing, Part, join, norm, residual_add
@@ -45,7 +45,7 @@ def with_tower_first(model: ModelSpec) -> ModelSpec:
     first, *others = (run for run in model.runs if run not in seeing)
     each = [(f"{run.layer.kind}.{index}", run.layer) for run in seeing for index in range(run.count)]
     weights = [_weight_of_tower(name, weight) for name, layer in each for weight in layer.weights]
-    ops = [_op_of_tower(op) for _, layer in each for op in layer.ops]
+    ops = [op for _, layer in each for op in _ops_of_tower(layer)]
     layer = replace(first.layer, weights=(*first.layer.weights, *weights), ops=(*first.layer.ops, *ops))
     return replace(model, runs=(replace(first, layer=layer), *others), edges=())
 
@@ -54,6 +54,23 @@ def _weight_of_tower(layer: str, weight: Weight) -> Weight:
     """A weight under its layer's name; a projector's two linears are divided as an MLP's, by columns and by rows."""
     split = 0 if ".linear_1." in weight.name else 1 if weight.name.endswith(".linear_2.weight") else weight.split
     return replace(weight, name=f"{layer}.{weight.name}", split=split)
+
+
+def _ops_of_tower(layer: LayerSpec) -> list[Op]:
+    """The operations of a layer. Those of one without a backward pass keep nothing and have none either, nor the traffic before a
+    region."""
+    ops = [_op_of_tower(op) for op in layer.ops]
+    if not layer.forward_only:
+        return ops
+    return [
+        replace(op, saves=(), forward_only=True)
+        if isinstance(op, Gemm | Attention)
+        else replace(op, saves=(), moved_backward=0.0)
+        if isinstance(op, Pointwise)
+        else op
+        for op in ops
+        if not isinstance(op, Enter)
+    ]
 
 
 def _op_of_tower(op: Op) -> Op:

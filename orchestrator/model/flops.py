@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.model.ops import Op
 from orchestrator.model.spec import Attention, DeltaRule, Gemm, LayerSpec, ModelSpec, Scan
 
 BACKWARD_AND_FORWARD = 3
@@ -13,15 +14,15 @@ FROZEN = 2
 
 def forward_flops(layer: LayerSpec) -> float:
     """FLOPs of one layer's forward pass for one sample: 2mkn a GEMM, causal attention at half, a recurrence as such."""
-    total = 0.0
-    for op in layer.ops:
-        if isinstance(op, Gemm):
-            total += 2 * op.tokens * op.k * op.n
-        elif isinstance(op, Attention):
-            total += 4 * op.query_len * op.key_len * op.heads * op.head_dim * op.visible
-        elif isinstance(op, Scan | DeltaRule):
-            total += op.model_flops
-    return total
+    return sum(map(_forward_flops, layer.ops), 0.0)
+
+
+def _forward_flops(op: Op) -> float:
+    if isinstance(op, Gemm):
+        return 2 * op.tokens * op.k * op.n
+    if isinstance(op, Attention):
+        return 4 * op.query_len * op.key_len * op.heads * op.head_dim * op.visible
+    return op.model_flops if isinstance(op, Scan | DeltaRule) else 0.0
 
 
 def model_flops_per_sample(spec: ModelSpec) -> float:
@@ -38,5 +39,9 @@ def model_flops_per_sample(spec: ModelSpec) -> float:
 
 
 def _not_needed(layer: LayerSpec) -> float:
-    """FLOPs of one layer's gradients of weights that are frozen."""
-    return (BACKWARD_AND_FORWARD - FROZEN) * sum(2 * op.tokens * op.k * op.n for op in layer.ops if isinstance(op, Gemm) and op.frozen)
+    """FLOPs of one layer's gradients of weights that are frozen, and of all gradients of what has no backward pass."""
+    return sum(
+        (BACKWARD_AND_FORWARD - (1 if op.forward_only else FROZEN)) * _forward_flops(op)
+        for op in layer.ops
+        if isinstance(op, Gemm | Attention) and (op.forward_only or (isinstance(op, Gemm) and op.frozen))
+    )

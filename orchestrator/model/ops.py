@@ -163,6 +163,8 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     """Bits that bitsandbytes holds a frozen weight in (`Lora.bits`); None: those of the training."""
     wide: bool = False
     """Whether it takes 16 bits in a training whose products take fewer, as the vocabulary's projection always does."""
+    forward_only: bool = False
+    """Whether nothing below it is trained either, so that it has no backward pass at all."""
 
     def of_piece(self, pieces: int) -> Self:
         """The operation for the largest of `pieces` pieces of the sequence."""
@@ -186,6 +188,8 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
     """Keys that a query sees at most, its own and those before it (sliding window), only with `causal`; 0: all."""
     whole: bool = False
     """Whether every tensor-parallel rank computes all heads: what comes before and after it is then not divided."""
+    forward_only: bool = False
+    """Whether nothing below it is trained, so that it has no backward pass at all."""
     attended: float = 0.0
     """Tokens that a token's sample has, in the mean over tokens, where the sequence is packed with samples that don't see each other, or
     tokens of a chunk where it is made of chunks; only with `causal`. 0: neither."""

@@ -180,6 +180,10 @@ def _bridge(seen: Seen, content: Content) -> None:
             seen.setdefault("seq_length", (f"dataset.{name}", data[name]))
 
 
+BRIDGE_FREEZES: Final[Mapping[str, str]] = {
+    "model.freeze_language_model": "language", "model.freeze_vision_model": "vision", "model.freeze_vision_projection": "projector",
+}  # fmt: skip
+"""The switches of Bridge's models that look at images which freeze a part, with the part (train.freeze)."""
 BRIDGE: Final = Tool(
     kind="Megatron-Bridge's configuration",
     table=[

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
+from test_around import SLIME, VERL
+
+import orchestrator as so
 from orchestrator import api
+from orchestrator.audit import formats
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import from_json, to_json
-from orchestrator.plan.check import check_plan
+from orchestrator.plan.check import check_plan, workload_of
 
 QWEN3_VL: dict[str, Any] = {
     "model_type": "qwen3_vl",
@@ -83,3 +89,82 @@ def test_layers_that_are_given_what_the_tower_saw_stand_on_the_first_stage(tmp_p
     changed["stages"][1]["layers"][0] |= {"first": 1, "count": changed["stages"][1]["layers"][0]["count"] + 1}
     with pytest.raises(InputError, match="must be 2 at least, to which the tower gives what it saw"):
         check_plan(from_json(json.dumps(changed)), ENGINES["megatron"].capabilities(plan.cluster.software))
+
+
+BRIDGE = """\
+model: {tensor_model_parallel_size: 2, context_parallel_size: CP, FREEZES}
+train: {global_batch_size: 64, micro_batch_size: 1}
+dataset: {seq_length: 2048}
+"""
+
+
+def audited(folder: Path, cp: int = 1, freezes: str = "", **changes: Any) -> so.Audit:
+    (folder / "config.json").write_text(json.dumps(QWEN3_VL | changes))
+    (folder / "run.yaml").write_text(BRIDGE.replace("CP", str(cp)).replace("FREEZES", freezes))
+    return api.audit(folder / "run.yaml", gpus=8, cluster="dgx_h100", **{"model.hf_config": str(folder / "config.json")})
+
+
+def test_what_bridge_trains_and_is_not_planned_here_is_no_verdict_on_a_file(tmp_path: Path) -> None:
+    alone = audited(tmp_path)
+    assert alone.legal
+    assert "every sample has one image of 256 tokens: train.images=, train.image_tokens= say others" in alone.reading.assumed
+    deeper = audited(tmp_path, vision_config=QWEN3_VL["vision_config"] | {"depth": 24})
+    assert deeper.step_time_s > alone.step_time_s > 0, "the tower is priced: it was no plan, for want of a price of its layers"
+    divided = audited(tmp_path, cp=2)
+    assert divided.legal is None
+    assert divided.untold.startswith("cp=2 of qwen3_vl: every rank of a sequence looks at all of its images, which is not priced")
+    assert divided.untold.endswith(": its own limit, no verdict on the file")
+    assert divided.plan is not None
+    assert divided.plan.cp == 2
+    refused = audited(tmp_path, cp=2, vision_config=QWEN3_VL["vision_config"] | {"num_heads": 1})
+    assert refused.legal is False
+    assert "tp=2 does not divide the tower's num_attention_heads=1" in refused.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.yaml", BRIDGE.replace("CP", "1").replace("FREEZES", "freeze_language_model: true")),
+        ("verl.sh", f"{VERL.rstrip()} actor_rollout_ref.actor.freeze_vision_tower=True\n"),
+        ("rl.yaml", "policy: {megatron_cfg: {enabled: true, freeze_config: {freeze_vision_model: true, freeze_language_model: false}}}\n"),
+        ("slime.sh", f"{SLIME.rstrip()} --freeze-params-name-list embedding output_layer\n"),
+        ("slime.sh", f"{SLIME.rstrip()} --only-train-params-name-list mlp\n"),
+    ],
+)
+def test_what_a_program_around_megatron_freezes_is_said_to_take_less_memory_than_is_priced(name: str, text: str) -> None:
+    """Frozen weights have neither gradients nor states: of verl's, NeMo-RL's and slime's it was said that only the result changes."""
+    reading = formats.read(text, name).reading
+    assert [one for one in reading.unpriced if "freeze" in one or "only-train" in one]
+    assert not [one for one in (*reading.result, *reading.unknown) if "freeze" in one or "only-train" in one]
+
+
+def test_a_tower_that_bridge_freezes_is_priced_so_and_written_so(tmp_path: Path) -> None:
+    """Without gradients, states, saved activations and a backward pass."""
+    trained, frozen = audited(tmp_path), audited(tmp_path, freezes="freeze_vision_model: true, freeze_vision_projection: false")
+    assert trained.plan is not None
+    assert frozen.plan is not None
+    assert (trained.plan.training.freeze, frozen.plan.training.freeze) == ((), ("vision",))
+    assert (frozen.legal, frozen.reading.unpriced) == (True, ())
+    (before,), (after,) = (plan.prediction.by_stage for plan in (trained.plan, frozen.plan))
+    model = workload_of(trained.plan).model
+    tower = sum(
+        weight.local_numel(2)
+        for weight in model.runs[0].layer.weights
+        if weight.name.split(".")[0] in ("patches", "vision", "vision_window")
+    )
+    assert tower > 3 * 12 * 128**2 / 2
+    assert before.memory_by_cause["weights"] == after.memory_by_cause["weights"]
+    assert before.memory_by_cause["gradients"] - after.memory_by_cause["gradients"] == pytest.approx(4 * tower, rel=1e-6)
+    assert before.memory_by_cause["optimizer"] - after.memory_by_cause["optimizer"] == pytest.approx(12 * tower / 4, rel=1e-6)
+    assert after.memory_by_cause["activations"] < before.memory_by_cause["activations"]
+    assert frozen.step_time_s < trained.step_time_s
+    nothing, whole = (audited(tmp_path, freezes=f"freeze_language_model: {word}") for word in ("false", "true"))
+    assert nothing.step_time_s == whole.step_time_s == trained.step_time_s
+    assert whole.reading.unpriced == ("model.freeze_language_model=True",), "its price is an upper bound"
+    plan = planned(tmp_path, **{"train.freeze": "vision,projector"})
+    text = plan.written("bridge")["bridge.py"]
+    for name, value in (("language_model", False), ("vision_model", True), ("vision_projection", True)):
+        assert f"    recipe.model.freeze_{name} = {value}\n" in text
+    assert plan.peak_memory_bytes < 0.9 * planned(tmp_path).peak_memory_bytes
+    with pytest.raises(NoPlanError, match=r"train\.freeze=language of qwen3_vl"):
+        planned(tmp_path, **{"train.freeze": "language"})

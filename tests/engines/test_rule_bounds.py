@@ -345,8 +345,6 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
             {"tp": 8, "dp": 1},
             "tp=8 does not divide the tower's num_attention",
         ),
-        (seeing, {"cp": 2}, "cp=2 of qwen3_vl: every rank of a sequence looks at all of its images"),
-        (replace(seeing, vision=replace(deep, model_type="internvl")), {}, "model.vision of internvl: Megatron-Bridge has"),
         (seeing, {"pp": 4, "dp": 2}, None),
         (seeing, {"pp": 8, "dp": 1}, "pp=8: 2 layers are given what the tower saw"),
         (
@@ -359,7 +357,15 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
             {"pp": 2, "vpp": 2, "dp": 4, "num_microbatches": 8},
             None,
         ),
-        (workload(seeing, freeze=("vision",)), {}, "train.freeze=vision of qwen3_vl"),
+    )
+    held(
+        model.tower_unplanned,
+        (LLAMA, {"cp": 2}, None),
+        (seeing, {}, None),
+        (seeing, {"cp": 2}, "cp=2 of qwen3_vl: every rank of a sequence looks at all of its images"),
+        (replace(seeing, vision=replace(deep, model_type="internvl")), {}, "model.vision of internvl: Megatron-Bridge has"),
+        (workload(seeing, freeze=("vision", "projector")), {}, None),
+        (workload(seeing, freeze=("vision", "language")), {}, "train.freeze=vision,language of qwen3_vl"),
         (workload(seeing, task="sft", packing=False), {}, None),
         (workload(seeing, task="sft", packing=True), {}, "data.packing=true of qwen3_vl"),
     )

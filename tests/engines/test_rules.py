@@ -65,6 +65,9 @@ BALANCED = replace(LLAMA, feed_forward=replace(SIX, aux_loss_coeff=0.01))
 OVERLAP: dict[str, Any] = {"overlap_moe_expert_parallel_comm": True}
 UNNORMALIZED = replace(LLAMA, feed_forward=replace(SIX, score="sigmoid", normalized=False))
 TWO_MIXTURES = replace(LLAMA, pattern=(Run(layers=1, feed_forward=SIX), Run(layers=1, feed_forward=replace(SIX, topk=3))))
+TOWER = Vision(
+    model_type="qwen3_vl", num_layers=1, hidden_size=8, num_attention_heads=1, ffn_hidden_size=8, hidden_act="gelu", patch_size=2,
+)  # fmt: skip
 BIASED_MIXTURE = replace(MIXTURE, add_bias_linear=True)
 LATENT = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
 LATENT_LLAMA = replace(LLAMA, mixer=LATENT)
@@ -132,9 +135,9 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("recompute_experts", M, workload(LLAMA), {"recompute": "moe_act"}, "a dense model has none"),
     ("recompute_experts", M, workload(MIXTURE, software=BARE), {"recompute": "moe_act", "ep": 2}, "is Transformer Engine's"),
     ("recompute_experts", M, workload(MIXTURE, precision="fp8"), {"recompute": "mla_up_proj+moe_act", "ep": 2}, "delayed scaling"),
-    ("tower", M, workload(replace(LLAMA, vision=Vision(
-        model_type="internvl", num_layers=1, hidden_size=8, num_attention_heads=1, ffn_hidden_size=8, hidden_act="gelu", patch_size=2,
-    ))), {}, "model.vision of internvl: Megatron-Bridge has Megatron's layers in the towers of"),
+    ("tower_unplanned", M, workload(replace(LLAMA, vision=replace(TOWER, model_type="internvl"))), {},
+     "model.vision of internvl: Megatron-Bridge has Megatron's layers in the towers of"),
+    ("tower", M, workload(replace(LLAMA, vision=TOWER)), {"tp": 2, "dp": 4}, "tp=2 does not divide the tower's num_attention_heads=1"),
     ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4), windowed(8)))), {}, "windows of 4 and 8 tokens"),
     ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4, sinks=True), Run(layers=1)))), {}, "in some layers only"),
     ("window_kinds", M, workload(replace(LLAMA, mtp_num_layers=1, pattern=(windowed(4), Run(layers=1)))), {}, "of the first layer"),

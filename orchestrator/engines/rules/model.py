@@ -221,20 +221,31 @@ NO_CHUNKS: Final = ("qwen3_vl", "qwen3_vl_moe")
 core/transformer/transformer_layer.py:188, core_v0.19.0, asserts it). Qwen3.5's hand it on."""
 
 
-@rule("tower", "Megatron-Bridge 067f987, models/qwen_vl/modelling_qwen3_vl/model.py, transformer_config.py (get_vision_model_config)",
-      "model tp pp vpp cp")  # fmt: skip
-def tower(candidate: Candidate, workload: Workload) -> str | None:
-    """Refuses what Megatron-Bridge's models that look at images don't have, or what is not priced of them."""
+UNPLANNED: Final = "tower_unplanned"
+
+
+@rule(UNPLANNED, "ours: what has no price of the models that Megatron-Bridge trains on images", "model cp")
+def tower_unplanned(candidate: Candidate, workload: Workload) -> str | None:
     v, training, mesh = workload.model.architecture.vision, workload.training, candidate.mesh
     if v is None:
         return None
     if v.model_type not in TOWERS:
         return f"model.vision of {v.model_type}: Megatron-Bridge has Megatron's layers in the towers of {', '.join(TOWERS)} alone"
-    if training.freeze or (training.task == "sft" and training.packing):
+    if "language" in training.freeze or (training.task == "sft" and training.packing):
         given = f"train.freeze={','.join(training.freeze)}" if training.freeze else "data.packing=true"
-        return f"{given} of {v.model_type}, which looks at images: engine=megatron plans it with all of it trained, each sample by itself"
+        return f"{given} of {v.model_type}, which looks at images: engine=megatron plans it with its text trained, each sample by itself"
     if mesh.cp > 1:
         return f"cp={mesh.cp} of {v.model_type}: every rank of a sequence looks at all of its images, which is not priced"
+    return None
+
+
+@rule("tower", "Megatron-Bridge 067f987, models/qwen_vl/modelling_qwen3_vl/model.py, transformer_config.py (get_vision_model_config)",
+      "model tp pp vpp")  # fmt: skip
+def tower(candidate: Candidate, workload: Workload) -> str | None:
+    """Refuses what Megatron-Bridge's models that look at images don't have."""
+    v, mesh = workload.model.architecture.vision, candidate.mesh
+    if v is None:
+        return None
     if v.num_attention_heads % mesh.tp:
         return f"tp={mesh.tp} does not divide the tower's num_attention_heads={v.num_attention_heads}"
     if candidate.vpp > 1 and v.model_type in NO_CHUNKS:
@@ -248,6 +259,6 @@ def tower(candidate: Candidate, workload: Workload) -> str | None:
 MODEL_RULES: Final = (
     positions, head_width, head_groups, no_query_groups, position_kind, mixer_kinds, latent_positions, latent_sequence, window_kinds,
     state_space_groups, state_space_sequence, hybrid_stages, delta_kinds, delta_heads, delta_norm, delta_sequence, prediction_positions,
-    prediction_tied, relative_attention, tower,
+    prediction_tied, relative_attention, tower, tower_unplanned,
 )  # fmt: skip
 """The rules of megatron-core's models."""
