@@ -135,7 +135,7 @@ def test_the_least_gpus_reach_the_target_and_fewer_of_those_tried_do_not() -> No
 
 def test_a_cost_alone_asks_for_the_soonest_end_within_it(capsys: pytest.CaptureFixture[str]) -> None:
     """It was 4 GPUs, the least that keep it, which take 30 times as long."""
-    keys = {**LLAMA, "train.tokens": "1T", "cluster.price_per_gpu_hour": 2.5, "engine": "megatron"}
+    keys = {**LLAMA, "train.tokens": "1T", "cluster.price_per_gpu_hour": 2.5, "engine": "megatron", "pin.cp": 1, "pin.pp": 1}
     costs = {gpus: so.plan(**keys, gpus=gpus).cost for gpus in (64, 128)}
     assert costs[64] is not None
     assert costs[128] is not None

@@ -18,6 +18,7 @@ from covering_plans import ALL, DEEPSPEED
 from hand_plans import BARE, CPU, GPT, LLAMA, SMALL, engine_fields, make_plan, training_for, workload_of
 from msgspec.structs import replace
 
+from orchestrator import run
 from orchestrator.engines import ENGINES
 from orchestrator.engines.transformer_config import layer_counts
 from orchestrator.model.families import describe
@@ -134,9 +135,7 @@ def searched() -> dict[str, Plan]:
     with tempfile.TemporaryDirectory() as folder:
         for recipe, gpus in RECIPES.items():
             out = Path(folder) / recipe
-            command = ["-m", "orchestrator.run", f"recipe={recipe}", f"gpus={gpus}", "launch=none", f"out={out}"]
-            done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, check=False)
-            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+            assert run.main([f"recipe={recipe}", f"gpus={gpus}", "launch=none", f"out={out}"]) == 0
             plans[recipe] = from_json((out / "plan.json").read_text())
     return plans
 

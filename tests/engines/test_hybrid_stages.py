@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 from published_counts import PUBLISHED
 
+import orchestrator as so
 from orchestrator import api
 from orchestrator.engines.megatron.own import why_not_own
 from orchestrator.errors import InputError, NoPlanError
@@ -22,11 +23,17 @@ WORK: dict[str, Any] = {"gpus": 64, "cluster": "dgx_h100", "train": {"seq_length
 NEW, OLD = {"cluster.software.megatron_core": "0.19.2"}, {"cluster.software.megatron_core": "0.16.1"}
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
-    at = tmp_path / "nano.json"
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    at = tmp_path_factory.mktemp("nano") / "nano.json"
     at.write_text(json.dumps(NANO))
     return {"model.hf_config": str(at), **WORK}
+
+
+@pytest.fixture(scope="module")
+def megatrons(config: dict[str, Any]) -> so.Answer:
+    """Megatron's plan under 0.19."""
+    return api.plan(**config, **NEW, engine="megatron")
 
 
 def test_bridge_is_told_the_stages_in_the_pattern_and_no_layout(config: dict[str, Any]) -> None:
@@ -49,19 +56,20 @@ def test_stages_of_hybrids_need_a_release_that_lays_them_out_and_have_no_chunks(
         api.plan(**config, **NEW, engine="megatron", pin={"pp": 2, "vpp": 2})
 
 
-def test_an_engine_that_only_plans_a_model_is_said_where_it_is_faster(config: dict[str, Any]) -> None:
+def test_an_engine_that_only_plans_a_model_is_said_where_it_is_faster(config: dict[str, Any], megatrons: so.Answer) -> None:
     plan = api.plan(**config, **NEW)
     assert plan.plan.engine == "deepspeed"
     first = plan.found.unasked[0]
     assert first.key == "engine=megatron"
-    assert first.plan.prediction.step_time_s == api.plan(**config, **NEW, engine="megatron").step_time_s < plan.step_time_s / 2
+    assert first.plan.prediction.step_time_s == megatrons.step_time_s < plan.step_time_s / 2
     assert "Not asked for: engine=megatron: -" in unasked_text(plan.plan, first.key, first.asks, first.plan)
 
 
-def test_nothing_that_starts_is_written_for_a_model_that_nothing_here_trains(config: dict[str, Any], tmp_path: Path) -> None:
+def test_nothing_that_starts_is_written_for_a_model_that_nothing_here_trains(
+    config: dict[str, Any], megatrons: so.Answer, tmp_path: Path
+) -> None:
     """Megatron's own loop of 0.19 would take the arguments, and train another model: they have no word of its layers' kinds."""
-    plan = api.plan(**config, **NEW, engine="megatron")
-    job = plan.job()
+    plan, job = megatrons, megatrons.job()
     assert (job.module, job.unstartable[:10]) == ("orchestrator.workers.megatron", "plan only:")
     assert (
         why_not_own(plan.plan)
@@ -70,4 +78,6 @@ def test_nothing_that_starts_is_written_for_a_model_that_nothing_here_trains(con
     made = plan.write(tmp_path / "out")
     assert not {"job.sbatch", "launch.sh", "engine.json", "megatron_args.sh"} & {path.name for path in made.iterdir()}
     with pytest.raises(InputError, match=r"write=pbs: is of a job that starts the training: plan only.*; entry=PROGRAM starts"):
-        api.plan(**config, **NEW, engine="megatron", write="pbs").write(tmp_path / "other")
+        api.plan(**config, **NEW, engine="megatron", write="pbs", pin={"pp": 1, "tp": plan.plan.tp, "ep": plan.plan.ep}).write(
+            tmp_path / "b"
+        )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ class Workshop:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.context = folder, own_ranks.start_server("own_hf_imports")
-        self.alone: dict[str, list[Row]] = {}
+        self.kept: dict[str, list[Row]] = {}
 
     def run(
         self, plan: Plan, name: str, *, more: Sequence[str] = (), meanwhile: Callable[[int], None] = lambda process: None
@@ -106,13 +108,26 @@ class Workshop:
         return [{"step": 1 + step, "loss": loss, "grad_norm": norm, "lr": learning_rate(plan.training, step)}
                 for step, (loss, norm) in enumerate(zip(found["losses"], found["norms"], strict=True))]  # fmt: skip
 
+    def once(self, plan: Plan, name: str) -> list[Row]:
+        """As `trained`; a run of this name has been made, or is made now and kept for other tests."""
+        if name not in self.kept:
+            self.kept[name] = self.trained(plan, name)
+        return self.kept[name]
+
     def program_alone(self, plan: Plan) -> list[Row]:
         """What the program does on one process, under ZeRO-1 and with micro-batches of the plan's size."""
         alone = one_process(plan, plan.micro_batch_size)
-        key = to_json(alone)
-        if key not in self.alone:
-            self.alone[key] = self.trained(alone, f"alone {len(self.alone)}")
-        return self.alone[key]
+        return self.once(alone, f"alone {zlib.crc32(to_json(alone).encode())}")
+
+    def exported(self, name: str, *, alone: bool = False) -> tuple[list[Row], Path]:
+        """The rows of this case, and the folder of its export; `alone`: on one process."""
+        plan = one_process(CASES[name], CASES[name].micro_batch_size) if alone else CASES[name]
+        folder = self.folder / f"export {name} {plan.world_size}"
+        return self.once(replace(plan, run=RunSettings(export_to=str(folder))), f"exporting {name} {plan.world_size}"), folder
+
+    def written(self) -> tuple[list[Row], Path]:
+        """A run under ZeRO-1 with a checkpoint after its second and its last step, of its own folder."""
+        return self.once(plan_of(zero_stage=1, run={"save_every": 2}), "written"), self.folder / "written" / "checkpoints"
 
 
 def one_process(plan: Plan, micro_batch_size: int) -> Plan:
@@ -139,6 +154,7 @@ def assert_same(found: list[Row], expected: list[Row], tolerance: float = 1e-5) 
         assert row.get("valid_loss", 0.0) == pytest.approx(ours.get("valid_loss", 0.0), abs=tolerance)
 
 
+EXPORTED = ("llama zero3", "llama tp2", "llama lora zero3")
 LONG = (
     "llama tp2 dp2",
     "llama recomputed",
@@ -159,8 +175,9 @@ def test_it_trains_what_transformers_alone_trains(name: str, workshop: Workshop)
     plan = CASES[name]
     training = plan.training
     plain = training.lora is None and plan.model is not BALANCED and training.precision == "fp32"
-    found = workshop.trained(plan, f"own {name}")
-    assert_same(found, workshop.plain(plan) if plain else workshop.program_alone(plan), 1e-5 if training.precision == "fp32" else 3e-3)
+    found = workshop.exported(name)[0] if name in EXPORTED else workshop.trained(plan, f"own {name}")
+    alone = workshop.plain(plan) if plain else workshop.exported(name, alone=True)[0] if name in EXPORTED else workshop.program_alone(plan)
+    assert_same(found, alone, 1e-5 if training.precision == "fp32" else 3e-3)
 
 
 CHATS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -203,21 +220,19 @@ def test_a_run_goes_on_from_its_checkpoint_and_keeps_the_newest(stage: int, work
 
 
 def test_a_run_goes_on_in_another_layout_and_stage(workshop: Workshop) -> None:
-    plan = plan_of(zero_stage=1, run={"save_every": 2})
-    rows = workshop.trained(plan, "written")
+    rows, saved = workshop.written()
     layouts: tuple[dict[str, Any], ...] = ({"zero_stage": 3}, {"tp": 2, "dp": 1, "zero_stage": 2})
     for layout in layouts:
-        resumed = plan_of(**layout, run={"resume": str(workshop.folder / "written" / "checkpoints" / "step_000002")})
+        resumed = plan_of(**layout, run={"resume": str(saved / "step_000002")})
         assert_same(workshop.trained(resumed, f"resumed {layout['zero_stage']}"), rows[2:])
 
 
 def test_what_train_change_says_holds_from_the_first_step_that_is_resumed(workshop: Workshop) -> None:
-    plan = plan_of(zero_stage=2, run={"save_every": 3})
-    workshop.trained(plan, "before")
-    more = replace(plan.training, steps=8, lr=2e-3, min_lr=1e-4, betas=(0.8, 0.9), weight_decay=0.0)
-    resumed = replace(plan, training=more, run=RunSettings(resume=str(workshop.folder / "before" / "checkpoints" / "step_000003")))
+    plan, (_, saved) = plan_of(zero_stage=1), workshop.written()
+    more = replace(plan.training, steps=6, lr=2e-3, min_lr=1e-4, betas=(0.8, 0.9), weight_decay=0.0)
+    resumed = replace(plan, training=more, run=RunSettings(resume=str(saved / "step_000002")))
     rows = workshop.trained(resumed, "changed")
-    assert [row["lr"] for row in rows] == pytest.approx([learning_rate(more, step) for step in range(3, 8)], rel=1e-9)
+    assert [row["lr"] for row in rows] == pytest.approx([learning_rate(more, step) for step in range(2, 6)], rel=1e-9)
     continued = replace(resumed, zero_stage=3)
     assert_same(rows, workshop.trained(continued, "changed under another stage"))
     unchanged = replace(resumed, training=replace(more, betas=plan.training.betas, weight_decay=plan.training.weight_decay))
@@ -236,8 +251,7 @@ def test_a_step_has_its_row_before_its_checkpoint(workshop: Workshop) -> None:
 
 
 def test_a_damaged_checkpoint_is_refused(workshop: Workshop) -> None:
-    workshop.trained(plan_of(zero_stage=1, run={"save_every": 4}), "damaged")
-    saved = workshop.folder / "damaged" / "checkpoints"
+    saved = shutil.copytree(workshop.written()[1].parent, workshop.folder / "damaged") / "checkpoints"
     states = next(path for path in sorted(saved.glob("step_000004/states/*")) if path.stat().st_size > 1000)
     content = bytearray(states.read_bytes())
     content[len(content) // 2] ^= 64
@@ -313,14 +327,13 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_status(workshop: Worksho
     assert "NonFiniteLossError: step " in logs
 
 
-@pytest.mark.parametrize("name", ["llama zero3", "llama tp2", "llama lora zero3"])
+@pytest.mark.parametrize("name", EXPORTED)
 def test_the_export_is_that_of_one_process(name: str, workshop: Workshop) -> None:
     from safetensors.torch import load_file
 
     written = []
-    for plan in (CASES[name], one_process(CASES[name], CASES[name].micro_batch_size)):
-        folder = workshop.folder / f"export {name} {plan.world_size}"
-        workshop.trained(replace(plan, run=RunSettings(export_to=str(folder))), f"exporting {name} {plan.world_size}")
+    for alone in (False, True):
+        _, folder = workshop.exported(name, alone=alone)
         written.append(load_file(weights := next(folder.glob("*.safetensors"))))
         assert weights.stat().st_mode == next(folder.glob("*config.json")).stat().st_mode
     assert written[0].keys() == written[1].keys()

@@ -23,6 +23,8 @@ from orchestrator.cost.uncertainty import TAIL, Ratios
 from orchestrator.rl.choose import fastest
 from orchestrator.rl.step import GENERATION_OFF, PASSES_OFF, Step
 
+pytestmark = pytest.mark.xdist_group("verl_phases")  # one `priced`
+
 PROMPT, SPREAD = 160, 0.75
 MODELS = {
     "7B": {"num_layers": 28, "hidden_size": 3584, "ffn_hidden_size": 18944, "num_attention_heads": 28, "num_query_groups": 4},

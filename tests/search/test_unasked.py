@@ -58,8 +58,9 @@ def _values(choice: Choice) -> tuple[Any, ...]:
     return (8, 64) if choice.type is int else typing.get_args(choice.type)
 
 
-def missing(*words: str) -> list[str]:
-    """Options with which a full search finds a plan that is faster by more than WORTH_S, and that the plan's list does not have."""
+def missing(*words: str, only: tuple[str, ...] = ()) -> list[str]:
+    """Options with which a full search finds a plan that is faster by more than WORTH_S, and that the plan's list does not have; of all, or
+    of `only` these pins."""
     try:
         found = searched(*words)
     except NoPlanError:
@@ -69,7 +70,7 @@ def missing(*words: str) -> list[str]:
     listed = {one.key.split("=")[0] for one in found.unasked}
     lacking = []
     for name, value in dict.fromkeys(left_out(found)):
-        if f"pin.{name}" in listed or getattr(space.settings.pins, name) is not None:
+        if f"pin.{name}" in listed or (only and name not in only) or getattr(space.settings.pins, name) is not None:
             continue
         pinned = replace(space.settings, pins=replace(space.settings.pins, **{name: value}), top_k=1)
         other = faster(space.workload, space.planned, pinned, now * (1 - WORTH_S) / ROOM)
@@ -79,21 +80,26 @@ def missing(*words: str) -> list[str]:
 
 
 COVERING = (
-    ("recipe=gpt_oss_120b", "gpus=512"),  # flex, and the experts' exchange beside computing, each with other degrees than the plan's
     ("recipe=llama2_7b", "gpus=2048"),  # several instances of the optimizer; user buffers with another pipeline
     ("recipe=llama3_8b_128k", "gpus=64"),  # Megatron's FSDP; user buffers where the plan has no tp
     ("recipe=bert_large", "gpus=512"),  # CUDA graphs
     ("recipe=qwen3_8b_sft", "gpus=8", "cluster=dgx_a100_40gb"),  # logits in pieces, in place of an optimizer in host memory
     ("recipe=t5_11b", "gpus=8"),  # user buffers, which are of one of its two lengths
-    ("recipe=qwen3_30b_a3b", "gpus=64"),  # flex, where all gathered is better than all to all
     ("recipe=bert_tiny", "gpus=64"),  # sequences shorter than the pieces that are offered
     ("recipe=llama3_70b_lora", "gpus=8"),  # checkpoints in host memory, in place of smaller micro-batches
 )
+OF_EXPERTS = ("moe_token_dispatcher_type", "overlap_moe_expert_parallel_comm")
 
 
 @pytest.mark.parametrize("words", COVERING, ids=" ".join)
 def test_no_option_that_would_gain_is_missing(words: tuple[str, ...]) -> None:
     assert missing(*words) == []
+
+
+@pytest.mark.parametrize(("recipe", "gpus"), [("gpt_oss_120b", 512), ("qwen3_30b_a3b", 64)])
+def test_no_option_of_experts_that_would_gain_is_missing(recipe: str, gpus: int) -> None:
+    """Flex and the exchange beside computing, each with other degrees than the plan's; flex where gathering is better than all to all."""
+    assert missing(f"recipe={recipe}", f"gpus={gpus}", only=OF_EXPERTS) == []
 
 
 @pytest.mark.full

@@ -58,17 +58,17 @@ def start(plan: Plan, out: Path) -> list[dict[str, Any]]:
 def test_a_checkpoint_that_hangs_is_ended_after_the_time_that_a_step_may_last_and_its_bytes_take(tmp_path: Path) -> None:
     """The rename of the marker waits for a file that nobody reads: a file system that no longer answers. It hung 1,800 s at least,
     whatever train.step_timeout_s= said."""
-    plan = make_plan(GPT, tp=1, zero_stage=1, steps=1, run=RunSettings(save_every=1, step_timeout_s=10.0))
-    command, environment = write_job(plan, tmp_path / "run")
+    plan = make_plan(GPT, tp=1, zero_stage=1, steps=1, run=RunSettings(save_every=1, step_timeout_s=5.0))
+    command, environment = one_rank(plan, tmp_path / "run")
     (tmp_path / "run" / "checkpoints").mkdir()
     os.mkfifo(tmp_path / "run" / "checkpoints" / "latest.json.tmp")
-    assert 10.0 < limit_s(plan) < 11.0
+    assert 5.0 < limit_s(plan) < 6.0
     done = subprocess.run(command, cwd=tmp_path / "run", env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode != 0
+    assert done.returncode == 5, done.stderr[-3000:]
     verdict = json.loads((tmp_path / "run" / "logs" / "hang.json").read_text())
     assert verdict["status"] == 5
-    assert verdict["said"].startswith("step 1: checkpoint: no progress for 1")
-    assert verdict["reports"][0]["seconds"] < limit_s(plan) + 5
+    assert verdict["said"].startswith("step 1: checkpoint: no progress for ")
+    assert limit_s(plan) <= verdict["reports"][0]["seconds"] < limit_s(plan) + 5
     assert len(read_metrics(tmp_path / "run")) == 1
 
 
@@ -164,6 +164,7 @@ def test_sigterm_ends_a_rank_at_once(tmp_path: Path) -> None:
         assert process.wait(timeout=3) == -signal.SIGTERM
 
 
+@pytest.mark.full  # the local run below has it too
 def test_sigusr1_saves_and_ends_well(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with training(run) as process:
@@ -199,6 +200,7 @@ def test_a_local_run_that_sigusr1_ends_says_where_it_stopped_and_how_it_goes_on(
     finally:
         process.kill()
     step = json.loads((out / "checkpoints" / "latest.json").read_text())["step"]
+    assert step == read_metrics(out)[-1]["step"]
     assert said.endswith(f"Stopped as asked, saved after step {step} of 100000; resume={out} goes on\n")
     status = json.loads((out / "status.json").read_text())
     assert (process.returncode, status["status"], status["exit_status"]) == (75, "stopped", 75)
