@@ -226,8 +226,8 @@ class Planner:
         )
 
     def prices_for(self, engine: str) -> EnginePrices:
-        """The prices of the engine with this name."""
-        return self.prices([ENGINES[engine]])[0]
+        """The prices of the engine with this name, by which a search over all engines has it: calibration= may be for another of them."""
+        return self.prices([ENGINES[engine], *(other for other in self.engines if other.name != engine)])[0]
 
     def prices_of(self, plan: Plan) -> EnginePrices:
         """The prices that the plan was made with, unless calibration= says others. Raises InputError."""

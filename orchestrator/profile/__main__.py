@@ -10,7 +10,7 @@ layouts must take as long in both, or nothing is concluded. Writes into FOLDER: 
 cluster with the network's measured figures; ENGINE-GPU.json, a calibration of what layers, launches, collectives and the update take, each
 with how far its rounds were apart; profile.json, every figure with its spread and how often it was measured. Plan with
 
-    python -m orchestrator.run recipe=... cluster=FOLDER/cluster.yaml calibration=FOLDER/ENGINE-GPU.json
+    python -m orchestrator.run recipe=... engine=ENGINE cluster=FOLDER/cluster.yaml calibration=FOLDER/ENGINE-GPU.json
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def measure(settings: Settings, load: Callable[[Sequence[str]], Settings], out: 
     print(f"Its constants give {len(plans)} cases' seconds back within {file.fitted_median_error:.0%} in the median"
           f"{'' if file.fitted_median_error < ALIKE else ', so predictions will be off by as much'}")  # fmt: skip
     print(f"The machine's speed was {low:.0%} to {high:.0%} of its median, which is divided out. Between rounds: {spreads}")
-    print(f"Plan with cluster={out / 'cluster.yaml'} calibration={out / f'{name}-{settings.cluster.gpu.name}.json'}")
+    print(f"Plan with engine={name} cluster={out / 'cluster.yaml'} calibration={out / f'{name}-{settings.cluster.gpu.name}.json'}")
 
 
 def conclude(

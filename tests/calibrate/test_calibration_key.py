@@ -89,6 +89,18 @@ def test_a_calibration_that_does_not_fit_is_refused_with_the_choices(folder: Pat
     assert not (folder / "a").exists()
 
 
+@pytest.mark.parametrize("said", ["mine.json", "mine"])
+def test_a_file_of_one_engine_prices_that_one_where_another_is_the_fastest(said: str, folder: Path) -> None:
+    (folder / "mine").mkdir()
+    for name in ("mine.json", f"mine/{SHIPPED}.json"):
+        mine(folder / name, step_overhead_s=9.0)
+    words = ("recipe=llama2_7b", "gpus=8", "cluster=dgx_h100", f"calibration={said}", "launch=none")
+    plan = planned(*words, "out=a")
+    assert plan.engine != "megatron"
+    assert seconds(planned(*words, "engine=megatron", "out=b")) > seconds(plan)
+    assert run.main((*words, f"engine={plan.engine}", "out=c")) == 2, "nothing is priced by the file then"
+
+
 def test_what_is_kept_free_follows_from_measured_peaks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """79.6 of 80 GB are the GPU's own figure in the catalog; a quarter of it stays free by this calibration, the user's GiB by memory."""
     path = mine(folder / "mine.json", memory_margin=0.25)
