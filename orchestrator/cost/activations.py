@@ -9,7 +9,7 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import activation_itemsize
 from orchestrator.cost.recompute import DROPPED, dropped
 from orchestrator.model.routing import times
-from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec, Pointwise, padded
+from orchestrator.model.spec import Enter, Gemm, LayerSpec, Pointwise, padded
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import cp
 from orchestrator.strategy.capabilities import Traits
@@ -146,13 +146,13 @@ class LayerActivations:
             entering = max((op.elements for op in layer.ops if isinstance(op, Enter)), default=0)
             gathered = entering * itemsize * micro_batch_size / mesh.cp
         if traits.gathers_few_query_groups:  # as they come and in order: mappings.py, _gather_along_last_dim
-            few = max((op.elements for op in layer.ops if isinstance(op, Attention) and op.kv_heads < mesh.tp), default=0)
+            few = max((op.elements for op in layer.attentions if op.kv_heads < mesh.tp), default=0)
             gathered = max(gathered, 2 * few * itemsize * micro_batch_size / mesh.cp)
         working = self.calibration.transient_activations * largest + gathered
         if mesh.cp > 1:
             inner, steps = cp.cut(strategy, traits.context_parallel, self.domain)
-            attention = (op for op in layer.ops if isinstance(op, Attention))
-            working += max((cp.working_bytes(op, strategy, micro_batch_size, itemsize, inner, steps) for op in attention), default=0.0)
+            held = (cp.working_bytes(op, strategy, micro_batch_size, itemsize, inner, steps) for op in layer.attentions)
+            working += max(held, default=0.0)
         return working + logits_bytes(layer, strategy, micro_batch_size, traits)
 
 

@@ -240,9 +240,7 @@ class Floors:
         """Seconds of a micro-batch that the slowest stage takes at least; all stages together; and at most a layer that is recomputed."""
         busy = slowest = largest = 0.0
         pp, overhead = candidate.mesh.pp, self.costs.calibration.microbatch_overhead_s
-        for kind, count in self.costs.workload.counts.items():
-            forward, backward = self.costs.layer_floor_seconds(candidate, kind, self.least)
-            seconds = forward + backward
+        for count, forward, seconds in self.costs.floors(candidate, self.least):
             busy += count * seconds
             largest = max(largest, seconds + forward)  # fully recomputed
             slowest = max(slowest, ceil(count / pp) * seconds)
@@ -315,6 +313,7 @@ class Floors:
         slack = 1 + costs.calibration.allocator_slack
         ends = [costs.layer(candidate, run.layer.kind, "none").static_bytes for run in (self.model.runs[0], self.model.runs[-1])]
         room = self.usable - sum(costs.fixed_bytes(candidate).values())
+        static, saved = plain.static_bytes, plain.saved_bytes
         left: float = self._mains
         stages = []
         shape = candidate.schedule, pp, candidate.num_microbatches, vpp, candidate.microbatch_group_size_per_vp_stage
@@ -325,8 +324,8 @@ class Floors:
             if vpp > 1:  # of the first stage later chunks may have a layer more, which fewer hold; and first ones have others' layers
                 first, all_ahead = leads[stage]
                 lacking = first * max(0, self._unlike - max(0, stage - 1)) + (all_ahead if stage == 0 else 0.0)
-                here += slack * lacking * plain.saved_bytes
-            whole = plain.static_bytes + held * plain.saved_bytes
+                here += slack * lacking * saved
+            whole = static + held * saved
             free = max(0.0, here / whole)
             left -= free
             if left <= 0.0:

@@ -14,11 +14,11 @@ from orchestrator.cost.activations import LayerActivations
 from orchestrator.cost.graphs import Graph, graph_of
 from orchestrator.cost.muon import Muon
 from orchestrator.cost.network import Network
-from orchestrator.cost.passes import Passes, PassPrices
+from orchestrator.cost.passes import Passes, PassPrices, pass_key
 from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
-from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
+from orchestrator.model.spec import Gemm, LayerSpec
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
@@ -131,7 +131,7 @@ class LayerPrices:
         """The cost of a layer (not cached). A layer that can't be recomputed (embedding, head) is priced as with recompute=none."""
         if not layer.recomputable or layer.forward_only:
             recompute = "none"
-        elif strategy.overlap_moe_expert_parallel_comm and any(isinstance(op, Dispatch) for op in layer.ops):
+        elif strategy.overlap_moe_expert_parallel_comm and layer.dispatches:
             recompute = WITHOUT_MLP.get(recompute, recompute)  # the combined schedule calls the experts' parts, not their layer
         w, here = self._workload, self._rest_of(layer, strategy, micro_batch_size)
         passes = self.passes.of(layer, recompute, strategy, micro_batch_size, here.states)
@@ -259,6 +259,11 @@ class LayerPrices:
         launch = passes.launch_forward_s, passes.launch_backward_s
         forward, backward = self._bounded(layer, "none", strategy, micro_batch_size, least, launch, passes.behind_dispatch_s, alone)
         return active * forward, active * backward
+
+    def alike(self, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:
+        """What `floor_seconds` depends on beside the layer."""
+        shares = self.active_share(strategy, micro_batch_size), self.alone_share(strategy, micro_batch_size)
+        return (*shares, strategy.cuda_graph_impl, strategy.cuda_graph_modules, *pass_key(strategy, micro_batch_size, states))
 
     def alone_share(self, strategy: Strategy, micro_batch_size: int) -> float:
         """The share, 0 to 1, of a rank's passes that run alone where Megatron pairs a forward with a backward pass of another micro-batch
@@ -389,7 +394,7 @@ class LayerPrices:
         """Seconds that the host needs to launch a pass of the layer's routed experts beyond its operations."""
         host = self._experts_host_s.get(layer.kind)
         if host is None:
-            c, routed = self._workload.calibration, any(isinstance(op, Dispatch) for op in layer.ops)
+            c, routed = self._workload.calibration, bool(layer.dispatches)
             narrow = any(isinstance(op, Gemm) and op.experts and not op.wide for op in layer.ops)
             quantised = narrow and self._workload.training.precision in QUANTISED
             host = self._experts_host_s[layer.kind] = routed * (c.expert_sync_s + quantised * c.expert_quantise_s)

@@ -84,6 +84,9 @@ class MixedCosts(CostModel):
         each = [one.layer_floor_seconds(candidate, kind, states) for one in self.types]
         return min(forward for forward, _ in each), min(backward for _, backward in each)
 
+    def _alike(self, candidate: Candidate, states: StateBytes) -> tuple[object, ...]:
+        return tuple(one._alike(candidate, states) for one in self.types)
+
     def layer_static_bytes(self, candidate: Candidate, kind: str) -> float:
         return min(one.layer_static_bytes(candidate, kind) for one in self.types)
 

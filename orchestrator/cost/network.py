@@ -19,6 +19,7 @@ class Network:
 
     def __init__(self, cluster: Cluster, calibration: Calibration, traits: Traits) -> None:
         self.cluster, self.calibration = cluster, calibration
+        self._on_cpus = cluster.is_cpu
         self.domain = cluster.levels[0].size
         """Ranks in the innermost level."""
         self.tp_overlap = traits.tp_overlap if calibration.tp_overlap < 0 else calibration.tp_overlap
@@ -71,7 +72,7 @@ class Network:
         c = self.calibration
         if item.when == "step":
             link = link.slower(1 / c.layers_per_message if messages is None else messages)
-        operation = "all_reduce" if item.operation == "reduce_scatter" and self.cluster.is_cpu else item.operation
+        operation = "all_reduce" if item.operation == "reduce_scatter" and self._on_cpus else item.operation
         overhead = c.collective_overhead_s + (c.handed_on_s if item.handed_on else 0.0)
         return item.count * (COLLECTIVES[operation](item.nbytes, item.size, link) + overhead)
 
@@ -89,7 +90,7 @@ class Network:
             share = self.tp_overlap if item.hidden == "gemm" else max(self.tp_overlap, c.user_buffers_overlap)
             hidden = seconds * share if item.size * item.stride <= self.domain else 0.0
         elif item.hidden == "product":
-            hidden = 0.0 if self.cluster.is_cpu else min(seconds, PRODUCT * compute_s)
+            hidden = 0.0 if self._on_cpus else min(seconds, PRODUCT * compute_s)
         else:
             hidden = min(seconds, c.overlap_efficiency * compute_s)
         return seconds - hidden, hidden * c.overlap_slowdown

@@ -17,7 +17,7 @@ from orchestrator.cost.recompute import one_of, tiled
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.ops import ROUTED, SHARED
 from orchestrator.model.routing import times
-from orchestrator.model.spec import Dispatch, LayerSpec, Op
+from orchestrator.model.spec import LayerSpec, Op
 from orchestrator.strategy.axes import cp, ep, tp
 from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import StateBytes
@@ -114,15 +114,16 @@ class PassPrices:
         if strategy.moe_shared_expert_overlap:
             shared = layer_seconds(self._part(layer, shared_experts), *shape)
             beside = {"forward": shared.forward.compute, "backward": shared.backward.compute}
-        priced = [
-            (item, *self._exposed(item, forward if item.when == "forward" else backward))
-            for item in self._traffic(layer, strategy, micro_batch_size)
-        ]
+        priced, exchange = [], {"forward": 0.0, "backward": 0.0}
+        for item in self._traffic(layer, strategy, micro_batch_size):
+            exposed, slowed = self._exposed(item, forward if item.when == "forward" else backward)
+            priced.append((item, exposed, slowed))
+            if exchanged(item):
+                exchange[item.when] += exposed
         traffic, alone = [], {"forward": 0.0, "backward": 0.0}
         shares = {"forward": 0.0, "backward": 0.0}
         behind = 0.0
-        if strategy.overlap_moe_expert_parallel_comm or (c.expert_sync_s and any(isinstance(op, Dispatch) for op in layer.ops)):
-            exchange = {when: sum(exposed for item, exposed, _ in priced if exchanged(item) and item.when == when) for when in shares}
+        if strategy.overlap_moe_expert_parallel_comm or (c.expert_sync_s and layer.dispatches):
             routed = layer_seconds(self._part(layer, routed_experts), *shape)
             behind = routed.forward.compute + exchange["forward"] / 2
             if strategy.overlap_moe_expert_parallel_comm:
@@ -222,13 +223,12 @@ class PassPrices:
     def _part_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
         """The traffic of tensor, context and expert parallelism in one micro-batch."""
         yield from self._dense_traffic(layer, strategy, micro_batch_size)
-        for op in layer.ops:
-            if isinstance(op, Dispatch):
-                together = self._network.together(strategy.mesh.ep, strategy.mesh.etp)
-                busiest = 1.0 if op.routing is None else times(op.routing.busiest, strategy.mesh.ep)
-                size = (op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize)
-                items = ep.traffic(*size, together=together, busiest=busiest, limit=op.limit)
-                yield from self._slower_leg(items) if strategy.moe_token_dispatcher_type == "flex" else items
+        for op in layer.dispatches:
+            together = self._network.together(strategy.mesh.ep, strategy.mesh.etp)
+            busiest = 1.0 if op.routing is None else times(op.routing.busiest, strategy.mesh.ep)
+            size = (op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize)
+            items = ep.traffic(*size, together=together, busiest=busiest, limit=op.limit)
+            yield from self._slower_leg(items) if strategy.moe_token_dispatcher_type == "flex" else items
 
     def _slower_leg(self, items: Iterable[Traffic]) -> Iterator[Traffic]:
         """What is sent between nodes is passed on inside them in the same kernel, piece by piece (DeepEP's internode dispatch, HybridEP):

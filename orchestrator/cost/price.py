@@ -61,7 +61,6 @@ class _Setting:
         "added",
         "boundary_bytes",
         "fixed_bytes",
-        "floors",
         "held",
         "hops",
         "kept",
@@ -78,7 +77,6 @@ class _Setting:
         if mesh.ep * mesh.etp > 1:
             self.without_experts = replace(strategy, mesh=replace(mesh, ep=1, etp=1), moe_token_dispatcher_type="alltoall")
         """What a layer without experts knows of the strategy."""
-        self.floors: dict[tuple[str, StateBytes], tuple[float, float]] = {}
         self.layers: dict[tuple[str, Recompute], LayerCost] = {}
         self.added: dict[tuple[Recompute, ...], Added] = {}
         """What all layers take, for each set of recompute modes that bounds reckon with."""
@@ -110,6 +108,7 @@ class CostModel:
         self.modes = modes
         self._modes_to: dict[tuple[tuple[Recompute, ...], Recompute], tuple[Recompute, ...]] = {}
         self._settings: dict[tuple[Strategy, int], _Setting] = {}
+        self._floors: dict[tuple[object, ...], list[tuple[int, float, float]]] = {}
         self._setting = _Setting(Strategy(mesh=Mesh()))
         self._current: Candidate | None = None
         self._memories: dict[int, StageMemory] = {}
@@ -155,16 +154,23 @@ class CostModel:
     def layer_floor_seconds(self, candidate: Candidate, kind: str, states: StateBytes) -> tuple[float, float]:
         """Seconds (forward, backward) that a layer of this kind takes at least, whatever its recompute, ZeRO stage and offload; `states`:
         the fewest bytes per parameter of the stages in question."""
-        floors = self._setting_of(candidate).floors
-        found = floors.get((kind, states))
+        strategy = self._strategy_of(candidate, kind)
+        return self._layers.floor_seconds(self.kinds[kind], strategy, candidate.micro_batch_size, states)
+
+    def floors(self, candidate: Candidate, states: StateBytes) -> list[tuple[int, float, float]]:
+        """For each kind of layer how many there are, and the seconds that its forward pass and both passes take at least
+        (`layer_floor_seconds`): the same for candidates that are alike in all that these depend on."""
+        key = self._alike(candidate, states)
+        found = self._floors.get(key)
         if found is None:
-            strategy, samples = self._strategy_of(candidate, kind), candidate.micro_batch_size
-            known = floors if strategy is candidate.strategy else self._known(strategy, samples).floors
-            found = known.get((kind, states))
-            if found is None:
-                found = known[kind, states] = self._layers.floor_seconds(self.kinds[kind], strategy, samples, states)
-            floors[kind, states] = found
+            found = self._floors[key] = []
+            for kind, count in self.workload.counts.items():
+                forward, backward = self.layer_floor_seconds(candidate, kind, states)
+                found.append((count, forward, forward + backward))
         return found
+
+    def _alike(self, candidate: Candidate, states: StateBytes) -> tuple[object, ...]:
+        return self._layers.alike(candidate.strategy, candidate.micro_batch_size, states)
 
     def layer_static_bytes(self, candidate: Candidate, kind: str) -> float:
         """Bytes of a layer's weights, gradients and states (`LayerCost.static_bytes`), without pricing its passes."""

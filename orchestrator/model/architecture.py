@@ -145,6 +145,10 @@ class Architecture(Shared, frozen=True, kw_only=True, dict=True):
 
     def features(self) -> tuple[str, ...]:
         """What an engine must have to compute this model, as words that capabilities use: of the stack, the layers and the ends."""
+        return self._features
+
+    @cached_property
+    def _features(self) -> tuple[str, ...]:
         if self.traced is not None:
             return self.traced.features()
         found: list[str] = []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
+from functools import cached_property
 from math import prod
 
-from orchestrator.model.ops import Op, Saved, Weight
+from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Op, Saved, Weight
 from orchestrator.values import Value
 
 
-class LayerSpec(Value, frozen=True, kw_only=True):
+class LayerSpec(Value, frozen=True, kw_only=True, dict=True):
     """One kind of layer. `input_elements` per sample is what enters (what full recompute keeps, what a pipeline boundary before it
     carries); `output_elements` what leaves. `recomputable`: engines recompute transformer layers, never the embedding or the head."""
 
@@ -22,14 +23,34 @@ class LayerSpec(Value, frozen=True, kw_only=True):
     forward_only: bool = False
     """Whether it is frozen, and so is all that its input comes from: it has no backward pass and keeps nothing for one."""
 
+    @cached_property
+    def borders(self) -> tuple[Enter | Exit, ...]:
+        """Operations at the borders of tensor-parallel regions, in order."""
+        return tuple(op for op in self.ops if isinstance(op, Enter | Exit))
+
+    @cached_property
+    def attentions(self) -> tuple[Attention, ...]:
+        return tuple(op for op in self.ops if isinstance(op, Attention))
+
+    @cached_property
+    def dispatches(self) -> tuple[Dispatch, ...]:
+        return tuple(op for op in self.ops if isinstance(op, Dispatch))
+
     def local_parameters(self, tp: int, *, with_tied: bool = True) -> int:
         """Parameters of this layer on one tensor-parallel rank."""
         return sum(w.local_numel(tp) for w in self.weights if with_tied or not w.tied)
 
-    def saved(self, *, flash_attention: bool) -> Iterator[Saved]:
+    def saved(self, *, flash_attention: bool) -> Sequence[Saved]:
         """What the layer keeps for its backward pass with this attention."""
-        for op in self.ops:
-            yield from (saved for saved in op.saves if saved.exists(flash_attention=flash_attention))
+        return self._saved[flash_attention]
+
+    @cached_property
+    def _saved(self) -> tuple[list[Saved], list[Saved]]:
+        """What it keeps without and with flash attention."""
+        unfused, fused = (
+            [saved for op in self.ops for saved in op.saves if saved.exists(flash_attention=flash)] for flash in (False, True)
+        )
+        return unfused, fused
 
     def saved_bytes(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from math import prod
 
 from orchestrator.model.architecture import Architecture
@@ -17,7 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class ModelSpec(Value, frozen=True, kw_only=True):
+class ModelSpec(Value, frozen=True, kw_only=True, dict=True):
     """An architecture at a sequence length: runs of identical layers, embedding first and head last."""
 
     architecture: Architecture
@@ -39,7 +40,7 @@ class ModelSpec(Value, frozen=True, kw_only=True):
         """Number of all layers, embedding and head included."""
         return sum(run.count for run in self.runs)
 
-    @property
+    @cached_property
     def fixed_kinds(self) -> set[str]:
         """Kinds of the layers that are never recomputed."""
         return {run.layer.kind for run in self.runs if not run.layer.recomputable}
@@ -51,7 +52,7 @@ class ModelSpec(Value, frozen=True, kw_only=True):
                 return run.layer
         raise KeyError(name)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Unpadded parameters of the whole model; tied weights once. Published totals are compared with this."""
         return sum(run.layer.parameters * run.count for run in self.runs)

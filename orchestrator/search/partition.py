@@ -319,14 +319,14 @@ class Partitions:
         """The partition with a layer less in the one stage and one more in the other; None where that is not among the steps."""
         found, state, old = list[Way](), self.start, self.start
         for p, way in enumerate(ways):
-            known = (end for end, some in self.steps[p].get(old, ()) if any(way is one for one in some))
+            known = (end for end, some in self.steps[p].get(old, ()) if way in some)
             old = next(known, -1)
             between = min(giving, taking) <= p < max(giving, taking)
             wanted = (old + ((1 if taking < giving else -1) if between else 0)) % STRIDE
             state, there = next(((end, some) for end, some in self.steps[p].get(state, ()) if end % STRIDE == wanted), (-1, None))
             if old < 0 or there is None:
                 return None
-            found.append(way if any(way is one for one in there) else there[0])
+            found.append(way if way in there else there[0])
         return found
 
     # ---- critical paths

@@ -34,6 +34,7 @@ from orchestrator.search.question import DEFAULTS, Engines, PlannedEngine, Searc
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.choices import Choice as Option
+from orchestrator.strategy.choices import getter
 from orchestrator.strategy.legality import PLANNER, legal_modes, rules_of
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.spec import LAST_RESORTS, RECOMPUTE_ORDER, UNUSUAL, Candidate, Recompute, Strategy, twins, unusual
@@ -55,6 +56,8 @@ the plan that it finds is mostly a little slower."""
 STOPPED = "not looked at: the search was stopped before (search.budget_s)"
 RESORTS = frozenset(choice.name for choice in LAST_RESORTS)
 """Options of the engines in which choices of one search may differ."""
+RESORTED = getter(choice.path for choice in LAST_RESORTS)
+"""A candidate's values of these options."""
 REJECTED_IN_PLAN = 40
 """Reasons that plan.json keeps; candidates.csv has all."""
 
@@ -343,9 +346,10 @@ class _Space:
             i: Floors(self.costs[i], engines[i].capabilities, limits[i].usable, pinned_layout=settings.pins.layout is not None)
             for i in sorted({mesh.engine for mesh in meshes})  # an engine without a choice may have no such precision
         }
-        self.meshes = [(self.floors[mesh.engine].shape_bytes(mesh.leaf.candidate), mesh) for mesh in meshes]
-        """The meshes in declared order, each with the bytes of its states."""
-        self.bound, self.below, self.groups = cache(self._bound), cache(self._below), cache(self._groups)
+        self.meshes = meshes
+        """The meshes in declared order."""
+        self.bound, self.states = cache(self._bound), cache(self._states)
+        self.below, self.groups = cache(self._below), cache(self._groups)
 
     def _meshes(self) -> list[Choice]:
         """The legal meshes of all engines, in declared order."""
@@ -363,8 +367,12 @@ class _Space:
 
     def _bound(self, mesh: Choice) -> float:
         """Seconds that no choice of the mesh undercuts."""
-        most = self.trees[mesh.engine].micro_batch_sizes(mesh.leaf.candidate)[-1]
+        most = max(self.trees[mesh.engine].micro_batch_sizes(mesh.leaf.candidate))
         return self.floors[mesh.engine].shape(mesh.leaf.candidate, most)
+
+    def _states(self, mesh: Choice) -> float:
+        """Bytes of the mesh's states."""
+        return self.floors[mesh.engine].shape_bytes(mesh.leaf.candidate)
 
     def _below(self, mesh: Choice) -> tuple[list[Choice], list[tuple[int, Outcome]]]:
         """The mesh's choices, and the branches that the tree cut on the way to them."""
@@ -393,8 +401,8 @@ class _Space:
         groups: dict[tuple[object, ...], list[Choice]] = {}
         for choice in self.below(mesh)[0]:
             candidate = choice.leaf.candidate
-            resorts = tuple(getattr(candidate.strategy, resort.name) for resort in LAST_RESORTS)
-            groups.setdefault((candidate.strategy.sequence_parallel, candidate.micro_batch_size, resorts), []).append(choice)
+            alike = candidate.strategy.sequence_parallel, candidate.micro_batch_size, *RESORTED(candidate)
+            groups.setdefault(alike, []).append(choice)
         bound = self.floors[mesh.engine].group
         return [(bound(group[0].leaf.candidate, max(choice.leaf.candidate.vpp for choice in group)), group) for group in groups.values()]
 
@@ -433,7 +441,10 @@ class _Search:
         """Passes that inner searches simulated so far."""
         self.floors = {i: floors.under(self.limits[i].usable) for i, floors in space.floors.items()}
         self.queue: list[Entry] = []
-        for states, mesh in space.meshes:
+        for mesh in space.meshes:
+            if below_s < float("inf") and space.bound(mesh) > below_s:  # nobody asks a search for faster plans why it took no other
+                continue
+            states = space.states(mesh)
             if states > self._usable(mesh):
                 self.crowded.append((states, mesh))
             else:

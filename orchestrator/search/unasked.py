@@ -117,7 +117,7 @@ class _Asked:
                 continue
             engine = self.by_name[plan.engine]
             costs, other = engine.costs(self.workload), choice.set_on(plan, value)
-            legal = self.legal(other, self.workload)
+            legal = self.legal(other, self.workload, choice)
             if not legal and choice.unit:  # there is no price of pieces that don't divide a sequence
                 continue
             by_stage = [costs.stage(other.candidate, stage, index) for index, stage in enumerate(other.stages)]
@@ -156,11 +156,14 @@ class _Asked:
         """The question's workload with this version of Megatron-core."""
         return replace(self.workload, cluster=self.workload.cluster.with_megatron(version))
 
-    def legal(self, plan: Plan, workload: Workload) -> bool:
-        """Whether the plan breaks none of its engine's rules."""
+    def legal(self, plan: Plan, workload: Workload, changed: Choice | None = None) -> bool:
+        """Whether the plan breaks none of its engine's rules. `changed`: the choice alone in which it differs from a legal one."""
+        rules = self.rules[plan.engine]
+        if changed is not None:
+            rules = tuple(rule for rule in rules if changed.name in rule.needs or changed.instead_of in rule.needs)
         fixed = workload.model.fixed_kinds
         modes = list(dict.fromkeys(span.recompute for _, span in plan.spans() if span.kind not in fixed)) or ["none"]
-        return len(legal_modes(self.rules[plan.engine], plan.candidate, workload, modes)) == len(modes)
+        return len(legal_modes(rules, plan.candidate, workload, modes)) == len(modes)
 
     def trainings(self) -> Iterator[Unasked]:
         """The plan with each of the settings that train the same model."""

@@ -11,7 +11,7 @@ A branch is cut at the first level at which a rule that forbids it can be judged
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import islice, product
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from orchestrator.strategy.spec import (
     CHOICES,
     ENGINE_OPTIONS,
     LAST_RESORTS,
+    RANK_ORDER,
     RECOMPUTE_ORDER,
     Candidate,
     Mesh,
@@ -108,6 +109,7 @@ class Leaf(NamedTuple):
 Cut = Callable[[Outcome], None]
 
 
+@cache
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors, ascending.
 
@@ -224,6 +226,9 @@ class Tree:
         self.chunks = len(expand(pins.layout)) if pins.layout is not None else None
         self.rules = (*rules_of(capabilities, workload), *prunings)
         self._overlaps_unasked = overlaps_unasked(capabilities, workload.cluster, workload.model.architecture)
+        replaced = any(getattr(pins, choice.pin) for choice in CHOICES if choice.instead_of == SHARED_OVERLAP.name)
+        able = True in capabilities.options.get(SHARED_OVERLAP.name, ()) and not workload.cluster.is_cpu
+        self._overlaps_shared = able and not replaced
         self.modes: tuple[Recompute, ...] = ()
         """Recompute modes that no rule forbids whatever else is chosen; known with the first of `shapes`."""
         self._at: list[list[Rule]] = [[] for _ in range(len(LEVELS) + 1)]
@@ -301,9 +306,11 @@ class Tree:
         """Sizes of interleaving's groups that no rule forbids, where the engine has them and nobody pins one; else none."""
         return groups_beside(candidate, self.capabilities, self.pins, self._of_groups, self.workload)
 
-    def micro_batch_sizes(self, shape: Candidate) -> list[int]:
-        """The micro-batch sizes in samples that a mesh may have, but for what rules forbid; ascending."""
-        return sorted(candidate.micro_batch_size for candidate in self._micro_batch_size(shape))
+    def micro_batch_sizes(self, shape: Candidate) -> Sequence[int]:
+        """The micro-batch sizes in samples that a mesh may have, but for what rules forbid. Under context parallelism that nobody asked
+        for, one sample: ranks that share two samples would better take one each, with as many tokens and less to exchange."""
+        one = shape.mesh.cp > 1 and self.pins.cp is None and self.pins.dp is None
+        return self.pins.among("micro_batch_size", (1,) if one else divisors(self.workload.training.global_batch_size // shape.mesh.dp))
 
     def decided(self, candidate: Candidate, depth: int = SHAPE) -> tuple[str, ...]:
         """The names of those of the first `depth` levels that say something of the candidate: an axis of one rank says nothing."""
@@ -432,9 +439,7 @@ class Tree:
         its place."""
         name, mesh = SHARED_OVERLAP.name, candidate.mesh
         beside = _with_strategy(candidate, **{name: True})
-        able = True in self.capabilities.options.get(name, ()) and not self.workload.cluster.is_cpu
-        useful = mesh.ep * mesh.etp > 1 and not any(self.pins.given().get(choice.pin) for choice in CHOICES if choice.instead_of == name)
-        legal = able and useful and not self._broken(beside, LEVELS.index(name) + 1, lambda _: None)
+        legal = self._overlaps_shared and mesh.ep * mesh.etp > 1 and not self._broken(beside, LEVELS.index(name) + 1, lambda _: None)
         for value in self.pins.among(name, (legal,)):
             yield beside if value else candidate
 
@@ -449,11 +454,14 @@ class Tree:
         if self.pins.rank_order is not None:
             yield _with_mesh(candidate, "order", tuple(self.pins.rank_order.split("-")))
             return
-        seen: set[tuple[str, ...]] = set()
+        seen, degree = set[tuple[str, ...]](), candidate.mesh.degree
+        wide = {axis for axis in RANK_ORDER if degree(axis) > 1}
         for order in self.capabilities.rank_orders:
+            shape = tuple(axis for axis in order if axis in wide)
+            if shape in seen:
+                continue
             mesh = replace(candidate.mesh, order=order)
-            shape = tuple(axis for axis in order if mesh.degree(axis) > 1)
-            if shape not in seen and (not seen or order[-1] == "pp" or self._nearer(mesh.stride("pp"))):
+            if not seen or order[-1] == "pp" or self._nearer(mesh.stride("pp")):
                 seen.add(shape)
                 yield _with_strategy(candidate, mesh=mesh)
 
@@ -489,11 +497,8 @@ class Tree:
             yield beside if value else candidate
 
     def _micro_batch_size(self, candidate: Candidate) -> Iterator[Candidate]:
-        """The candidate with each micro-batch size. Under context parallelism that nobody asked for, one sample: ranks that share two
-        samples would better take one each, with as many tokens and less to exchange."""
         per_rank = self.workload.training.global_batch_size // candidate.mesh.dp
-        free = self.pins.cp is None and self.pins.dp is None
-        for size in self.pins.among("micro_batch_size", (1,) if candidate.mesh.cp > 1 and free else divisors(per_rank)):
+        for size in self.micro_batch_sizes(candidate):
             yield replace(candidate, micro_batch_size=size, num_microbatches=per_rank // size)
 
     def _vpp(self, candidate: Candidate) -> Iterator[Candidate]:

@@ -90,9 +90,11 @@ def test_what_is_kept_from_one_candidate_changes_no_price_of_another(choice: Cho
                 other = changed(base, choice, value)
                 if f"mixed/{other.strategy.zero_stage}" not in traits.states:
                     continue
-                shared = model_of(traits)
+                shared, fresh, states = model_of(traits), model_of(traits), traits.states["mixed/0"]
                 shared.price(base, stages(base))
-                assert asdict(shared.price(other, stages(other))) == asdict(model_of(traits).price(other, stages(other)))
+                assert asdict(shared.price(other, stages(other))) == asdict(fresh.price(other, stages(other)))
+                shared.floors(base, states)
+                assert shared.floors(other, states) == fresh.floors(other, states)
 
 
 def test_data_parallel_copies_share_what_is_kept() -> None:

@@ -35,7 +35,7 @@ def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("cuda_graph_modules", SOURCE, f"{GRAPHS} moe_token_dispatcher_type overlap_moe_expert_parallel_comm")
+@rule("cuda_graph_modules", SOURCE, f"{GRAPHS} moe_token_dispatcher_type overlap_moe_expert_parallel_comm", only_with="cuda_graph_impl")
 def modules_fit(candidate: Candidate, workload: Workload) -> str | None:
     """Whether the model has what is to be a graph, and may have it as one."""
     strategy, a = candidate.strategy, workload.model.architecture
@@ -61,6 +61,7 @@ def modules_fit(candidate: Candidate, workload: Workload) -> str | None:
     "cuda_graph_overlap",
     "core/transformer/transformer_config.py:1898-1920; core/transformer/transformer_layer.py:1262 and training/arguments.py:1829 of 0.19",
     f"{GRAPHS} overlap_moe_expert_parallel_comm delay_wgrad_compute moe_shared_expert_overlap",
+    only_with="cuda_graph_impl",
 )
 def beside_overlap(candidate: Candidate, workload: Workload) -> str | None:
     """Whether the graphs go with the exchange of tokens beside another micro-batch, and with weight gradients that it delays."""

@@ -235,7 +235,8 @@ def fp32_accumulation(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
-@rule("ddp_bucket", "core/distributed/distributed_data_parallel.py:65-69", "dp cp ddp_bucket_size overlap_grad_reduce megatron_fsdp")
+@rule("ddp_bucket", "core/distributed/distributed_data_parallel.py:65-69", "dp cp ddp_bucket_size overlap_grad_reduce megatron_fsdp",
+      only_with="ddp_bucket_size")  # fmt: skip
 def ddp_bucket(candidate: Candidate, workload: Workload) -> str | None:
     strategy, said = candidate.strategy, f"ddp_bucket_size={candidate.strategy.ddp_bucket_size}"
     if strategy.ddp_bucket_size is None:

@@ -103,7 +103,7 @@ def traffic(
     if mesh.cp == 1:
         return
     inner, steps = cut(strategy, kind, domain)
-    given = ([op for op in layer.ops if isinstance(op, Attention)], strategy, micro_batch_size, itemsize)
+    given = (layer.attentions, strategy, micro_batch_size, itemsize)
     if inner == steps == 1:
         yield from _gathered(*given)
     if inner > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.model.spec import Attention, Enter, Exit, LayerSpec
+from orchestrator.model.spec import Enter, Exit, LayerSpec
 from orchestrator.strategy.axes.traffic import PASSES, Hidden, Operation, Traffic, When
 from orchestrator.strategy.spec import Strategy
 
@@ -37,9 +37,7 @@ def traffic(
     mesh, stride = strategy.mesh, strategy.mesh.stride(AXIS)
     if mesh.tp == 1:
         return
-    for op in layer.ops:
-        if not isinstance(op, BORDERS):
-            continue
+    for op in layer.borders:
         elements = op.elements * micro_batch_size / mesh.cp
         for when, operation in _operations(op, sequence_parallel=strategy.sequence_parallel):
             beside = beside_products and when == "backward" and isinstance(op, Enter)
@@ -52,8 +50,8 @@ def query_groups(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, it
     """The exchange in one micro-batch of engines that gather queries, keys and values where there are fewer query groups than ranks: a
     group's heads are divided over several, so that each takes its own out of all of them. Nothing runs beside it."""
     mesh = strategy.mesh
-    for op in layer.ops:
-        if isinstance(op, Attention) and op.kv_heads < mesh.tp:
+    for op in layer.attentions:
+        if op.kv_heads < mesh.tp:
             nbytes = op.elements * itemsize * micro_batch_size / mesh.cp
             operations: tuple[Operation, ...] = ("all_gather", "reduce_scatter")
             for when, operation in zip(PASSES, operations, strict=True):
