@@ -162,7 +162,7 @@ OLDER = {"cluster.software.megatron_core": "0.16.1"}
         {"recipe": "gpt_tiny", "gpus": 4, "engine": "megatron", "cluster": "cpu"},
         {"recipe": "llama3_8b_128k", "gpus": 16, "engine": "megatron"},
         {"recipe": "llama3_8b", "gpus": 64, "pin.pp": 4, "pin.tp": 2, "train.precision": "fp8"},
-        {"recipe": "qwen3_next_80b_a3b", "engine": "megatron"},
+        {"recipe": "qwen3_next_80b_a3b", "engine": "megatron", "pin.tp": 1, "pin.pp": 8, "pin.ep": 8},
         {"recipe": "gpt_tiny", "gpus": 4, "engine": "megatron", "model.activation": "relu2"},
     ],
 )
