@@ -24,7 +24,7 @@ from orchestrator.engines.engine import Entry, OwnLoop
 from orchestrator.engines.entry import engine_of_entry, entry_job, own_loop
 from orchestrator.errors import InputError, NoPlanError, OrchestratorError
 from orchestrator.job import Job
-from orchestrator.launch import render
+from orchestrator.launch import render, schedulers
 from orchestrator.model.families import describe_for
 from orchestrator.model.routing import Unevenness
 from orchestrator.plan import Plan, Prices
@@ -35,7 +35,7 @@ from orchestrator.recipe.supervised import steps_of
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import UNKNOWN, Bounds, Outcome, Progress, plainest, search
 from orchestrator.search.question import Kinds, PlannedEngine, SearchSettings
-from orchestrator.search.unasked import Unasked, seconds_of, unasked
+from orchestrator.search.unasked import WORTH_S, Unasked, seconds_of, unasked
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.divisible import fewer
 from orchestrator.strategy.legality import lacking_parts, plan_only
@@ -48,6 +48,8 @@ SHOWN_PLANS = 4
 """The fastest, and three that differ from it, and from each other, in kind."""
 SHOWN_FASTER = 1e-3
 """Share of a step below which a plan that may run out of memory is not worth showing."""
+AHEAD = 1.05
+"""Times the seconds of a plan with an option that the engine's own program has, above which no plan without is taken instead."""
 TRIED = 4
 """Numbers of GPUs of which the one with the fastest plan is taken, where a plan is for so many at most: 13 nodes may divide a batch worse
 than 12 do. Where none of them has a plan the search goes on to the first that has."""
@@ -92,6 +94,8 @@ class Found(Value, frozen=True, kw_only=True):
     """No plan of the search has a chance of running out of memory of USUAL_RISK at most."""
     by_price: Plan | None = None
     """The fastest plan by price, where a plainer one that prices can't tell from it was taken (search.prefer=plain)."""
+    ahead: Unasked | None = None
+    """The option that was taken though nobody asked for it, as no plan without comes near (`AHEAD`)."""
     fuller: Plan | None = None
     """The fastest plan under the last of the memory policy's limits, where somebody asks and it is the faster one."""
     fewer: Plan | None = None
@@ -325,8 +329,17 @@ class Planner:
     def _searched(self, progress: Progress | None, without: Collection[str], *, with_fuller: bool) -> Found:
         settings = self.settings
         found = self.fastest(self.space(without=without), progress, with_fuller=with_fuller)
-        plan, space = found.plan, found.space
+        space, plans = found.space, sorted((found.plan, *found.alternatives), key=seconds_of)
         assert space is not None
+        offers = unasked(plans, found.bounds, space.workload, space.planned, space.settings)
+        rows, take = [*found.alternatives], settings.take or 1
+        rows.insert(take - 1, found.plan)
+        if (ahead := self._ahead(space, rows[0], offers)) is not None:
+            offers = tuple(one for one in offers if seconds_of(one.plan) < seconds_of(ahead.plan) * (1 - WORTH_S))
+            rows = [ahead.plan, *rows][: max(2, len(rows))]
+            plan = self._completed(space, rows.pop(take - 1))
+            found = msgspec.structs.replace(found, plan=plan, alternatives=tuple(rows), by_price=None, fuller=None, ahead=ahead)
+        plan = found.plan
         index = space.index(plan)
         inside = narrower_tp(plan) if settings.pins.tp is None else None
         return msgspec.structs.replace(
@@ -334,14 +347,20 @@ class Planner:
             explained=space.explain(settings.explain),
             narrower=space.explain(Pins(tp=inside)) if inside is not None else (),
             alone=data_parallelism_alone(space.workload, space.planned) if divided(plan) else (),
-            unasked=(
-                *self._only_planned(plan),
-                *unasked(sorted((plan, *found.alternatives), key=seconds_of), found.bounds, space.workload, space.planned, space.settings),
-            ),
+            unasked=(*self._only_planned(plan), *offers),
             uneven=space.prices[index].unevenness(plan),
             elsewhere=self.elsewhere(plan),
             fewer=self.on_fewer(plan),
         )
+
+    def _ahead(self, space: Space, plan: Plan, offers: Sequence[Unasked]) -> Unasked | None:
+        """The first offer that is far enough ahead of the plan, if the engine's own program has it and would train it; None: there is none,
+        or the plan is to go on from a checkpoint, or is for another program."""
+        settings = self.settings
+        if settings.continues is not None or {*settings.write} - {*schedulers.WRITERS}:
+            return None
+        far = (one for one in offers if one.own_program and seconds_of(one.plan) * AHEAD < seconds_of(plan))
+        return next((one for one in far if settings.entry or self.trained_by(self._completed(space, one.plan))[0] is not None), None)
 
     def _only_planned(self, plan: Plan) -> Iterator[Unasked]:
         """The fastest plans of engines that were not searched, as others train this model and these plan it for other programs alone, where

@@ -227,6 +227,8 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     plan, brief = found.plan, not settings.verbose
     console.print(text.alternatives_table(plan, found.alternatives, settings.take or 1, brief=brief))
+    if found.ahead is not None and (settings.take or 1) == 1:
+        say(text.ahead_text(plan, found.ahead.key, found.alternatives[0]))
     if apart := text.difference_text(plan, found.by_price):
         say(apart)
     alone = [(row.engine, row.zero_stage, row.least.predicted if row.least else None, row.why) for row in found.alone]

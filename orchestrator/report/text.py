@@ -602,6 +602,12 @@ def even_text(ep: int, *, brief: bool = False) -> str:
     )
 
 
+def ahead_text(plan: Plan, key: str, without: Plan) -> str:
+    """Why the plan has an option that nobody asked for: the fastest of those `without` is that much slower."""
+    slower = _percent(without.prediction.step_time_s / plan.prediction.step_time_s - 1)
+    return f"{key}: taken unasked, as the fastest plan without takes {slower} longer; {key.partition('=')[0]}=false leaves it out"
+
+
 def unasked_text(plan: Plan, key: str, asks: str, other: Plan, *, taken: bool = True, modes_said: bool = True) -> str:
     """What the fastest plan, or another, takes with a choice that nobody asked for, and what that `asks` for. `taken`: whether the fastest
     is the one that was taken; `modes_said`: as of `choice`."""

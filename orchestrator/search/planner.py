@@ -254,11 +254,13 @@ def fastest_with(
         candidate = replace(before, strategy=choice.set_on(before.strategy, value))
         if allowed.never(candidate):
             break
+        if not least and costs.time_floor(candidate) >= below_s:  # nothing is known of its time but that
+            continue
         before_modes = modes[before]
         with_it = allowed.modes(candidate, before_modes)
         if not with_it:
             continue
-        if same_groups and in_vain < IN_VAIN and {*with_it} <= {*before_modes}:
+        if least and same_groups and in_vain < IN_VAIN and {*with_it} <= {*before_modes}:
             alike = before.strategy, before.micro_batch_size, with_it
             if alike not in floors:
                 floors[alike] = beside(costs, before, candidate, with_it)

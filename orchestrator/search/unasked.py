@@ -16,6 +16,7 @@ from orchestrator.search.planner import Bounds, faster, fastest_with
 from orchestrator.search.question import Engines, PlannedEngine, SearchSettings
 from orchestrator.strategy.choices import Choice, shown
 from orchestrator.strategy.legality import legal_modes, overlaps_unasked, rules_of
+from orchestrator.strategy.offloading import without_use
 from orchestrator.strategy.spec import OFFERED, Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
@@ -34,6 +35,8 @@ class Unasked(Value, frozen=True, kw_only=True):
     key: str
     asks: str
     plan: Plan
+    own_program: bool = False
+    """Whether the engine's own program has it (`Offered.own_program`)."""
 
 
 def unasked(plans: Sequence[Plan], bounds: Bounds, workload: Workload, engines: Engines, settings: SearchSettings) -> tuple[Unasked, ...]:
@@ -42,7 +45,7 @@ def unasked(plans: Sequence[Plan], bounds: Bounds, workload: Workload, engines: 
     with these settings, fastest first; `bounds`: what it knows of its choices.
 
     Each option is priced on these plans as they are. Where it brings something to one of them, but not enough to one that may have it and
-    fits, other choices with bounds near by are searched with it."""
+    fits, other choices with bounds near by are searched with it. One that makes room alone is looked at where that is what lacks."""
     if not plans or plans[0].predicted is None:
         return ()
     asked = _Asked(plans, bounds, workload, engines, settings)
@@ -80,6 +83,9 @@ class _Asked:
         """The fastest plan with this value that is known or found, where that is worth it."""
         assert choice.offered is not None
         engines = [engine for engine in self.engines if _has(engine, choice, value, self.workload)]
+        if choice.offered.frees:
+            roomy = self.near_by(choice, value, engines, 0.0)
+            return None if roomy is None else Unasked(key=f"pin.{choice.pin}={shown(value)}", asks=choice.offered.asks, plan=roomy)
         known, later, hoped = self.as_they_are(choice, value, {engine.name for engine in engines})
         seconds, peak, best = min(known, key=itemgetter(0), default=(self.worth_s, float("inf"), None))
         best, asks = self.priced(best) if best is not None and self.worth(seconds, peak) else None, choice.offered.asks
@@ -101,7 +107,7 @@ class _Asked:
             asks = f"{asks}; needs Megatron-core {release} (cluster.software.megatron_core={release})"
         if best is None or not self.worth(seconds_of(best), best.prediction.peak_memory_bytes):
             return None
-        return Unasked(key=f"pin.{choice.pin}={shown(value)}", asks=asks, plan=best)
+        return Unasked(key=f"pin.{choice.pin}={shown(value)}", asks=asks, plan=best, own_program=choice.offered.own_program)
 
     def as_they_are(
         self, choice: Choice, value: Any, able: Container[str]
@@ -143,10 +149,13 @@ class _Asked:
         return replace(plan, predicted=costs.price(plan.candidate, plan.stages))
 
     def near_by(self, choice: Choice, value: Any, engines: Engines, least: float) -> Plan | None:
-        """The fastest plan with this value, of choices that might be worth it if it takes `least` times as long with it."""
+        """The fastest plan with this value, of choices that might be worth it if it takes `least` times as long with it; 0: of those that
+        divide GPUs as the plan does, which may fit, or recompute less, with it."""
         best = None
         for engine in engines:
-            known = self.ascending.get(engine.name, ())
+            known: Sequence[tuple[Candidate, float]] = self.ascending.get(engine.name, ())
+            if not least:
+                known = [(candidate, 0.0) for candidate, _ in known if candidate.mesh == self.plan.mesh]
             below_s = self.worth_s if best is None else seconds_of(best)
             given = self.bounds.modes, self.workload, engine, self.settings, below_s, self.bounds.paths
             best = fastest_with((choice, value), least, known, *given) or best
@@ -186,6 +195,8 @@ def _has(engine: PlannedEngine, choice: Choice, value: Any, workload: Workload) 
         return bool(capabilities.zero_shard_stages) and not capabilities.zero_shard_groups
     if choice.name == "tp_comm_overlap":
         return choice.name in capabilities.options and not overlaps_unasked(capabilities, workload.cluster, workload.model.architecture)
+    if choice.name == "offload_modules" and without_use(tuple(run.layer for run in workload.model.runs), value):
+        return False
     if choice.searched:
         return value in capabilities.pinned_values.get(choice.name, ())
     return choice.name in capabilities.pinned_options

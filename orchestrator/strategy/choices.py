@@ -28,6 +28,11 @@ class Offered(Value, frozen=True, kw_only=True):
     """What they ask for, or why the search leaves them out: needs DeepEP installed on every node."""
     saves_memory: bool = False
     """Whether a plan may fit with one that does not fit without."""
+    own_program: bool = False
+    """Whether it is taken unasked where a plan with it is ahead by more than any other is and the engine's own program, which has it, is
+    what trains it (`Planner`)."""
+    frees: bool = False
+    """Whether all that one does is to make room: only what does not fit without is then looked at with it."""
     last_resort: bool = False
     """Whether the search takes one of its own accord where nothing fits without. Otherwise the refusal names it (search/refuse.py)."""
 

@@ -149,7 +149,9 @@ class Options(Value, frozen=True, kw_only=True):
         doc="what of a layer its graphs hold; unset: all that can be a graph (megatron)", in_layer_price=False)] = None  # fmt: skip
     offload_modules: Annotated[str | None, Choice(
         doc="what these modules of a layer keep for backward goes to host memory: core_attn+attn_proj+moe_act, say (megatron, "
-        "--fine-grained-activation-offloading)", read=read_modules)] = None  # fmt: skip
+        "--fine-grained-activation-offloading)", read=read_modules, offered=Offered(
+            values=("core_attn", "expert_fc1+moe_act"), frees=True,
+            asks="needs Megatron's own program; its time rests on the host's link, which no published run checks"))] = None  # fmt: skip
     cp_comm_type: Annotated[
         CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp", seen=7)
     ] = "p2p"
@@ -178,7 +180,10 @@ class Options(Value, frozen=True, kw_only=True):
             doc="ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads...)",
             in_layer_price=False,
             offered=Offered(
-                values=(True,), asks="needs Megatron's own program (entry=): our worker has no Megatron-FSDP", saves_memory=True
+                values=(True,),
+                asks="needs Megatron's own program (its loop of 0.19, or entry=): our worker has no Megatron-FSDP",
+                saves_memory=True,
+                own_program=True,
             ),
         ),
     ] = False

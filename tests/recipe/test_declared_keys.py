@@ -81,9 +81,8 @@ def test_a_wrong_value_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
 
 def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:
     """All that only a pin takes, but for what is on by itself, for what graphs hold: all they can, and for what is priced by its bytes
-    alone, which are more, a size that Megatron has one of itself for, and offload by modules, whose time no published run checks."""
+    alone, which are more, and a size that Megatron has one of itself for."""
     on = {
-        "offload_modules",
         "overlap_grad_reduce",
         "overlap_param_gather",
         "cuda_graph_modules",

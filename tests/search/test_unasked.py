@@ -15,7 +15,7 @@ from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import NoPlanError
 from orchestrator.plan import Plan
-from orchestrator.planning import Found, Planner
+from orchestrator.planning import AHEAD, Found, Planner
 from orchestrator.search.planner import faster
 from orchestrator.search.unasked import WORTH_S, seconds_of
 from orchestrator.strategy.choices import Choice
@@ -52,7 +52,7 @@ def _values(choice: Choice) -> tuple[Any, ...]:
     if choice.type is bool:
         return (True, False)
     if choice.name == "offload_modules":
-        return ()  # offered nowhere, as no published run checks its time; what it would gain says tests/benchmarks/best_pins.md
+        return ("core_attn", "qkv_linear+core_attn+attn_proj", "moe_act", "expert_fc1+moe_act")
     if choice.name == "ddp_bucket_size":
         return (10**7, 10**8)
     return (8, 64) if choice.type is int else typing.get_args(choice.type)
@@ -87,6 +87,7 @@ COVERING = (
     ("recipe=t5_11b", "gpus=8"),  # user buffers, which are of one of its two lengths
     ("recipe=bert_tiny", "gpus=64"),  # sequences shorter than the pieces that are offered
     ("recipe=llama3_70b_lora", "gpus=8"),  # checkpoints in host memory, in place of smaller micro-batches
+    ("recipe=gpt3_1t", "gpus=1024"),  # attention's part in host memory, which more chunks need
 )
 OF_EXPERTS = ("moe_token_dispatcher_type", "overlap_moe_expert_parallel_comm")
 
@@ -180,6 +181,40 @@ def test_traffic_runs_beside_products_unasked_where_user_buffers_start_and_publi
     peaks = [fastest(*tight, f"pin.tp_comm_overlap={pin}").prediction.peak_memory_bytes for pin in ("true", "false")]
     assert peaks[1] < peaks[0]
     assert not fastest(*tight, f"memory.limit_gib={sum(peaks) / 2 / 2**30}").tp_comm_overlap
+
+
+def test_an_offload_is_offered_where_it_makes_room_for_a_faster_plan_and_nowhere_else() -> None:
+    """Chunks of a pipeline, of which there are four where attention leaves what it keeps to host memory. Looked at on the plan's own mesh
+    alone: all others would take two thirds of the search once more (llama3_8b on 8 GPUs)."""
+    words = ("recipe=gpt3_1t", "gpus=1024", "cluster=dgx_h100")
+    found = searched(*words)
+    (roomy,) = [one for one in found.unasked if "offload_modules" in one.key]
+    assert roomy.key == "pin.offload_modules=core_attn"
+    assert seconds_of(roomy.plan) < (1 - WORTH_S) * seconds_of(found.plan)
+    assert (found.plan.vpp, roomy.plan.vpp) == (1, 4)
+    assert seconds_of(searched(*words, roomy.key).plan) == pytest.approx(seconds_of(roomy.plan))
+    for none in (("recipe=llama3_70b", "gpus=64"), (*words, "cluster.software.transformer_engine=false"), (*words, "pin.vpp=1")):
+        assert not any("offload_modules" in one.key for one in searched(*none).unasked)
+
+
+def test_megatrons_fsdp_is_taken_where_no_plan_without_comes_near_and_its_own_loop_trains_it() -> None:
+    release, pin = "cluster.software.megatron_core=0.19.2", "pin.megatron_fsdp"
+    given = ("recipe=gpt3_175b", "gpus=1024", "cluster=gb200_nvl72")
+    words = (*given, release)
+    found = searched(*words)
+    without = searched(*words, f"{pin}=false").plan
+    assert found.plan.megatron_fsdp
+    assert found.ahead is not None
+    assert found.ahead.key == f"{pin}=true"
+    assert seconds_of(found.plan) * AHEAD < seconds_of(without) == seconds_of(found.alternatives[0])
+    assert seconds_of(found.plan) == pytest.approx(seconds_of(searched(*words, f"{pin}=true").plan))
+    assert pin not in " ".join(one.key for one in found.unasked)
+    taken = searched(*words, "take=2")
+    assert (taken.plan.candidate, taken.alternatives[0].candidate) == (without.candidate, found.plan.candidate)
+    for more in ((release, "program=instrument"), ("cluster.software.megatron_core=0.16.1",), (release, "write=bridge")):
+        other = searched(*given, *more)
+        assert not other.plan.megatron_fsdp
+        assert f"{pin}=true" in [one.key for one in other.unasked]
 
 
 def test_what_is_fixed_by_a_pin_is_not_offered_against_it() -> None:
