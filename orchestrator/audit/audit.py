@@ -95,6 +95,8 @@ class Audit:
                 raise InputError(*missing, why)
             assumed.append(f"{'='.join(missing)} is not here: it says no more than the pins")
         reading, more = divided(source.reading, settings)
+        if not settings.architecture.experts:
+            reading = msgspec.structs.replace(reading, setup=msgspec.structs.replace(reading.setup, etp=1))
         said = {f"{name.removeprefix('model.')}=" for name in reading.weak if name in tree or {"recipe", "model.hf_config"} & {*tree}}
         pinned_here = [f"pin.{name}=" for name in settings.pins.given()]
         kept = [line for line in reading.assumed if not line.startswith(tuple(said)) and not any(pin in line for pin in pinned_here)]

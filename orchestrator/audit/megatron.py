@@ -383,6 +383,11 @@ EXPERTS: Final = {"expert_model_parallel_size", *(term.theirs for term in words.
 """Settings of a part of a model by which it has experts."""
 
 
+def has_experts(given: Mapping[str, Any], said: Collection[str]) -> bool:
+    """Whether settings, of which the file says those named in `said`, tell that the model has experts."""
+    return bool(given.get("num_moe_experts")) or any(name in EXPERTS and given.get(name) not in (None, False, 1) for name in said)
+
+
 def ramp_of(f: Fields) -> tuple[int, ...] | None:
     """The first batch, the step and the samples of a batch that grows; None: it does not, or is no three numbers above 0."""
     said = _texts(f.given.get("rampup_batch_size") or ())
@@ -393,7 +398,7 @@ def ramp_of(f: Fields) -> tuple[int, ...] | None:
 def part_keys(f: Fields, stack: str, said: Collection[str]) -> dict[str, Any]:
     """The keys of a recipe where the settings do not say the whole model: those that they say (`said`: names, without what was made up)."""
     f.assumed.append("the model that you give: the file does not say its layers, width and heads")
-    if any(name in EXPERTS and f.given.get(name) not in (None, False, 1) for name in said):
+    if has_experts(f.given, said):
         f.given["num_moe_experts"] = True
     f.given.setdefault("seq_length", 1)
     keys = {f"model.{name}": f.get(name) for name in SIMPLE if name in said}
@@ -565,10 +570,9 @@ def setup_of(f: Fields, engine: str) -> Setup:
     instances = int(f.get("num_distributed_optimizer_instances") or 1)
     if said.get("microbatch_group_size_per_vp_stage") == pp:
         del said["microbatch_group_size_per_vp_stage"]
-    if f.given.get("num_moe_experts"):
-        said.setdefault("etp", tp)
-    else:  # whose settings mean nothing then
-        said = {name: value for name, value in said.items() if name not in ("etp", *(term.ours for term in words.EXPERT_PARALLEL[2:]))}
+    said.setdefault("etp", tp)  # of a model without experts the audit forgets it: a file of overrides does not say which it has
+    if not f.given.get("num_moe_experts"):  # whose other settings mean nothing then
+        said = {name: value for name, value in said.items() if name not in [term.ours for term in words.EXPERT_PARALLEL[2:]]}
     if said["tp_comm_overlap"] and f.given.get("multi_latent_attention"):
         said["tp_comm_overlap"] = False
         f.assumed.append("tp_comm_overlap does nothing with multi_latent_attention: Megatron turns it off (rule tp_comm_overlap)")

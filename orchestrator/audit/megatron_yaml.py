@@ -19,7 +19,20 @@ from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.words.megatron import ALIASES
 from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same
-from orchestrator.words.tools import BRIDGE, BRIDGE_FREEZES, MEGATRON_LM, MS_SWIFT, NEMO, NEMO2, NEMO_RL, VERL, VERL_SFT, Seen, Tool
+from orchestrator.words.tools import (
+    BRIDGE,
+    BRIDGE_FREEZES,
+    EXPERT_TP,
+    MEGATRON_LM,
+    MS_SWIFT,
+    NEMO,
+    NEMO2,
+    NEMO_RL,
+    VERL,
+    VERL_SFT,
+    Seen,
+    Tool,
+)
 
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
@@ -75,6 +88,8 @@ def read(text: str, name: str, content: Content, tool: Tool, change: Change | No
         changes: dict[str, Any] = {}
         for field, value in megatron.fields_changed(before, after).items():
             path, there = seen.get(field, ("", None))
+            if field == EXPERT_TP in tool.made:
+                value = after.etp
             if not path and value is None:
                 continue
             terms = [term for term in tool.table if (term.theirs, term.ours) == (path, field)] or tool.terms(field)
@@ -163,6 +178,8 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
     if stack == "t5":
         fields.setdefault("decoder_seq_length", fields.get("seq_length"))
     made = {name: value for name, value in tool.made.items() if name not in fields}
+    if EXPERT_TP in made and not megatron.has_experts(fields, seen):
+        fields[EXPERT_TP] = made.pop(EXPERT_TP)  # of which nothing is said to who has no experts
     notes += [f"{name}={str(value).lower()}: the recipes' own where the file does not say" for name, value in made.items()]
     fields |= made
     if fields.get("optimizer_cpu_offload") and tool is not MEGATRON_LM:

@@ -69,6 +69,8 @@ class Tool(NamedTuple):
 
 IN_YAML: Final = {flag: field for field, flag in ALIASES.items()}
 """TransformerConfig's names of settings whose flags are called otherwise, by the flag's."""
+EXPERT_TP: Final = "expert_tensor_parallel_size"
+"""The experts' own tp, for which Megatron takes tp where nothing says it, and some of these programs 1."""
 DATA_PARALLEL: Final = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
 SIZES: Final = (
     "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size expert_model_parallel_size expert_tensor_parallel_size "
@@ -208,7 +210,7 @@ BRIDGE: Final = Tool(
             "tokenizer", "rerun_state_machine", "env_vars", "tensor_inspect", "optimizer_config_override_provider", "comm_overlap"),
     known=kinds("bridge"),
     adapt=_bridge,
-    made=dict.fromkeys(DATA_PARALLEL, True),
+    made=dict.fromkeys(DATA_PARALLEL, True) | {EXPERT_TP: 1},  # the latter in 28 of 32 files of recipes with experts
     release="Megatron-Bridge 0.6.2 (training/config.py, ConfigContainer; training/mixed_precision.py, comm_overlap.py)",
     start="override(recipe's ConfigContainer), or the words of bridge.sh behind scripts/training/run_recipe.py --recipe NAME",
 )  # fmt: skip
@@ -484,7 +486,7 @@ NEMO_RL: Final = Tool(
     adapt=_nemo_rl,
     made={
         "use_distributed_optimizer": True, "bf16": True, "moe_token_dispatcher_type": "alltoall", "overlap_grad_reduce": True,
-        "overlap_param_gather": True, "grad_reduce_in_bf16": True, "use_precision_aware_optimizer": True,
+        "overlap_param_gather": True, "grad_reduce_in_bf16": True, "use_precision_aware_optimizer": True, EXPERT_TP: 1,
     },
     release="NeMo-RL 0.6.0, 7ea279a (nemo_rl/models/policy/__init__.py, MegatronConfig; nemo_rl/models/megatron/setup.py)",
     start="uv run examples/run_sft.py --config RUN/nemo_rl.yaml, over the file that `defaults` names, with your model and data behind "
@@ -494,7 +496,7 @@ NEMO_RL: Final = Tool(
         "policy.optimizer": None,
     },
     off={**dict.fromkeys(("recompute_granularity", "recompute_modules", "fp8", "cuda_graph_modules"), NOTHING),
-         "expert_tensor_parallel_size": 1},  # its classes take no null there (MasterConfig)
+         EXPERT_TP: 1},  # its classes take no null there (MasterConfig)
     nodes=("cluster.num_nodes", "cluster.gpus_per_node"),
 )  # fmt: skip
 """NeMo-RL's configuration (examples/configs/sft.yaml, of which `made` are the defaults). It builds one model chunk a stage."""
@@ -509,6 +511,8 @@ def _swift(seen: Seen, content: Content) -> None:
         del seen["recompute_granularity"]
     elif "recompute_granularity" not in seen:
         seen["recompute_granularity"] = "", "selective"
+    if seen.get("use_megatron_fsdp", ("", False))[1]:
+        seen.setdefault("data_parallel_sharding_strategy", ("", "optim_grads_params"))
 
 
 MS_SWIFT: Final = Tool(
@@ -531,7 +535,7 @@ MS_SWIFT: Final = Tool(
     adapt=_swift,
     made={
         "bf16": True, "use_distributed_optimizer": True, "moe_token_dispatcher_type": "alltoall", "overlap_grad_reduce": False,
-        "overlap_param_gather": False,
+        "overlap_param_gather": False, EXPERT_TP: 1,
     },
     off={"recompute_granularity": "none"},
     nulls=False,  # swift/cli/main.py makes it the word None of a command line

@@ -538,3 +538,32 @@ def test_a_type_that_was_read_is_not_listed_as_a_setting_beside() -> None:
     reading = formats.read(NEMO_RLS, "run.yaml").reading
     assert reading.keys["train.precision"] == "bf16"
     assert not any("precision" in line for line in reading.beside)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "etp"),
+    [
+        (SWIFT.replace("--recompute_granularity none", "--expert_model_parallel_size 4"), "run.sh", 1),
+        (SWIFT.replace("--recompute_granularity none", "--expert_model_parallel_size 4 --expert_tensor_parallel_size 2"), "run.sh", 2),
+        (BRIDGE.replace("-mb 1", "-mb 1 -ep 4"), "run.sh", 1),
+        (SLIME, "run.sh", 2),
+        (VERL, "run.sh", 2),
+    ],
+)
+def test_the_experts_own_tp_is_the_programs_default(text: str, name: str, etp: int, tmp_path: Path) -> None:
+    """ms-swift's is 1 (megatron_args.py:619), Megatron's own tp: of a file that does not say it, whether it names the experts or not."""
+    (tmp_path / name).write_text(text)
+    found = so.audit(tmp_path / name, recipe="qwen3_30b_a3b", cluster="dgx_h100")
+    assert found.plan is not None
+    assert (found.plan.tp, found.plan.etp) == (2, etp)
+    said = [line for line in found.reading.assumed if line.startswith("expert_tensor_parallel_size=1")]
+    assert bool(said) == (etp == 1)
+    dense = so.audit(tmp_path / name, recipe="qwen3_8b", cluster="dgx_h100")
+    assert dense.setup.etp == 1
+
+
+def test_a_change_of_ms_swifts_tp_that_the_experts_follow_is_written() -> None:
+    source = formats.read(SWIFT.replace("--tensor_model_parallel_size 2", "--expert_model_parallel_size 4"), "run.sh")
+    changed = source.edited(source.reading.setup, replace(source.reading.setup, tp=2, etp=2), 8)
+    assert changed is not None
+    assert "--expert_tensor_parallel_size 2" in changed
