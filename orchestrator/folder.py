@@ -18,12 +18,14 @@ from typing import Final, get_args
 import msgspec
 
 from orchestrator import recipe
+from orchestrator.cost.states import EIGHT_BIT_MOMENTS
 from orchestrator.engines import ENGINES, tools
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import File, Job, Mount
 from orchestrator.launch import render, schedulers
 from orchestrator.model.families import describe_for
+from orchestrator.model.freezing import trained_parameters
 from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, resuming, sources
@@ -177,12 +179,18 @@ def tool_files(settings: Settings, found: Found, name: str) -> list[File]:
 
 
 def saved_bytes(plan: Plan) -> float:
-    """Bytes that a checkpoint of the plan holds at most."""
+    """Bytes that a checkpoint of the plan holds at most. The frozen weights beside adapters are in none (workers/deepspeed_states.py)."""
     from orchestrator.report.failures import checkpoint_bytes
 
-    model = describe_for(plan.model, plan.training)
-    states = ENGINES[plan.engine].traits(plan.cluster.software).state_bytes(plan.training.precision, plan.zero_stage)
-    return checkpoint_bytes(model.parameters, states)
+    training, model = plan.training, describe_for(plan.model, plan.training)
+    trained = trained_parameters(model, training)
+    states = ENGINES[plan.engine].traits(plan.cluster.software).state_bytes(training.precision, plan.zero_stage)
+    if training.optimizer != "adamw":
+        kept = {"sgd": 0.0, "muon": states.moments}.get(training.optimizer, EIGHT_BIT_MOMENTS)
+        states = msgspec.structs.replace(states, moments=kept)
+    frozen = 0 if training.lora is not None else model.parameters - trained
+    matrices = sum(run.count * run.layer.parameters for run in model.runs if run.layer.recomputable) if training.optimizer == "muon" else 0
+    return checkpoint_bytes(trained, states) + frozen * states.weight - matrices * states.moments / 2  # Muon's have momentum alone
 
 
 def write_folder(out: Path, files: Sequence[File]) -> None:

@@ -39,6 +39,7 @@ from orchestrator.launch import render, schedulers
 from orchestrator.launch.stopped import stopped
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, RunSettings, to_json
+from orchestrator.plan.check import bound_to_layout
 from orchestrator.planning import Found, Planner, planned
 from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.recipe.sources import has_tokenizer
@@ -261,7 +262,7 @@ def check_range(settings: Settings, plan: Plan) -> None:
     if not plan.run.save_every:
         raise InputError("slurm.nodes", asked, "goes on from checkpoints on other nodes, and there are none: train.save_every=")
     if not ENGINES[plan.engine].reshardable(plan):
-        why = "goes on in another layout, and this plan's checkpoints are read in their own only (stage 0 in 16 bits, fp16, sgd)"
+        why = f"goes on in another layout, and this plan's checkpoints are read in their own only ({bound_to_layout(plan)})"
         raise InputError("slurm.nodes", asked, why, ["engine=megatron", "pin.zero_stage=1"])
 
 
@@ -270,7 +271,7 @@ def check_async(settings: Settings, plan: Plan) -> None:
     if not plan.run.async_save:
         return
     if not ENGINES[plan.engine].saves_beside(plan):
-        why = f"engine={plan.engine} has no copy to write from under this plan (stage 0 in 16 bits, fp16, sgd)"
+        why = f"engine={plan.engine} has no copy to write from under this plan ({bound_to_layout(plan)})"
         raise InputError("train.async_save", "true", why, ["false", "pin.zero_stage=1"])
 
 

@@ -19,9 +19,7 @@ from orchestrator.engines.traced import partition_config
 from orchestrator.engines.transformer_config import ENDS
 from orchestrator.job import File
 from orchestrator.model.families import describe_for
-from orchestrator.model.freezing import with_frozen
-from orchestrator.model.hugging_face import hugging_face
-from orchestrator.model.lora import trainable_parameters, with_lora
+from orchestrator.model.freezing import trained_parameters
 from orchestrator.model.training import EIGHT_BIT
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
@@ -64,10 +62,8 @@ def buckets(plan: Plan) -> dict[str, Any]:
     largest_layer = max(layer.local_parameters(plan.tp) for layer in layers if layer.recomputable)
     largest_weight = max(weight.local_numel(plan.tp) for layer in layers for weight in layer.weights)
     trained = sum(run.layer.local_parameters(plan.tp) * run.count for run in spec.runs)
-    if training.lora is not None:
-        trained = trainable_parameters(with_lora(hugging_face(spec), training.lora))
-    elif training.freeze:
-        trained = trainable_parameters(with_frozen(hugging_face(spec), training.freeze))
+    if training.lora is not None or training.freeze:
+        trained = trained_parameters(spec, training)
     bucket = _even(min(trained, BUCKET_ELEMENTS))  # one that is larger than what is trained is memory for nothing
     section: dict[str, Any] = {
         # Under a pipeline schedule the reduction waits for the last micro-batch; a CPU has no second stream.

@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS
 from orchestrator.engines.translation import why_other_samples
 from orchestrator.plan import Plan
-from orchestrator.plan.check import has_states_by_place
+from orchestrator.plan.check import bound_to_layout, has_states_by_place
 from orchestrator.strategy.capabilities import StateBytes, Traits
 
 STATES: Final = {
@@ -50,7 +50,8 @@ def why_no_resume(before: Plan, now: Plan) -> str | None:
         return None
     was = ", ".join(different) or f"precision {before.training.precision}"
     layout = f"pin.tp={before.tp} pin.pp={before.pp} pin.zero_stage={before.zero_stage} on {before.world_size} ranks"
-    return f"was written with {was}; stage 0 in 16 bits, fp16 and sgd continue in the same layout only: {layout}"
+    why = bound_to_layout(before) or bound_to_layout(now)
+    return f"was written with {was}; with {why} it goes on in the same layout only: {layout}"
 
 
 def _layout(before: Plan, now: Plan) -> list[tuple[str, object, object]]:

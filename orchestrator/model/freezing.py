@@ -7,9 +7,11 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from orchestrator.model.lora import frozen_layer
+from orchestrator.model.hugging_face import hugging_face
+from orchestrator.model.lora import frozen_layer, trainable_parameters, with_lora
 from orchestrator.model.parts.vision import part_of
 from orchestrator.model.spec import ModelSpec
+from orchestrator.model.training import Training
 
 
 def with_frozen(model: ModelSpec, frozen: Collection[str]) -> ModelSpec:
@@ -23,3 +25,10 @@ def with_frozen(model: ModelSpec, frozen: Collection[str]) -> ModelSpec:
             run = replace(run, layer=replace(frozen_layer(run.layer), forward_only=alone))
         runs.append(run)
     return replace(model, runs=tuple(runs))
+
+
+def trained_parameters(model: ModelSpec, training: Training) -> int:
+    """Parameters of the whole model that this training changes: its adapters' alone, or all but the frozen parts'."""
+    if training.lora is not None:
+        return trainable_parameters(with_lora(hugging_face(model), training.lora))
+    return trainable_parameters(with_frozen(hugging_face(model), training.freeze)) if training.freeze else model.parameters

@@ -35,12 +35,21 @@ def workload_of(plan: Plan) -> Workload:
     return Workload(model=model, training=plan.training, cluster=plan.cluster)
 
 
-def has_states_by_place(plan: Plan) -> bool:
-    """Whether the states of this plan of DeepSpeed's are written by their places in the whole model (workers/deepspeed_states.py), for any
-    layout. Stage 0 in 16 bits and fp16 wrap optimizers that give no access to them, and SGD has none; there DeepSpeed's own checkpoints are
-    written, for one layout."""
+def bound_to_layout(plan: Plan) -> str:
+    """What keeps this plan of DeepSpeed's from having its states written by place in the whole model (workers/deepspeed_states.py),
+    for any layout; "": nothing. Stage 0 in 16 bits and fp16 wrap optimizers that give no access to them, and of others than AdamW nobody
+    has tried it; there DeepSpeed's own checkpoints are written, for one layout."""
     training = plan.training
-    return training.optimizer == "adamw" and training.precision != "fp16" and (plan.zero_stage > 0 or training.precision == "fp32")
+    if training.optimizer != "adamw":
+        return f"train.optimizer={training.optimizer}"
+    if training.precision == "fp16":
+        return "train.precision=fp16"
+    return "" if plan.zero_stage or training.precision == "fp32" else f"zero_stage=0 in {training.precision}"
+
+
+def has_states_by_place(plan: Plan) -> bool:
+    """Whether a checkpoint of this plan of DeepSpeed's is for any layout (`bound_to_layout`)."""
+    return not bound_to_layout(plan)
 
 
 def check_plan(plan: Plan, capabilities: Capabilities) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from orchestrator.plan import LONG_S, Plan
+from orchestrator.plan.check import bound_to_layout
 from orchestrator.report.budget import budget, format_time
 from orchestrator.report.text import choice, difference
 from orchestrator.strategy.capabilities import StateBytes
@@ -90,7 +91,7 @@ def checkpoint_text(plan: Plan, nbytes: float, reshardable: bool) -> str:
     if reshardable:
         allows = f"a later run of engine={plan.engine} may have other GPUs, tp, pp, cp, ep, dp and ZeRO stage"
     else:
-        allows = f"a later run must have this layout on {plan.world_size} ranks (stage 0 in 16 bits, fp16, sgd)"
+        allows = f"with {bound_to_layout(plan)} a later run must have this layout on {plan.world_size} ranks"
     lost = format_time(every * plan.predicted.step_time_s / 2)
     size = format_bytes(nbytes)
     return f"one every {every:,} steps, of up to {size}: {allows}; another engine takes the weights; a restart loses {lost} on average"

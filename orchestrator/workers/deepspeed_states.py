@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.plan.check import has_states_by_place
+from orchestrator.plan.check import bound_to_layout, has_states_by_place
 
 from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before DeepSpeed)
 from orchestrator.workers import distributed, parts
@@ -201,7 +201,8 @@ class DeepSpeedStates:
         if saved.layout != mine:
             keys = [key for key in {**saved.layout, **mine} if saved.layout.get(key) != mine.get(key)]
             different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine.get(key)})" for key in keys)
-            why = f"was written with {different}; stage 0 in 16 bits, fp16 and sgd continue in the same layout only"
+            bound = bound_to_layout(self.plan)
+            why = f"was written with {different}; {f'with {bound} it' if bound else 'it'} goes on in the same layout only"
             raise InputError("train.resume", saved.folder, why)
         with torch.serialization.safe_globals(plain_records()):
             path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG, load_module_strict=self.plan.training.lora is None)

@@ -180,7 +180,7 @@ def test_states_that_stand_by_their_places_go_anywhere_and_others_into_the_same_
     assert why_no_resume(half, half) is None
     narrow = make_plan("deepspeed", LLAMA, zero_stage=0, tp=2)
     assert why_no_resume(half, narrow) == (
-        "was written with tp=1 (now 2), dp=8 (now 4); stage 0 in 16 bits, fp16 and sgd continue in the same layout only: "
+        "was written with tp=1 (now 2), dp=8 (now 4); with zero_stage=0 in bf16 it goes on in the same layout only: "
         "pin.tp=1 pin.pp=1 pin.zero_stage=0 on 8 ranks"
     )
     assert (why_no_resume(half, of(1)) or "").startswith("was written with zero_stage=0 (now 1); ")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 import orchestrator as so
+from orchestrator import folder
 from orchestrator.errors import InputError
 from orchestrator.report.failures import daly, goodput, young
 
 LLAMA = {"recipe": "llama3_8b", "cluster": "dgx_h100", "gpus": 32}
+PARAMETERS = 8_030_261_248
+"""Of Llama 3 8B."""
 
 
 def simulated(interval_s: float, save_s: float, restart_s: float, mtbf_s: float, intervals: int) -> float:
@@ -58,7 +62,31 @@ def test_the_plan_says_what_its_checkpoints_allow_and_what_failures_cost() -> No
 
 def test_a_plan_whose_checkpoints_are_for_one_layout_says_so() -> None:
     answer = so.plan(**LLAMA, engine="deepspeed", train={"save_every": 100, "precision": "fp16"})
-    assert "a later run must have this layout on 32 ranks" in str(answer)
+    assert "with train.precision=fp16 a later run must have this layout on 32 ranks" in str(answer)
+
+
+@pytest.mark.parametrize(
+    ("more", "nbytes"),
+    [
+        ({}, PARAMETERS * 14),
+        ({"train.optimizer": "adamw_8bit"}, PARAMETERS * (2 + 4 + 2 * (1 + 4 / 256))),
+        ({"train.optimizer": "paged_adamw_8bit"}, PARAMETERS * (2 + 4 + 2 * (1 + 4 / 256))),
+        ({"train.optimizer": "sgd"}, PARAMETERS * 6),
+        # Rank 8 on q, k, v, o, gate, up and down of 32 layers: 8 x (in + out) each.
+        ({"lora.rank": 8}, 14 * 32 * 8 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))),
+        ({"lora.rank": 8, "lora.bits": 4}, 14 * 32 * 8 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))),
+    ],
+)
+def test_a_checkpoint_is_as_large_as_what_is_trained_and_its_optimizers_states(more: dict[str, Any], nbytes: float) -> None:
+    """It was 14 bytes of each parameter whatever was trained, and so were the interval, the time of a save and the disk."""
+    found = so.plan(**LLAMA, engine="deepspeed", **{"pin.zero_stage": 3}, **more)
+    assert folder.saved_bytes(found.plan) == pytest.approx(nbytes, rel=1e-6)
+
+
+def test_muons_checkpoint_has_one_moment_of_each_matrix() -> None:
+    found = so.plan(**LLAMA, engine="megatron", **{"train.optimizer": "muon", "pin.overlap_grad_reduce": False})
+    ends = 2 * 128256 * 4096 + 4096
+    assert folder.saved_bytes(found.plan) == 14 * ends + 10 * (PARAMETERS - ends)
 
 
 def test_what_losing_a_node_costs_is_the_best_plan_without_it() -> None:

@@ -291,7 +291,7 @@ def test_a_deepspeed_checkpoint_for_one_layout_is_not_promised_to_another(folder
     planned((*words, "gpus=2", "out=old"), capsys)
     finish(folder / "old", 20)
     message = refused_or_none(capsys, folder, ("train.resume=old", "gpus=4", "launch=none", "out=new"))
-    assert "stage 0 in 16 bits, fp16 and sgd continue in the same layout only" in message
+    assert "with zero_stage=0 in bf16 it goes on in the same layout only" in message
 
 
 def refused_or_none(capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, ...]) -> str:

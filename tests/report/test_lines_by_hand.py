@@ -37,8 +37,9 @@ def test_a_checkpoint_holds_weights_and_states_and_a_restart_loses_half_an_inter
         "one every 100 steps, of up to 3.0 GiB: a later run of engine=megatron may have other GPUs, tp, pp, cp, ep, dp and"
     )
     assert said.endswith("; another engine takes the weights; a restart loses 10 minutes on average"), "half of 100 steps of 12 s"
-    alone = "a later run must have this layout on 64 ranks (stage 0 in 16 bits, fp16, sgd)"
-    assert alone in failures.checkpoint_text(saving, 3 * GIB, False)
+    eight = replace(saving, training=replace(saving.training, optimizer="adamw_8bit"))
+    alone = "with train.optimizer=adamw_8bit a later run must have this layout on 64 ranks; "
+    assert alone in failures.checkpoint_text(eight, 3 * GIB, False)
 
 
 def test_failures_cost_by_the_nodes_that_a_job_needs() -> None:
