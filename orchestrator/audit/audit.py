@@ -97,6 +97,8 @@ class Audit:
         reading, more = divided(source.reading, settings)
         if not settings.architecture.experts:
             reading = msgspec.structs.replace(reading, setup=msgspec.structs.replace(reading.setup, etp=1))
+        elif "lora.rank" in reading.keys:
+            more = [*more, "adapters are on the attention's linears and dense layers': transformers 5 has no linears in experts"]
         said = {f"{name.removeprefix('model.')}=" for name in reading.weak if name in tree or {"recipe", "model.hf_config"} & {*tree}}
         pinned_here = [f"pin.{name}=" for name in settings.pins.given()]
         kept = [line for line in reading.assumed if not line.startswith(tuple(said)) and not any(pin in line for pin in pinned_here)]

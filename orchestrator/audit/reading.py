@@ -88,6 +88,15 @@ SHARDS_ALONE: Final = Rule(
 """What goes with no data parallelism of whole copies."""
 
 
+def _beside_adapters(candidate: Candidate, workload: Workload) -> str | None:
+    ep, lora = candidate.mesh.ep, workload.training.lora
+    return None if ep == 1 or lora is None else f"ep={ep} with lora.rank={lora.rank}: nobody has tried AutoEP with adapters"
+
+
+OTHERS_ADAPTERS: Final = Rule(id="lora_experts", engine_rule="ours: nobody has tried it", check=_beside_adapters, needs=("ep",))
+"""In place of the engine's rule, which is of its own runs: other programs leave experts, whose weights are no linears, without adapters."""
+
+
 class Reading(Value, frozen=True, kw_only=True):
     """A configuration as it was read. Nothing of it is left out: each setting is in one of these."""
 
@@ -164,7 +173,8 @@ class Reading(Value, frozen=True, kw_only=True):
 
     def kept(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
         """The engine's rules that are the file's, and its own."""
-        return (*(rule for rule in rules if not (self.fsdp and rule.id in DEEPSPEEDS)), *self.rules)
+        others = {OTHERS_ADAPTERS.id: OTHERS_ADAPTERS} if "lora.rank" in self.keys else {}
+        return (*(others.get(rule.id, rule) for rule in rules if not (self.fsdp and rule.id in DEEPSPEEDS)), *self.rules)
 
 
 READ: Final = (

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 import orchestrator as so
+from orchestrator import folder
 from orchestrator.audit import formats
 from orchestrator.errors import InputError
 from orchestrator.recipe.clusters import on_hub
@@ -567,3 +568,15 @@ def test_a_change_of_ms_swifts_tp_that_the_experts_follow_is_written() -> None:
     changed = source.edited(source.reading.setup, replace(source.reading.setup, tp=2, etp=2), 8)
     assert changed is not None
     assert "--expert_tensor_parallel_size 2" in changed
+
+
+def test_adapters_of_a_model_with_experts_are_on_its_attention_as_other_programs_have_them(tmp_path: Path) -> None:
+    """ms-swift's published examples/models/qwen3_vl/zero3.sh was told that it is illegal: our engine's own rule was said of its program."""
+    (tmp_path / "run.yaml").write_text(SWIFTS.replace("full", "lora\nlora_rank: 8\ntarget_modules: all-linear\ndeepspeed: zero3"))
+    found = so.audit(tmp_path / "run.yaml", recipe="qwen3_30b_a3b", cluster="dgx_h100", gpus=8)
+    assert found.legal, found.problem
+    assert any(line.startswith("adapters are on the attention's linears") for line in found.reading.assumed)
+    assert found.plan is not None
+    # Rank 8 on q, k, v and o of 48 layers: (in + out) each.
+    assert folder.saved_bytes(found.plan) == 14 * 48 * 8 * (2 * (2048 + 4096) + 2 * (2048 + 512))
+    assert not any("ep " in change.what for change in found.changes), "nobody has tried AutoEP with adapters"
