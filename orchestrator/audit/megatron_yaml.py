@@ -18,7 +18,7 @@ from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.words.megatron import ALIASES
-from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same
+from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same, section
 from orchestrator.words.tools import (
     BRIDGE,
     BRIDGE_FREEZES,
@@ -184,7 +184,19 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
     fields |= made
     if fields.get("optimizer_cpu_offload") and tool is not MEGATRON_LM:
         fields.setdefault(megatron.OFFLOADED, 0.0)  # the class's default is none of it (core/optimizer/optimizer_config.py)
+    samples, tensors = section(model, "data").get("seq_length"), model.get("encoder_seq_length")
+    apart = ""
+    if tool is NEMO and isinstance(samples, int) and isinstance(tensors, int) and samples != tensors:
+        apart = (
+            f"model.data.seq_length={samples} beside model.encoder_seq_length={tensors}: NeMo makes samples of the former, and stages of a "
+            "pipeline wait for the latter (megatron_gpt_model.py:1673 and 767)"
+        )
+        if fields.get("pipeline_model_parallel_size") in (None, 1):
+            fields["seq_length"] = samples
+            notes.append(f"{apart}: priced with the former")
+            apart = ""
     f = megatron.Fields({name: value for name, value in fields.items() if value is not None})
+    f.broken += [apart] if apart else []
     whole = all(fields.get(name) for name in megatron.WHOLE)
     if not whole and tool in (NEMO, MEGATRON_LM):  # these say the whole model
         missing = next(name for name in megatron.WHOLE if not fields.get(name))

@@ -70,7 +70,7 @@ def known_flags() -> dict[str, tuple[str, str]]:
 
 def read(text: str, name: str = "") -> Source:
     """The script with what it says and how it is edited. Raises InputError where nothing in it trains."""
-    script = shell.read(text)
+    script = shell.read(text, name)
     try:
         return _source(script, text, name)
     except InputError as error:
@@ -267,16 +267,17 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     given: dict[str, Any] = {}
     said: dict[str, str] = {}
     others: dict[str, list[str]] = {name: [] for name in LISTS.values()}
-    actors: list[int] = []
+    by_rollout: dict[str, int] = {}
     assumed: list[str] = list(script.notes)
+    longest = ""
     for flag in line.flags:
         shown = " ".join([flag.name, *(value.text for value in flag.values)])
         positive = flag.name.replace("--no-", "--", 1)
         if flag.name not in known and known.get(positive, ("", ""))[1] != "both":
             of_slime = kind_in(kinds("slime"), flag.name.removeprefix("--").replace("-", "_"))
             others[LISTS[of_slime]].append(shown)
-            if flag.name in ACTORS and flag.values and flag.values[0].text.isdecimal():
-                actors.append(int(flag.values[0].text))
+            if flag.values and flag.values[0].text.isdecimal() and len(flag.values[0].text) <= MAX_DIGITS:
+                by_rollout[flag.name] = int(flag.values[0].text)
             continue
         destination, kind = known.get(flag.name) or known[positive]
         destination = words.ALIASES.get(destination, FIELD_OF.get(destination, destination))
@@ -291,6 +292,16 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     if by_slime := any(found for name, found in others.items() if name != LISTS[None]):
         assumed.append(f"a step is an update of the policy; {NOT_PRICED}")
         given = {"use_distributed_optimizer": True, "bf16": not given.get("fp16")} | given  # _set_default_megatron_args
+        prompts, samples, steps = (by_rollout.get(name) for name in OF_A_ROLLOUT)
+        if prompts and samples and steps:
+            given.setdefault("global_batch_size", prompts * samples // steps)
+        if "seq_length" not in given and any(given.get(name) for name in megatron.WHOLE):
+            given |= {"seq_length": OF_SLIME}
+            given.setdefault("max_position_embeddings", MANY_POSITIONS)
+            longest = "--seq-length"
+            assumed.append(
+                f"every sequence has {OF_SLIME} tokens: slime's own {longest} where the file does not say it; samples keep theirs"
+            )
     fields = megatron.Fields({name: value for name, value in given.items() if value is not None})
     trains = PROGRAM_WORD.search(line.program)
     of = trains.group(1) if trains else ""
@@ -310,7 +321,8 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     fields.broken += megatron.not_both(fields)
     if engine != "megatron":
         setup, missing = _with_deepspeed(setup, fields, given, script, name, said.get("deepspeed_config", ""))
-    if (gpus := actors[0] * actors[1] if len(actors) == len(ACTORS) else gpus_of(line, script)) is not None:
+    nodes, ranks = (by_rollout.get(name) for name in ACTORS)
+    if (gpus := nodes * ranks if nodes and ranks else gpus_of(line, script)) is not None:
         keys["gpus"] = gpus
     kind = "Megatron-DeepSpeed" if engine != "megatron" else "slime" if by_slime else "Megatron-LM"
     if kind == "Megatron-LM" and (left := [flag.partition(" ")[0] for flag in others[LISTS[None]]]):
@@ -318,16 +330,23 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
         assumed.append(f"{', '.join(near)}: added by the program, as Megatron-LM's own parser stops at a flag that it does not know")
     found = megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **others, assumed=assumed)
     named = next((flag.values[0].text for flag in line.flags if flag.name == "--hf-checkpoint" and flag.values), "")
-    return replace(found, missing=missing, model=named)
+    return replace(found, missing=missing, model=named, longest=longest)
 
 
 ONE_BY_ONE: Final = "no --moe-grouped-gemm: a rank's experts run one by one, priced as one product"
 """Megatron-LM's default (core/models/gpt/moe_module_specs.py, SequentialMLP)."""
+OF_A_ROLLOUT: Final = ("--rollout-batch-size", "--n-samples-per-prompt", "--num-steps-per-rollout")
+"""slime's flags of which the first two's product over the third is the batch of a step (slime/utils/arguments.py:1972)."""
+OF_SLIME: Final = 4096
+"""The sequence that slime's Megatron is told of where nobody says one (slime/backends/megatron_utils/arguments.py:165)."""
+MANY_POSITIONS: Final = 1 << 20
+"""Positions of a model whose samples are of any length: rotary ones have no table."""
 PER_NODE: Final = re.compile(r"^\s*(NNODES|NPROC_PER_NODE)=(\d{1,6})\b", re.MULTILINE)
 ACTORS: Final = ("--actor-num-nodes", "--actor-num-gpus-per-node")
 """slime's flags of how many GPUs train (slime/utils/arguments.py)."""
 ENTERING: Final = frozenset(
     {"num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "seq_length", "max_position_embeddings", "micro_batch_size",
+     "moe_layer_freq",
      "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "vocab_size",
      "expert_model_parallel_size", "num_layers_per_virtual_pipeline_stage", "zero_stage", "num_query_groups", "lr", "train_iters"}
 )  # fmt: skip

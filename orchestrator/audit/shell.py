@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ast
 import operator
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from orchestrator.errors import InputError
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
+    from tree_sitter import Node, Parser
 
 Span = tuple[int, int]
 """First byte and the one behind the last."""
@@ -83,6 +85,23 @@ INSIDE: Final = ("program", "list", "pipeline", "subshell", "compound_statement"
 NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
+ARITHMETIC: Final[dict[str, Callable[[int, int], bool]]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+MISREAD: Final = re.compile(rb"\]\*\$(\w+)")
+"""A variable that the grammar takes for two words, as in [0]*$N+[1]*$M."""
+SETTING: Final = (".sh", ".env", ".conf")
+"""How names of sourced files end of whose absence a word is said."""
+LONGEST: Final = 1000
+"""Rounds of a loop that counts."""
+DEEPEST: Final = 8
+"""Functions and sourced files inside of each other."""
+DIRNAME: Final = re.compile(r"""\$\(\s*dirname\s+(?:--\s+)?"?\$(?:\{BASH_SOURCE\[0\]\}|\{?BASH_SOURCE\}?|\{?0\}?)"?\s*\)""")
+"""The folder of the script that says this."""
+CHANGED: Final = re.compile(
+    r"""\$\(\s*cd\s+(?:-P\s+)?(?:--\s+)?"?(?P<to>[^"$&;<>]+?)"?\s*(?:&?>\s*/dev/null(?:\s*2>&1)?)?\s*(?:&&|;)\s*pwd(?:\s+-P)?\s*\)"""
+)
+"""A folder, by the way to it."""
+JOINED: Final = re.compile(r"""\$\(\s*IFS=['"](?P<by>[^'"])[^'"]*['"]\s*;\s*echo\s+"\$\{(?P<name>\w+)\[\*\]\}"\s*\)""")
+"""The words of an array with a character between them."""
 MOST_ITEMS: Final = 100_000
 """Items that a list in an expression may have."""
 BINARY: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
@@ -131,8 +150,9 @@ def calculate(text: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def read(text: str) -> Script:
-    """Raises InputError where the grammar's package is not installed, or the script is too long."""
+def read(text: str, name: str = "") -> Script:
+    """`name`: the script's file, whose folder says what it sources; "": it has none. Raises InputError where the grammar's package is not
+    installed, or the script is too long."""
     try:
         import tree_sitter_bash
         from tree_sitter import Language, Parser
@@ -142,8 +162,9 @@ def read(text: str) -> Script:
     source = LAST_CONTINUED.sub(lambda found: b" " * len(found[0]), text.encode())
     if len(source) > MOST_BYTES:
         raise InputError("audit", None, f"the script has {len(source):,} bytes; at most {MOST_BYTES:,} are read")
-    tree = Parser(Language(tree_sitter_bash.language())).parse(source)
-    reader = _Reader(source)
+    parser = Parser(Language(tree_sitter_bash.language()))
+    tree = parser.parse(source)
+    reader = _Reader(source, name, parser)
     try:
         reader.statement(tree.root_node)
         if tree.root_node.has_error:
@@ -192,8 +213,8 @@ def _errors(node: Node) -> Iterator[Node]:
 class _Reader:
     """Walks the statements, keeping variables."""
 
-    def __init__(self, source: bytes) -> None:
-        self.source = source
+    def __init__(self, source: bytes, name: str, parser: Parser) -> None:
+        self.source, self.name, self.parser = source, name, parser
         self.variables: dict[str, list[Word]] = {}
         self.functions: dict[str, Node] = {}
         self.commands: list[Started] = []
@@ -247,6 +268,9 @@ class _Reader:
             self.statement(node)
 
     def loop(self, node: Node) -> None:
+        if node.type == "c_style_for_statement":
+            self.counted(node)
+            return
         variable = node.child_by_field_name("variable")
         if variable is not None:
             values = [word for child in node.children_by_field_name("value") for word in self.expand(child)]
@@ -255,6 +279,35 @@ class _Reader:
         body = node.child_by_field_name("body")
         if body is not None and node.type == "for_statement":
             self.statement(body)
+
+    def counted(self, node: Node) -> None:
+        """Walks `for ((i = 0; i < N; i++))` as often as it goes round; another one, or one of more rounds than LONGEST, not at all."""
+        first, condition, update, body = (node.child_by_field_name(name) for name in ("initializer", "condition", "update", "body"))
+        if first is None or condition is None or update is None or body is None or not self.text(update).endswith("++"):
+            return
+        self.statement(first)
+        name = self.text(update).removesuffix("++")
+        for _ in range(LONGEST):
+            count = self.reckoned(name)
+            if count is None or not self.test(condition):
+                return
+            self.statement(body)
+            self.variables[name] = [Word((Piece(str(count + 1)),))]
+
+    def sourced(self, node: Node, named: str) -> None:
+        """Takes over what the script sets that is sourced here; its text is no place for a change. One that is not here is said."""
+        file = Path(self.name).absolute().parent / named
+        if not self.name or "$" in named or not file.is_file() or file.stat().st_size > MOST_BYTES or self.depth >= DEEPEST:
+            if named.endswith(SETTING):  # and is no environment of a machine
+                self.note(node, "is not here: what it sets is not known")
+            return
+        there = _Reader(MISREAD.sub(rb"]*${\1}", file.read_bytes()), str(file), self.parser)
+        there.variables, there.depth, there.spent = dict(self.variables), self.depth + 1, self.spent
+        there.statement(self.parser.parse(there.source).root_node)
+        self.spent = there.spent
+        changed = {name: words for name, words in there.variables.items() if words is not self.variables.get(name)}
+        self.variables |= {name: [Word((Piece(word.text),)) for word in words] for name, words in changed.items()}
+        self.notes += [f"{file.name}, {line}" for line in there.notes]
 
     def assign(self, node: Node) -> None:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
@@ -284,7 +337,11 @@ class _Reader:
         called = words[0].text
         if self.depth:
             self.spend(node, words)
-        if called in self.functions and self.depth < 8:
+        if called in ("source", ".") and len(words) > 1:
+            self.sourced(node, words[1].text)
+        if called == "printf" and len(words) == 5 and words[1].text == "-v":
+            self.variables[words[2].text] = [Word((Piece(words[3].text.replace("%s", words[4].text)),))]
+        if called in self.functions and self.depth < DEEPEST:
             self.depth += 1
             for index, word in enumerate(words[1:], 1):
                 self.variables[str(index)] = [word]
@@ -332,6 +389,8 @@ class _Reader:
 
     def test(self, node: Node) -> bool | None:
         kind = node.type
+        if kind == "compound_statement":  # ((...)), or commands
+            return self.test(node.named_children[0]) if self.text(node).startswith("((") and node.named_children else None
         if kind in ("test_command", "parenthesized_expression", "list") and node.named_children:
             if kind == "list":
                 left, right = self.test(node.named_children[0]), self.test(node.named_children[-1])
@@ -361,6 +420,9 @@ class _Reader:
         operation = self.text(sign)
         if operation in ("&&", "||", "-a", "-o"):
             return _joined("&&" if operation in ("&&", "-a") else "||", self.test(left), self.test(right))
+        if operation in ARITHMETIC:
+            a, b = self.reckoned(self.text(left)), self.reckoned(self.text(right))
+            return None if a is None or b is None else ARITHMETIC[operation](a, b)
         one, other = self.value(left), self.value(right)
         if operation in ("=", "==", "!="):
             return fnmatchcase(one, other) == (operation != "!=")
@@ -427,10 +489,7 @@ class _Reader:
             return tuple(piece for child in node.children for piece in self.pieces(child))
         if kind == "arithmetic_expansion":
             inner = "".join(piece.text for piece in self.inside(node, node.start_byte + 3, node.end_byte - 2))
-            named = re.sub(
-                r"[A-Za-z_]\w*", lambda name: "".join(w.text for w in self.variables.get(name.group(), [])) or name.group(), inner
-            )
-            value = calculate(named)
+            value = self.reckoned(inner)
             return (Piece(self.text(node) if value is None else str(value), None, (node.start_byte, node.end_byte)),)
         if kind in ("simple_expansion", "expansion"):
             return self.expansion(node)
@@ -441,8 +500,24 @@ class _Reader:
             return (Piece(text.replace("\\\n", "").replace("\\", "")),)
         return (Piece(text, node.start_byte),)
 
+    def reckoned(self, text: str) -> int | None:
+        """The whole number that bash makes of this text with the variables that it names; None: none that can be told."""
+        return calculate(
+            re.sub(r"[A-Za-z_]\w*", lambda name: "".join(w.text for w in self.variables.get(name.group(), [])) or name.group(), text)
+        )
+
     def output(self, node: Node) -> str:
-        """What $(expr ...), $(echo ...) or the same in backticks prints; of other commands their own text, as $(...)."""
+        """What $(expr ...), $(echo ...) or the same in backticks prints, and what says the script's folder; of other commands their own
+        text, as $(...)."""
+        here = str(Path(self.name).absolute().parent)
+        said = DIRNAME.sub(lambda _: here, self.text(node)) if self.name else ""
+        if (moved := CHANGED.fullmatch(said)) is not None:
+            said = os.path.normpath(os.path.join(here, moved["to"]))
+        if said and "$(" not in said:
+            return said
+        joined = JOINED.fullmatch(self.text(node))
+        if joined is not None:
+            return joined["by"].join(word.text for word in self.variables.get(joined["name"], []))
         inner = node.named_children[0] if node.named_child_count == 1 else None
         if inner is not None and inner.type == "command":
             called, *words = [word.text for child in inner.named_children for word in self.expand(child)]

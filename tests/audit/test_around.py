@@ -580,3 +580,62 @@ def test_adapters_of_a_model_with_experts_are_on_its_attention_as_other_programs
     # Rank 8 on q, k, v and o of 48 layers: (in + out) each.
     assert folder.saved_bytes(found.plan) == 14 * 48 * 8 * (2 * (2048 + 4096) + 2 * (2048 + 512))
     assert not any("ep " in change.what for change in found.changes), "nobody has tried AutoEP with adapters"
+
+
+SLIMES = """\
+SCRIPT_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+source "${SCRIPT_DIR}/models/small.sh"
+PERF_ARGS=(
+  --tensor-model-parallel-size 2
+)
+python3 train.py --actor-num-nodes 2 --actor-num-gpus-per-node 8 ${MODEL_ARGS[@]} ${PERF_ARGS[@]} --micro-batch-size 1 --lr 1e-6 \\
+  --rollout-batch-size 32 --n-samples-per-prompt 8 --num-steps-per-rollout 4 --use-kl-loss
+"""
+SLIMES_MODEL = """\
+arr=()
+for ((i=0; i<NLAYERS; i++)); do
+  if (( i < 3 )); then
+    arr+=(0)
+  else
+    arr+=(1)
+  fi
+done
+printf -v MOE_LAYER_FREQ "[%s]" "$(IFS=', '; echo "${arr[*]}")"
+MODEL_ARGS=(--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --num-experts 8 --moe-ffn-hidden-size 512 --swiglu
+  --moe-token-dispatcher-type alltoall --moe-grouped-gemm --moe-layer-freq "$MOE_LAYER_FREQ" --vocab-size ${VOCABULARY:-32000})
+"""
+
+
+def test_a_file_that_a_script_sources_from_its_own_folder_is_read(tmp_path: Path) -> None:
+    """The model of all of slime's scripts stands in such a file, with the layers that have experts in an array that a loop fills."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/small.sh").write_text("NLAYERS=8\nVOCABULARY=50000\n" + SLIMES_MODEL)
+    (tmp_path / "run.sh").write_text(SLIMES)
+    found = so.audit(tmp_path / "run.sh", cluster="dgx_h100")
+    plan = found.plan
+    assert plan is not None
+    assert (plan.model.num_layers, plan.model.vocab_size, plan.moe_token_dispatcher_type) == (8, 50000, "alltoall")
+    assert [run.layers for run in plan.model.pattern or ()] == [3, 5]
+    (tmp_path / "models/small.sh").write_text("N=3\nM=5\n" + SLIMES_MODEL.replace('"$MOE_LAYER_FREQ"', "[0]*$N+[1]*$M"))
+    assert [run.layers for run in so.audit(tmp_path / "run.sh", cluster="dgx_h100").settings.architecture.pattern or ()] == [3, 5]
+    assert (plan.global_batch_size, plan.training.seq_length) == (32 * 8 // 4, 4096)
+    assert any("every sequence has 4096 tokens: slime's own" in line for line in found.reading.assumed)
+    longer = so.audit(tmp_path / "run.sh", cluster="dgx_h100", train={"seq_length": 9216})
+    assert longer.settings.training.seq_length == 9216
+    assert not any("every sequence has" in line for line in longer.reading.assumed)
+    before = found.reading.setup
+    assert found.source.edited(before, replace(before, tp=4, etp=4), 16) == SLIMES.replace("size 2\n", "size 4\n")
+    assert found.source.edited(before, replace(before, moe_token_dispatcher_type="flex"), 16) is None, "it stands in the other file"
+
+
+def test_a_sourced_file_that_is_not_here_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SLIMES.replace("python3 train.py", "python3 train.py --global-batch-size 64"))
+    assumed = formats.read((tmp_path / "run.sh").read_text(), str(tmp_path / "run.sh")).reading.assumed
+    assert 'line 2: `source "${SCRIPT_DIR}/models/small.sh"` is not here: what it sets is not known' in assumed
+
+
+def test_a_file_that_sources_itself_ends(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SLIMES + "source run.sh\n")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/small.sh").write_text("NLAYERS=8\n" + SLIMES_MODEL + 'source "$(dirname "$0")/small.sh"\n')
+    assert formats.read((tmp_path / "run.sh").read_text(), str(tmp_path / "run.sh")).reading.keys["model.num_layers"] == 8

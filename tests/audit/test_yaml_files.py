@@ -560,3 +560,15 @@ def test_a_pin_that_divides_the_states_is_of_an_optimizer_with_an_fp32_copy(tmp_
     assert pinned.plan is not None
     optimizer = pinned.plan.prediction.by_stage[0].memory_by_cause["optimizer"]
     assert optimizer == pytest.approx(12 * 8.03e9 / 8, rel=0.01)
+
+
+def test_samples_of_another_length_than_the_model_are_named(tmp_path: Path) -> None:
+    """NeMo-Framework-Launcher's conf/training/mixtral/mixtral_8x22b.yaml has 65,536 and 4,096, on two stages."""
+    apart = NEMO.replace("half: 2048", "half: 1024")
+    found = audited(tmp_path, apart, cluster="dgx_h100")
+    assert found.legal
+    assert found.settings.training.seq_length == 2048
+    assert any("model.data.seq_length=2048 beside model.encoder_seq_length=4096" in line for line in found.reading.assumed)
+    two = apart.replace("pipeline_model_parallel_size: 1", "pipeline_model_parallel_size: 2")
+    assert audited(tmp_path, two, cluster="dgx_h100").problem.startswith("model.data.seq_length=2048 beside model.encoder_seq_length=4096")
+    assert audited(tmp_path, two.replace("half: 1024", "half: 2048"), cluster="dgx_h100").legal
