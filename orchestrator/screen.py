@@ -176,6 +176,9 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         if getattr(plan, resort.name) != resort.default and any(resort.name in each.options for each in found.searched):
             assert resort.offered is not None
             say(f"{resort.name}={shown(getattr(plan, resort.name))}: nothing fits without such options; {resort.offered.asks}")
+    off = ENGINES[plan.engine].capabilities(plan.cluster.software).off_with.get(plan.training.optimizer)
+    if off and off not in settings.pins.given():
+        say(f"{off}=false: train.optimizer={plan.training.optimizer} is without it in megatron-core {plan.cluster.software.megatron_core}")
     if plan.training.lengths is not None:
         padded = msgspec.structs.replace(plan, training=msgspec.structs.replace(plan.training, packing=False))
         say(text.samples_text(plan, Planner(settings).prices_of(plan).priced(padded)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import gcd, lcm
 from pathlib import Path
 from typing import Final
@@ -117,7 +118,8 @@ def _trace(path: str) -> str:
         raise InputError(routing.KEY, shown(path), f"is no number, and as a trace: {error.why}") from None
 
 
-def training_of(merged: Flat) -> Training:
+def training_of(merged: Flat, said: Collection[str] = ()) -> Training:
+    """What the keys say of the training. `said`: those that no recipe says. Raises InputError."""
     fields = fields_of(merged, Training)
     first, *others = [f"train.{name}" for name in ("global_batch_size", "seq_length") if name not in fields] or [""]
     if first:
@@ -136,7 +138,8 @@ def training_of(merged: Flat) -> Training:
     if training.min_lr > training.lr:
         raise InputError("train.min_lr", training.min_lr, f"is above train.lr={training.lr}")
     if training.warmup > training.steps:
-        raise InputError("train.warmup", training.warmup, f"is longer than the training, train.steps={training.steps}")
+        own = "" if "train.warmup" in said else f"; it is the recipe's own, train.warmup= says another: 0 to {training.steps}"
+        raise InputError("train.warmup", training.warmup, f"is longer than the training, train.steps={training.steps}{own}")
     _check_schedule(training)
     return training
 

@@ -265,7 +265,7 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
     machine has. Raises InputError."""
     label = label or label_of(merged)
     merged = with_epochs(with_sequence_length(merged, label), label)
-    training = with_samples(training_of(merged), merged)
+    training = with_samples(training_of(merged, chosen_here), merged)
     job: RlJob | None = None
     profile: Profile | None = value_of(merged, "profile", None)
     profile = profile and msgspec.structs.replace(profile, name=label)

@@ -81,6 +81,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     """Releases of megatron-core behind the one that this is of, for which rules are known, oldest first."""
     pinned_options: tuple[str, ...] = ()
     """The options of `spec.PINNED_ONLY` that it has; the others stay at their defaults."""
+    off_with: dict[str, str] = msgspec.field(default_factory=dict)
+    """The one of them that an optimizer has to be without, by the optimizer's name: off where it is not pinned."""
     precision_aware_optimizer: bool = False
     """Whether `Training.precision_aware_optimizer` means something to it."""
     tasks: tuple[str, ...] = ("pretrain",)

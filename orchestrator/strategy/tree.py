@@ -270,6 +270,8 @@ class Tree:
         is decided."""
         root = Candidate(engine=self.capabilities.engine, strategy=Strategy(mesh=Mesh()), micro_batch_size=1, num_microbatches=1)
         pinned = {name: value for name, value in self.pins.given().items() if name in ENGINE_OPTIONS}
+        if off := self.capabilities.off_with.get(self.workload.training.optimizer):
+            pinned.setdefault(off, False)
         root = _with_strategy(root, grad_reduce_dtype=self.workload.training.grad_reduce_dtype, **pinned)
         why = unsuited(self.capabilities, self.workload)
         if why is not None:

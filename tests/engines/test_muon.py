@@ -10,12 +10,14 @@ from hand_plans import LLAMA, LLAMA3_8B, candidate
 from msgspec.structs import replace
 from test_rules import workload
 
+import orchestrator as so
 from orchestrator.audit import formats
 from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.muon import padding
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.engines.rules import zero
+from orchestrator.errors import NoPlanError
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
@@ -104,3 +106,13 @@ def test_scripts_are_read_as_muon(said: str, stage: int) -> None:
     reading = formats.read(f"torchrun pretrain_gpt.py {sizes} {steps} --optimizer {said}\n", "train.sh").reading
     assert (reading.keys["train.optimizer"], reading.keys["train.muon_num_ns_steps"], reading.setup.zero_stage) == ("muon", 7, stage)
     assert not any("Adam" in line for line in reading.assumed)
+
+
+def test_an_overlap_that_its_release_lacks_is_off_unasked() -> None:
+    """No plan was found, by an option that nobody had asked for."""
+    words: dict[str, Any] = {"recipe": "qwen3_8b", "cluster": "dgx_h100", "gpus": 8, "train": {"optimizer": "muon"}}
+    answer = so.plan(**words)
+    assert not answer.plan.overlap_grad_reduce
+    assert "overlap_grad_reduce=false: train.optimizer=muon is without it in megatron-core 0.16.1" in str(answer)
+    with pytest.raises(NoPlanError, match="overlap_grad_reduce"):
+        so.plan(**words, **{"pin.overlap_grad_reduce": True})

@@ -89,7 +89,10 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
         (*TINY, "train.schedule=inverse_square_root", "train.warmup=0"),
         "train.warmup=0: must be 1 at least with train.schedule=inverse_square_root",
     ),
-    "warm-up longer than the training": ((*TINY, "train.steps=3"), "train.warmup=4: is longer than the training, train.steps=3"),
+    "warm-up longer than the training": (
+        (*TINY, "train.steps=3"),
+        "train.warmup=4: is longer than the training, train.steps=3; it is the recipe's own, train.warmup= says another: 0 to 3",
+    ),
     "zero batch": ((*TINY, "train.global_batch_size=0"), "train.global_batch_size=0: must be at least 1"),
     "zero sequence": ((*TINY, "train.seq_length=0"), "train.seq_length=0: must be at least 1"),
     "sequence beyond the positions": ((*TINY, "train.seq_length=4096"), "train.seq_length=4096: is beyond the learned positions"),

@@ -63,6 +63,7 @@ def capabilities(software: Software) -> Capabilities:
         zero_shard_stages=(1, 2, 3),
         later_releases=megatron_versions.later(software.megatron_core),
         pinned_options=MEGATRON_OPTIONS,
+        off_with={} if megatron_versions.release_of(software.megatron_core).divides_muon else {"muon": "overlap_grad_reduce"},
         tasks=("pretrain", "sft"),
         precision_aware_optimizer=True,
         precisions=PRECISIONS,
