@@ -22,7 +22,9 @@ from orchestrator.audit.reading import Reading, Setup, Source, differing
 from orchestrator.cost.memory_policy import LIKELY
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
+from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
+from orchestrator.model.parts.vision import Vision
 from orchestrator.plan import Plan
 from orchestrator.planning import Planner, without_gc
 from orchestrator.recipe import Settings
@@ -33,6 +35,8 @@ from orchestrator.recipe.sources import read_text
 from orchestrator.report.budget import budget
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import CHOICES, OFFERED
+from orchestrator.words.tools import BRIDGE_FREEZES
+from orchestrator.words.trainer import FREEZES, IMAGE_PIXELS
 
 HAS_BF16: Final = 8.0
 """Compute capability from which a GPU multiplies bf16 as fast as fp16 (NVIDIA's A100 and later)."""
@@ -84,9 +88,9 @@ class Audit:
             raise InputError("audit", str(path), error.why) from None
         source = formats.read(text, str(path))
         settings, assumed = settings_of(source.reading, tree, machine)
-        if settings.architecture.vision is not None and (frozen := priced_as_frozen(source.reading)) and "train.freeze" not in tree:
-            source = msgspec.structs.replace(source, reading=frozen)
-            settings, assumed = settings_of(frozen, tree, machine)
+        if settings.architecture.vision is not None:
+            source = msgspec.structs.replace(source, reading=of_images(source.reading, settings.architecture.vision))
+            settings, assumed = settings_of(source.reading, tree, machine)
         if missing := source.reading.missing:
             if settings.pins.zero_stage is None:
                 why = (
@@ -262,7 +266,7 @@ class Audit:
         """Whether the file is legal with the change, as far as it can say it: rules may be broken in what no choice says."""
         if not self.problem:
             return True
-        reading = self.reading if change.text is None else divided(formats.read(change.text, self.name).reading, self.settings)[0]
+        reading = self.reading if change.text is None else self._read(change.text)
         return not reading.broken and self._counts(reading, change.judged.plan)
 
     def _change(self, better: Better) -> Change:
@@ -297,10 +301,15 @@ class Audit:
         text = self.source.edited(self.reading.setup, own, self.settings.cluster.num_gpus)
         return text if text is not None and self._says(text, setup, away) else None
 
+    def _read(self, text: str) -> Reading:
+        """The reading of the changed file, for the model that this one is for. Raises InputError."""
+        reading, vision = formats.read(text, self.name).reading, self.settings.architecture.vision
+        return divided(reading if vision is None else of_images(reading, vision), self.settings)[0]
+
     def _says(self, text: str, setup: Setup, away: Iterable[str]) -> bool:
         """Whether the changed file, read again, is this plan with what is said away from it, and otherwise what it was."""
         try:
-            again, _ = divided(formats.read(text, self.name).reading, self.settings)
+            again = self._read(text)
             follow = (PADDED, *(("gpus",) if self.reading.steps else ()))
             before, after = ({name: value for name, value in one.keys.items() if name not in follow} for one in (self.reading, again))
             same = before == after and self._samples(self.reading) == self._samples(again)
@@ -369,14 +378,28 @@ def divided(reading: Reading, settings: Settings) -> tuple[Reading, list[str]]:
     return msgspec.structs.replace(reading, setup=msgspec.structs.replace(reading.setup, micro_batch_size=micro)), [said]
 
 
-def priced_as_frozen(reading: Reading) -> Reading | None:
-    """The reading with the parts of a model that looks at images which the file freezes; None: none, or the text too, without which frozen
-    nothing of it is priced (rules/model.py, `tower_unplanned`)."""
+def of_images(reading: Reading, vision: Vision) -> Reading:
+    """The reading for a model that looks at images: with the parts that the file freezes, and images of the largest size that it has. Where
+    Megatron's text is frozen too, nothing of that is priced (rules/model.py, `tower_unplanned`)."""
     parts = [part for part, frozen in reading.freezes.items() if frozen]
-    if not parts or "language" in parts:
-        return None
-    unpriced = tuple(one for one in reading.unpriced if not one.startswith("model.freeze_"))
-    return msgspec.structs.replace(reading, keys=reading.keys | {"train.freeze": ",".join(parts)}, unpriced=unpriced)
+    adapted, keys, assumed = "lora.rank" in reading.keys, dict(reading.keys), reading.assumed
+    if reading.image_pixels and vision.image_tokens is None:
+        keys["train.image_tokens"] = max(1, reading.image_pixels // (vision.patch_size * vision.spatial_merge_size) ** 2)
+        most = f"{reading.image_pixels} pixels, the most that one may have: {keys['train.image_tokens']} tokens"
+        assumed = (*assumed, f"every sample has one image of {most}")
+    priced = {*IMAGE_PIXELS} if "train.image_tokens" in keys else {*()}
+    if not ("language" in parts and reading.setup.engine == MEGATRON):
+        keys |= {"train.freeze": ",".join(parts)} if parts and not adapted else {}  # all but adapters is frozen anyway
+        priced |= {name for name, part in FREEZING if part in parts or not adapted}
+    unpriced = tuple(one for one in reading.unpriced if one.partition("=")[0].rpartition(".")[2] not in priced)
+    return msgspec.structs.replace(reading, keys=keys, assumed=assumed, unpriced=unpriced)
+
+
+FREEZING: Final = (
+    *((name, part) for rows in FREEZES.values() for name, part, _ in rows),
+    *((path.rpartition(".")[2], part) for path, part in BRIDGE_FREEZES.items()),
+)
+"""Settings that freeze a part of a model that looks at images, by their last names, and the part."""
 
 
 def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Settings, list[str]]:

@@ -128,6 +128,8 @@ class Reading(Value, frozen=True, kw_only=True):
     """(Key, value) of a DeepSpeed configuration that the file names and that is not here: without it nobody knows the ZeRO stage."""
     freezes: dict[str, bool] = msgspec.field(default_factory=dict)
     """Parts of a model that looks at images (train.freeze), and whether the file freezes them, where it says."""
+    image_pixels: int | None = None
+    """Pixels that an image has at most, for such a model; None: the file does not say."""
     model: str = ""
     """The model that the file names and does not describe; "" where it names none."""
     fsdp: bool = False

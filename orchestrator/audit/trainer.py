@@ -3,7 +3,6 @@ and written again. The model is a key beside it, unless it is a folder here."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,7 +29,6 @@ from orchestrator.audit.hugging_face import (
 )
 from orchestrator.audit.reading import LISTS, Reading, Setup, Source, changes
 from orchestrator.errors import InputError
-from orchestrator.model.families import from_hf_config
 from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words import trainer as words
@@ -168,7 +166,7 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     if longest == "block_size" or any(str(given.values.get(name)).lower() == "true" for name in FILLED):
         longest = ""
     reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about), longest=longest,
-                      model=str(given.values.get("model_name_or_path") or ""))  # fmt: skip
+                      model=str(given.values.get("model_name_or_path") or ""), **_seeing(given))  # fmt: skip
     return sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
 
 
@@ -229,8 +227,6 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
         keys["model.hf_config"] = str(Path(str(folder)) / "config.json")
     elif folder is not None:
         given.assumed.append(f"the model that you give: model_name_or_path={folder} is no folder here")
-    if "model.hf_config" in keys:
-        _images(given, keys)
     rank = next((given.number(name) for name in TRAINED if given.values.get(name) is not None), None)
     tuned = str(given.get("finetuning_type", "lora" if given.truth("use_peft", rank is not None) else "full"))
     if tuned not in ("lora", "oft", "freeze"):
@@ -239,7 +235,6 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
     if tuned != "lora":
         raise InputError("finetuning_type", tuned, "can't be priced", ["full", "lora"])
     keys["lora.rank"] = rank or 8
-    keys.pop("train.freeze", None)  # all but the adapters is frozen
     if given.values.get("lora_alpha") is not None:
         keys["lora.alpha"] = given.number("lora_alpha", float)
     bits = next((given.number(name) for name in QUANTISED if given.values.get(name) is not None), 4 * given.truth("load_in_4bit", False))
@@ -257,28 +252,15 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def _images(given: Given, keys: dict[str, Any]) -> None:
-    """Adds train.freeze and train.image_tokens of a model that looks at images, and assumes one image of the largest size a sample."""
-    try:
-        vision = from_hf_config(json.loads(Path(keys["model.hf_config"]).read_text()), "model").vision
-    except (OSError, ValueError, InputError):
-        return  # what is wrong with the file is said where the model is read
-    if vision is None:
-        return
+def _seeing(given: Given) -> dict[str, Any]:
+    """What the file says for a model that looks at images, as `Reading` has it, of settings that stay where they are listed until it is
+    known that the model does."""
     program = (
         "ms_swift" if "tuner_type" in given.values or "freeze_vit" in given.values else "llama_factory" if "stage" in given.values else ""
     )
-    frozen = [part for name, part, default in words.FREEZES.get(program, ()) if given.truth(name, default)]
-    if frozen:
-        keys["train.freeze"] = ",".join(frozen)
-    pixels = next((given.number(name) for name in words.IMAGE_PIXELS if given.values.get(name) is not None), None)
-    if pixels and vision.image_tokens is None:
-        keys["train.image_tokens"] = max(1, pixels // (vision.patch_size * vision.spatial_merge_size) ** 2)
-        given.assumed.append(
-            f"every sample has one image of {pixels} pixels, the most that one may have: {keys['train.image_tokens']} tokens"
-        )
-    else:
-        given.assumed.append("every sample has one image")
+    of = Given(given.values)
+    pixels = next((of.number(name) for name in words.IMAGE_PIXELS if of.values.get(name) is not None), None)
+    return {"freezes": {part: of.truth(name, default) for name, part, default in words.FREEZES.get(program, ())}, "image_pixels": pixels}
 
 
 def _changes(before: Setup, after: Setup, gpus: int, content: Content, program: Around | None, where: str) -> dict[str, Any] | None:

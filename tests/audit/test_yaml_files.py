@@ -425,6 +425,20 @@ def test_what_a_program_freezes_of_a_model_that_looks_at_images_is_read(more: st
     assert not [line for line in found.reading.unpriced if "freeze" in line or "pixels" in line]
 
 
+def test_what_a_program_freezes_is_read_of_a_model_that_a_key_gives(tmp_path: Path) -> None:
+    """It was unpriced, as the file alone does not say that its model looks at images."""
+    (tmp_path / "config.json").write_text(json.dumps(SEEING_CONFIG))
+    said = "model_name_or_path: a/b\nstage: sft\nfinetuning_type: full\nfreeze_vision_tower: true\ncutoff_len: 2048\n"
+    given: dict[str, Any] = {"gpus": 8, "cluster": "dgx_h100"}
+    found = audited(tmp_path, SEEING_HEAD + said + "image_max_pixels: 200704\n", **given, **{"model.hf_config": tmp_path / "config.json"})
+    assert found.plan is not None
+    assert (found.plan.training.freeze, found.plan.training.image_tokens) == (("vision", "projector"), 256)
+    assert not [line for line in found.reading.unpriced if "freeze" in line or "pixels" in line]
+    assert any(change.text for change in found.changes), "the changed file is read so, too"
+    text = audited(tmp_path, SEEING_HEAD + said, **given, recipe="llama3_8b")
+    assert "freeze_vision_tower=true" in text.reading.unpriced
+
+
 def test_what_accelerate_s_plugin_takes_by_itself_is_said(tmp_path: Path) -> None:
     """MegatronLMPlugin recomputes in full, and has two context-parallel ranks, where nobody says otherwise."""
     found = formats.read(PLUGIN.replace("  megatron_lm_context_parallel_size: 1\n", ""), "run.yaml").reading
