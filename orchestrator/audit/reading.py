@@ -9,6 +9,7 @@ import msgspec
 
 from orchestrator.audit.ramp import Ramp
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
+from orchestrator.engines.megatron_deepspeed.capabilities import NAME as MEGATRON_DEEPSPEED
 from orchestrator.model.training import EIGHT_BIT
 from orchestrator.strategy.capabilities import Rule, StateBytes
 from orchestrator.strategy.legality import OF_ONE_LENGTH
@@ -97,6 +98,20 @@ OTHERS_ADAPTERS: Final = Rule(id="lora_experts", engine_rule="ours: nobody has t
 """In place of the engine's rule, which is of its own runs: other programs leave experts, whose weights are no linears, without adapters."""
 
 
+def _in_older_fork(candidate: Candidate, _: Workload) -> str | None:
+    own = candidate.engine == MEGATRON_DEEPSPEED and candidate.strategy.sequence_parallel
+    return "sequence_parallel: BigScience's Megatron-DeepSpeed has no such flag" if own else None
+
+
+OLDER_FORK: Final = Rule(
+    id="fork_sequence_parallel",
+    engine_rule="bigscience-workshop/Megatron-DeepSpeed, megatron/arguments.py: a fork from before sequence parallelism",
+    check=_in_older_fork,
+    needs=("sequence_parallel",),
+)
+"""What a fork of Megatron-DeepSpeed does not know."""
+
+
 class Reading(Value, frozen=True, kw_only=True):
     """A configuration as it was read. Nothing of it is left out: each setting is in one of these."""
 
@@ -139,6 +154,8 @@ class Reading(Value, frozen=True, kw_only=True):
     longest: str = ""
     """The setting that says the longest sample that is let in, where samples keep their own lengths and nobody says those: every one is
     priced as that long. "" where all are."""
+    older_fork: bool = False
+    """Whether the program is BigScience's fork of Megatron-DeepSpeed, by flags that no other has."""
     of_rollouts: bool = False
     """Whether the job is one of reinforcement learning, which trains on samples of any length."""
     logits_bytes: float | None = None
@@ -161,7 +178,7 @@ class Reading(Value, frozen=True, kw_only=True):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Rules that the file's own settings add to the engine's."""
-        own = ((self.fsdp, ON_HOST), (self.copies, SHARDS_ALONE), (self.of_rollouts, OF_ONE_LENGTH))
+        own = ((self.fsdp, ON_HOST), (self.copies, SHARDS_ALONE), (self.older_fork, OLDER_FORK), (self.of_rollouts, OF_ONE_LENGTH))
         return (*(() if self.ramp is None else (self.ramp.rule,)), *(rule for holds, rule in own if holds))
 
     def divided_by(self, what: str) -> Reading:

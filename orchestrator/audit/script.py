@@ -330,11 +330,13 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
         assumed.append(f"{', '.join(near)}: added by the program, as Megatron-LM's own parser stops at a flag that it does not know")
     found = megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **others, assumed=assumed)
     named = next((flag.values[0].text for flag in line.flags if flag.name == "--hf-checkpoint" and flag.values), "")
-    return replace(found, missing=missing, model=named, longest=longest)
+    return replace(found, missing=missing, model=named, longest=longest, older_fork=any(flag.name in BIGSCIENCES for flag in line.flags))
 
 
 ONE_BY_ONE: Final = "no --moe-grouped-gemm: a rank's experts run one by one, priced as one product"
 """Megatron-LM's default (core/models/gpt/moe_module_specs.py, SequentialMLP)."""
+BIGSCIENCES: Final = ("--embed-layernorm", "--sync-tp-duplicated-parameters", "--kill-switch-path")
+"""Flags of BigScience's fork of Megatron-DeepSpeed alone."""
 OF_A_ROLLOUT: Final = ("--rollout-batch-size", "--n-samples-per-prompt", "--num-steps-per-rollout")
 """slime's flags of which the first two's product over the third is the batch of a step (slime/utils/arguments.py:1972)."""
 OF_SLIME: Final = 4096

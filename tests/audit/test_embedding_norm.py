@@ -60,3 +60,13 @@ def test_no_rank_is_started_without_it(engine: str, tmp_path: Path) -> None:
     assert "engine.json" not in {file.path for file in job.files}
     plain = replace(plan, engine=engine, model=replace(plan.model, embedding_norm=False))
     assert not ENGINES[engine].translate(plain).without_worker
+
+
+def test_no_change_asks_for_a_flag_that_the_fork_does_not_have(tmp_path: Path) -> None:
+    """BLOOM's first change was --sequence-parallel, at which its program stops."""
+    ours = audited(tmp_path, "--embed-layernorm")
+    (tmp_path / "other.sh").write_text(SCRIPT.format("").replace("--sync-tp-duplicated-parameters", ""))
+    other = so.audit(tmp_path / "other.sh", cluster="dgx_a100_80gb")
+    ruled = [one.judge.judged(replace(one.setup, sequence_parallel=True)).rule for one in (ours, other)]
+    assert "BigScience's Megatron-DeepSpeed has no such flag" in ruled[0]
+    assert ruled[1] == ""
