@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 Encoded = tuple[list[int], list[bool]]
 """Ids, and whether each is of an answer."""
 Tokens = Callable[[str, Sequence[tuple[int, int]]], Encoded]
-"""Ids of a text whose answers are from one character to another; a token is of an answer where it begins in one."""
+"""Ids of a text whose answers are from one character to another; a token is of an answer where it has a character of one."""
 Render = Callable[..., str]
 """A template: its text of messages, by add_generation_prompt= and `Chat.keywords`."""
 Blocks = list[tuple[int, int]]
@@ -184,9 +184,10 @@ def encoded(
     return [tokens(after, answers) for after, answers in found if answers]
 
 
-def begun_inside(offsets: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]) -> list[bool]:
-    """Whether each token, which is from one character to another, begins in an answer."""
-    return [any(begin <= first < end for begin, end in answers) and first < last for first, last in offsets]
+def overlapping(offsets: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]) -> list[bool]:
+    """Whether each token, which is from one character to another, has one of an answer: so transformers masks (processing_utils.py,
+    _adjust_assistant_masks_indices). The first may begin before it, as " red" does behind "Answer: "."""
+    return [any(max(first, begin) < min(last, end) for begin, end in answers) for first, last in offsets]
 
 
 # ------------------------------------------------------------------------------------------------------- without transformers
@@ -218,7 +219,7 @@ def reader(folder: str) -> Reader | None:
 
     def tokens(text: str, answers: Sequence[tuple[int, int]]) -> Encoded:
         found = known.encode(text, add_special_tokens=False)
-        return found.ids, begun_inside(found.offsets, answers)
+        return found.ids, overlapping(found.offsets, answers)
 
     settings = _settings(folder)
     templates = _templates(folder, settings)

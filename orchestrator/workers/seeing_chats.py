@@ -92,7 +92,7 @@ class Eye:
         return found
 
     def encode(self, chat: chats.Chat, images: Sequence[Any], where: str) -> list[tuple[chats.Encoded, int]]:
-        """The samples of a chat, each with how many images it has. A token is of an answer where it begins in one."""
+        """The samples of a chat, each with how many images it has. A token is of an answer where it has a character of one."""
         counts: list[int] = []
 
         def ids(text: str) -> list[int]:
@@ -102,7 +102,7 @@ class Eye:
             whole = ids(text)
             inside = np.zeros(len(whole), dtype=bool)
             for begin, end in answers:
-                first, last = (self._begun(ids(text[:at]), whole) for at in (begin, end))
+                (first, _), (_, last) = (self._ended(ids(text[:at]), whole) for at in (begin, end))
                 inside[first:last] = True
             counts.append(text.count(self.place))
             if whole.count(self.image_token_id) == 0:
@@ -112,10 +112,10 @@ class Eye:
         return list(zip(sft.encode_chat(self.processor, chat, where, tokens), counts, strict=True))
 
     @staticmethod
-    def _begun(part: list[int], whole: list[int]) -> int:
-        """How many tokens of the whole begin in its first part, which may end inside of one."""
+    def _ended(part: list[int], whole: list[int]) -> tuple[int, int]:
+        """How many tokens of the whole end in its first part, which may end inside of one, and how many begin there."""
         same = next((i for i, (one, other) in enumerate(zip(part, whole, strict=False)) if one != other), min(len(part), len(whole)))
-        return same + (same < len(part))
+        return same, same + (same < len(part))
 
     def pixels(self, images: Sequence[Any]) -> dict[str, np.ndarray]:
         """What the tower is given of a sample's images."""

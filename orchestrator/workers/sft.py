@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.chats import KINDS, Chat, Encoded, Pair, Tokens, begun_inside, encoded, marked, sample_of
+from orchestrator.chats import KINDS, Chat, Encoded, Pair, Tokens, encoded, marked, overlapping, sample_of
 from orchestrator.errors import InputError
 from orchestrator.model.packing import pack
 from orchestrator.plan import Plan
@@ -25,7 +25,7 @@ from orchestrator.workers import samples
 from orchestrator.workers.data import Specials, load_tokenizer
 from orchestrator.workers.samples import permuted
 
-ENCODING = 3
+ENCODING = 4
 """Number of the way in which lines are encoded: another encodes anew where a folder has samples of an earlier one."""
 
 
@@ -57,9 +57,9 @@ def encode_chat(tokenizer: Any, chat: Chat, where: str, tokens: Tokens | None = 
 
 
 def tokens_of(tokenizer: Any, text: str, answers: Sequence[tuple[int, int]]) -> Encoded:
-    """Ids of the whole text; a token is of an answer where it begins in one (characters from, to)."""
+    """Ids of the whole text; a token is of an answer where it has a character of one (from, to)."""
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return list(found["input_ids"]), begun_inside(found["offset_mapping"], answers)
+    return list(found["input_ids"]), overlapping(found["offset_mapping"], answers)
 
 
 def encode(path: Path, tokenizer: Any | None, specials: Specials) -> Samples:

@@ -21,13 +21,14 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCABULARY = 256 + len(SPECIALS)
 
 
-def write_tokenizer(folder: Path, template: str = TEMPLATE) -> str:
-    """One token a byte, and the specials."""
+def write_tokenizer(folder: Path, template: str = TEMPLATE, merge: str = "") -> str:
+    """One token a byte, the specials, and a space with the letter `merge` behind it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    merges = [("\u0120", merge)] if merge else []
+    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate([*letters, *map("".join, merges)])}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIALS[0], additional_special_tokens=list(SPECIALS[1:]))

@@ -20,14 +20,15 @@ IMAGE: Final = 255
 SIDE: Final = 28
 
 
-def tokenizer(place: dict[int, str], names: dict[str, str]) -> Any:
+def tokenizer(place: dict[int, str], names: dict[str, str], merge: str = "") -> Any:
     """A byte-level tokenizer of 256 ids, of which a few letters are left out for special ones. `place`: further ones by id, `names`: by
-    the attribute that a processor asks for."""
+    the attribute that a processor asks for. `merge`: a letter that is one token with a space before it."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet())[:199], "\u0120"]  # with the space
-    made = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    merges = [("\u0120", merge)] if merge else []
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet())[: 199 - len(merges)], "\u0120", *map("".join, merges)]  # with the space
+    made = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=merges))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
     words = ["</s>", "<pad>", "<user>", "<assistant>", *(f"<{i}>" for i in range(204, 256))]
     for number, word in place.items():
@@ -36,8 +37,8 @@ def tokenizer(place: dict[int, str], names: dict[str, str]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="<pad>", extra_special_tokens=names)
 
 
-def write_processor(kind: str, folder: Path) -> str:
-    """The folder of the processor of LLaVA's or Gemma 3's small model."""
+def write_processor(kind: str, folder: Path, merge: str = "") -> str:
+    """The folder of the processor of LLaVA's or Gemma 3's small model; `merge` as `tokenizer` has it, of LLaVA's."""
     from transformers import Gemma3Processor, LlavaProcessor
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -45,7 +46,7 @@ def write_processor(kind: str, folder: Path) -> str:
     size = {"height": SIDE, "width": SIDE}
     if kind == "llava":
         made: Any = LlavaProcessor(
-            CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=size), tokenizer({IMAGE: "<image>"}, {}), patch_size=7,
+            CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=size), tokenizer({IMAGE: "<image>"}, {}, merge), patch_size=7,
             vision_feature_select_strategy="default", num_additional_image_tokens=1, image_token="<image>",
             chat_template=TEMPLATE.format(place="<image>"),
         )  # fmt: skip

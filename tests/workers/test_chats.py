@@ -137,6 +137,19 @@ ROWS = [
 ]
 
 
+def test_a_token_that_begins_before_an_answer_is_learnt_with_it(tmp_path: Path) -> None:
+    """A generation prompt or a prompt that ends in a space, which the tokenizer takes into the answer's first token."""
+    folder = write_tokenizer(tmp_path / "tokenizer", TEMPLATE.replace("role }}\n", "role }}: ").replace("assistant\n", "assistant: "), "Y")
+    path = tmp_path / "all.jsonl"
+    path.write_text("\n".join(map(json.dumps, ({"messages": [ASKS, SAYS]}, {"prompt": "Is it? ", "completion": "Yes."}))))
+    tokenizer, specials = load_tokenizer(folder)
+    trained = sft.encode(path, tokenizer, specials)
+    learnt = [(ids[answer], answer) for ids, answer in (trained.sample(i, 10**6) for i in range(2))]
+    assert [tokenizer.decode(ids) for ids, _ in learnt] == [" Yes.<|im_end|>\n", " Yes.<|endoftext|>"]
+    assert len(learnt[1][0]) == 5, "the space is of the first token, and none by itself"
+    assert [one.learnt(10**6) for one in supervised.counted(str(path), folder).samples] == [int(answer.sum()) for _, answer in learnt]
+
+
 @pytest.mark.parametrize("template", [FULL, TEMPLATE, FORGETFUL, MARKED])
 def test_lengths_and_answers_are_those_that_ranks_encode(template: str, tmp_path: Path) -> None:
     """Before a plan there is no transformers: jinja2 and tokenizers write and count the same."""

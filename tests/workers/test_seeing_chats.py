@@ -163,8 +163,9 @@ def test_a_folder_without_a_processor_and_chats_that_are_too_long_are_refused(tm
 
 
 def test_tools_and_weights_of_a_chat_with_pictures_are_those_of_any_chat(tmp_path: Path) -> None:
-    """Its lengths too are counted before a plan as they are trained on: an image counts as its tokens, and no place for it is written."""
-    folder = write_processor("llava", tmp_path / "processor")
+    """Its lengths too are counted before a plan as they are trained on: an image counts as its tokens, and no place for it is written. Its
+    first token begins before the answer."""
+    folder = write_processor("llava", tmp_path / "processor", "A")
     eye = seeing_chats.Eye(folder, IMAGE)
     write_chats(tmp_path / "chats", 2)
     template = (
@@ -185,7 +186,7 @@ def test_tools_and_weights_of_a_chat_with_pictures_are_those_of_any_chat(tmp_pat
     text = eye.processor.tokenizer.decode(ids)
     assert "zoom" in text
     assert "A cow." in text
-    assert eye.processor.tokenizer.decode(ids[answer]) == "A cat.</s>"
+    assert eye.processor.tokenizer.decode(ids[answer]) == " A cat.</s>"
     found = supervised.counted(str(path), folder, int((ids == IMAGE).sum()))
     assert [one.tokens for one in found.samples] == [len(ids)]
     assert found.samples[0].learnt(10**6) == int(answer[1:].sum())
@@ -193,4 +194,4 @@ def test_tools_and_weights_of_a_chat_with_pictures_are_those_of_any_chat(tmp_pat
     eye.processor.chat_template = template.replace(words, f"{{% generation %}}{words}".replace("{% endif", "{% endgeneration %}{% endif"))
     samples, _ = seeing_chats.encoded(path, eye)
     ids, answer = samples.sample(0, 10**6)
-    assert eye.processor.tokenizer.decode(ids[answer]) == "A cat.", "what the template marks, without the end"
+    assert eye.processor.tokenizer.decode(ids[answer]) == " A cat.", "what the template marks, without the end"
