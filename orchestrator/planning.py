@@ -99,7 +99,7 @@ class Found(Value, frozen=True, kw_only=True):
     fuller: Plan | None = None
     """The fastest plan under the last of the memory policy's limits, where somebody asks and it is the faster one."""
     fewer: Plan | None = None
-    """The plan on the next fewer GPUs that the batch divides better (`divisible.fewer`), where that is faster."""
+    """The plan on fewer GPUs where that is faster (`Planner.on_fewer`)."""
     uneven: Unevenness | None = None
     """What model.routing costs, where it is given."""
     bounds: Bounds = UNKNOWN
@@ -467,18 +467,30 @@ class Planner:
         return Elsewhere(gpus=cluster.num_gpus, plan=found.plan, why=why, refused=refused, chance=chance)
 
     def on_fewer(self, plan: Plan) -> Plan | None:
-        """This plan's engine's plan on the next fewer GPUs that the batch divides better, where it is faster; None: it isn't, or the batch
-        divides these well. A search of its own."""
-        cluster = plan.cluster
-        gpus = fewer(plan.world_size, cluster.gpus_per_node, plan.global_batch_size, plan.model.num_layers)
-        if gpus is None or self.settings.take is not None:
+        """This plan's engine's fastest plan on fewer GPUs, where it is faster: on the next fewer that the batch divides better, and, of one
+        domain of the network (a site, a rack, a node) and the half, the quarter and so on, those that compute for less than this plan's
+        step. None: it isn't. A search of its own for each, until they get slower."""
+        cluster, cost, world = plan.cluster, plan.prediction, plan.world_size
+        if self.settings.take is not None:
             return None
-        try:
-            there = msgspec.structs.replace(self.settings, engine=plan.engine, cluster=recipe.resized(cluster, gpus))
-            found = Planner(there).fastest().plan
-        except (InputError, NoPlanError):
-            return None
-        return found if found.prediction.step_time_s < plan.prediction.step_time_s * (1 - SHOWN_FASTER) else None
+        numbers = {fewer(world, cluster.gpus_per_node, plan.global_batch_size, plan.model.num_layers) or 0}
+        computing = sum(cost.by_cause.get(cause, 0.0) for cause in ("gemm", "attention", "memory_bound"))
+        numbers |= {
+            number
+            for number in (*(level.whole for level in cluster.levels), *(world >> power for power in range(1, world.bit_length())))
+            if number < world and computing * world < cost.step_time_s * number
+        }
+        best: Plan | None = None
+        for gpus in sorted(numbers - {0}, reverse=True):
+            try:
+                there = msgspec.structs.replace(self.settings, engine=plan.engine, cluster=recipe.resized(cluster, gpus))
+                found = Planner(there).fastest().plan
+            except (InputError, NoPlanError):
+                continue
+            if best is not None and seconds_of(found) >= seconds_of(best):
+                break
+            best = found
+        return best if best is not None and seconds_of(best) < cost.step_time_s * (1 - SHOWN_FASTER) else None
 
     def for_program(self, best: Found) -> Plan | None:
         """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none, or there

@@ -246,8 +246,10 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     if brief and (more := len(gains) - SHOWN_UNASKED) > 0:
         say(f"Not asked for: {more} more of which each gains less (verbose=true)")
     say(text.proof(fastest, found.at_least_s, found.searched, brief=brief, taken=fastest is plan) + ".")
-    if uneven := text.left_over_text(plan, found.fewer):
+    if uneven := text.left_over_text(plan):
         say(uneven)
+    if found.fewer is not None:
+        say(text.fewer_text(plan, found.fewer))
     if brief:
         return
     total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)

@@ -89,7 +89,7 @@ class Answer(Printed, frozen=True, kw_only=True):
 
     @property
     def faster_on_fewer_gpus(self) -> Plan | None:
-        """A faster plan on fewer GPUs, which the batch divides better; None: it divides these well, or fewer are slower."""
+        """A faster plan on fewer GPUs, as traffic or the batch may have it; None: fewer are slower, or nothing speaks for them."""
         return self.found.fewer
 
     @property

@@ -108,6 +108,13 @@ class Level(Value, frozen=True, kw_only=True):
     source: str = ""
     mesh: bool = False
     """Whether each pair of GPUs has a link of its own, without a switch: a group of a part of them has its own pairs' links alone."""
+    stated: str = ""
+    """The size in its cluster's YAML where that is another (`node`, `unlimited`, a rack that the job doesn't fill); "": it is the same."""
+
+    @property
+    def whole(self) -> int:
+        """GPUs that a domain has, of which a job may leave some unused."""
+        return int(self.stated) if self.stated.isdecimal() else self.size
 
     def share(self, members: int) -> float:
         """The share of the bandwidth that `members` of its GPUs have among themselves; all of it where one has nobody to reach here.

@@ -125,7 +125,9 @@ def cluster_from(
         do = f"gpus={less} and gpus={less + node} are"
         raise InputError("gpus", num_gpus, f"is no whole number of nodes of {node}: {do}; gpus_per_node=N says how many a node has")
     if num_gpus > levels[-1].size:
-        raise InputError("gpus", num_gpus, f"is more than the outermost network level of {where} holds ({levels[-1].size})")
+        outer = levels[-1]
+        more = f"cluster.levels.{outer.name}.size={num_gpus}, if it holds more"
+        raise InputError("gpus", num_gpus, f"is more than the outermost network level of {where} holds ({outer.size}); {more}")
     return Cluster(
         name=str(tree.get("name") or name),
         gpu=gpu,
@@ -174,6 +176,7 @@ def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu, part: tupl
                 latency=quantity(f"{key}.latency", item["latency"], SECONDS, zero=True, most=MOST_LATENCY_S),
                 source=str(item.get("source") or ""),
                 mesh=parse(Key(name=f"{key}.mesh", type=bool, help=""), item.get("mesh") or "false"),
+                stated=said if (said := str(item["size"])) != str(size) else "",
             )
         )
         inner = size
@@ -352,7 +355,7 @@ def gpu_tree(gpu: Gpu) -> dict[str, Any]:
 
 
 def to_tree(cluster: Cluster) -> dict[str, Any]:
-    """The cluster as YAML content, exact: numbers in base units."""
+    """The cluster as YAML content, exact: numbers in base units, sizes of levels as its own YAML says them."""
     return {
         "name": cluster.name,
         "gpu": [{"type": gpu_tree(part.gpu), "gpus": part.num_gpus} for part in cluster.parts] or gpu_tree(cluster.gpu),
@@ -360,7 +363,7 @@ def to_tree(cluster: Cluster) -> dict[str, Any]:
         "levels": [
             {
                 "name": level.name,
-                "size": level.size,
+                "size": level.stated or level.size,
                 "bandwidth": [f"{part.levels[index].bandwidth!r} B/s" for part in cluster.parts] or f"{level.bandwidth!r} B/s",
                 "latency": f"{level.latency!r} s",
                 "source": level.source,
@@ -389,10 +392,11 @@ def changed_cluster(cluster: Cluster, fields: Mapping[str, str]) -> Cluster:
 
 
 def resized(cluster: Cluster, num_gpus: int) -> Cluster:
-    """The cluster with another number of GPUs in use, at most what its outermost level holds. Raises InputError.
+    """The cluster with another number of GPUs in use, at most what its outermost level can hold. Raises InputError.
 
-    >>> resized(load_cluster("dgx_h100", 32), 24).num_nodes
-    3
+    >>> cluster = load_cluster("dgx_h100", 32)
+    >>> [resized(cluster, gpus).num_nodes for gpus in (24, 64)]
+    [3, 8]
     """
     return cluster_from(as_texts(to_tree(cluster)), cluster.name, "cluster", num_gpus, cluster.gpus_per_node)
 

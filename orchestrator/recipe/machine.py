@@ -132,8 +132,13 @@ NVLINK_LATENCY, PCIE_LATENCY = 1.9 * US, 2.5 * US
 """Seconds of a hop in NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
 
 
+def largest_gpu(cluster: Cluster) -> Gpu:
+    """The type with the most memory."""
+    return max((part.gpu for part in cluster.parts), default=cluster.gpu, key=lambda gpu: gpu.memory)
+
+
 def limit_of(merged: Flat, cluster: Cluster) -> MemoryLimit:
-    largest = max((part.gpu for part in cluster.parts), default=cluster.gpu, key=lambda gpu: gpu.memory)
+    largest = largest_gpu(cluster)
     has, asked = largest.memory, filled(merged, Inputs)
     limit = has if asked.limit_gib is None else round(asked.limit_gib * GIB)
     if limit > has and not cluster.is_cpu:

@@ -10,6 +10,7 @@ import msgspec
 import yaml
 
 from orchestrator.recipe.clusters import to_tree
+from orchestrator.recipe.machine import largest_gpu
 from orchestrator.recipe.profiles import FAMILY
 from orchestrator.recipe.settings import Settings
 from orchestrator.recipe.starting import container_tree, slurm_tree
@@ -22,7 +23,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     seed = training.pop("seed")
     lora, task, packing, _ = (training.pop(name) for name in ("lora", "task", "packing", "lengths"))
     training["betas"] = list(training["betas"])
-    reserve = settings.limit.reserve
+    reserve, limit = settings.limit.reserve, settings.limit.limit
     profile = {} if settings.profile is None else msgspec.to_builtins(settings.profile, str_keys=True)
     profile.pop("name", None)  # it is the recipe's
     names = ("save_every", "async_save", "keep_last", "keep_every", "trace_routing", "step_timers", "eval_every", "eval_steps",
@@ -50,7 +51,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "lora": lora and msgspec.structs.asdict(lora) | {"targets": list(lora.targets), "merge": settings.run.merge_lora},
         "pin": msgspec.structs.asdict(settings.pins),
         "memory": {
-            "limit_gib": settings.limit.limit / GIB,
+            "limit_gib": None if limit == largest_gpu(settings.cluster).memory else limit / GIB,  # another cluster= has another
             "reserve_gib": reserve if reserve is None else reserve / GIB,
             "risk": settings.limit.risk,
         },

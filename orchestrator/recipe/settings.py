@@ -28,7 +28,6 @@ from orchestrator.recipe.described import SOURCES, with_description
 from orchestrator.recipe.keys import Actions, Largest, Targets
 from orchestrator.recipe.layers import (
     Flat,
-    Given,
     fields_of,
     filled,
     flatten,
@@ -178,7 +177,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         check_changes(continued, trained.architecture, trained.training, trained.run)
     explain_cluster = None
     if actions.explain_gpus is not None:
-        explain_cluster = _explain_cluster(actions.explain_gpus, trained.cluster, merged, chosen_here, machine, has_plan=plan is not None)
+        explain_cluster = _explain_cluster(actions.explain_gpus, trained.cluster)
     _check_failures(actions)
     if actions.take is not None:
         beside = next((name for name in ("plan", "tune", "largest", *(f"target.{field}" for field in Targets.__struct_fields__))
@@ -324,12 +323,10 @@ def _targets(merged: Flat) -> Targets:
     return targets
 
 
-def _explain_cluster(gpus: int, cluster: Cluster, merged: Flat, given: Flat, machine: Machine, *, has_plan: bool) -> Cluster:
-    """The run's cluster with so many GPUs; its outermost level grows with them where it is not a saved plan's. Raises InputError."""
+def _explain_cluster(gpus: int, cluster: Cluster) -> Cluster:
+    """The run's cluster with so many GPUs. Raises InputError."""
     try:
-        if has_plan or cluster.name == "here" or gpus <= cluster.num_gpus:
-            return resized(cluster, gpus)
-        return cluster_of({**merged, "gpus": Given(gpus, str(gpus))}, {**given, "cluster": merged["cluster"]}, machine)[0]
+        return resized(cluster, gpus)
     except InputError as error:
         raise InputError("explain.gpus", gpus, error.why) from None
 

@@ -455,9 +455,9 @@ def difference_text(plan: Plan, by_price: Plan | None = None) -> str:
     return f"Half of the differences predicted between published runs are off by more than {_percent(pairs_of(plan.model).half)}"
 
 
-def left_over_text(plan: Plan, faster: Plan | None = None) -> str:
-    """Which factor of the GPUs no data parallelism can have, and the batches and numbers of GPUs without one, or the `faster` plan on
-    fewer; "": there is none, or it divides the layers."""
+def left_over_text(plan: Plan) -> str:
+    """Which factor of the GPUs no data parallelism can have, and the batches and numbers of GPUs without one; "": there is none, or it
+    divides the layers."""
     gpus, batch, layers = plan.world_size, plan.global_batch_size, plan.model.num_layers
     left = left_over(gpus, batch)
     if left == 1 or (layers % left == 0 and left < gpus):
@@ -465,14 +465,16 @@ def left_over_text(plan: Plan, faster: Plan | None = None) -> str:
     ways = [] if plan.run.resume else [f"train.global_batch_size={' or '.join(map(str, batches(gpus, batch)))}"]
     if others := " or ".join(map(str, counts(gpus, plan.cluster.gpus_per_node, batch))):
         ways.append(f"gpus={others}{',' if ways else ''}")
-    said = ""
-    if faster is not None:
-        seconds, saved = faster.prediction.step_time_s, 1 - faster.prediction.step_time_s / plan.prediction.step_time_s
-        said = f". FEWER GPUs ARE FASTER: gpus={faster.world_size} takes {format_seconds(seconds)} a step ({-100 * saved:.1f}%)"
     return (
         f"gpus={gpus} has the factor {left}, which global_batch_size={batch} has not: no data parallelism takes it, tp, pp or cp must; "
-        f"{', or '.join(ways)} {'leaves' if ways else 'no other number leaves'} none{said}"
+        f"{', or '.join(ways)} {'leaves' if ways else 'no other number leaves'} none"
     )
+
+
+def fewer_text(plan: Plan, faster: Plan) -> str:
+    """That this plan on fewer GPUs is faster."""
+    seconds, saved = faster.prediction.step_time_s, 1 - faster.prediction.step_time_s / plan.prediction.step_time_s
+    return f"FEWER GPUs ARE FASTER: gpus={faster.world_size} takes {format_seconds(seconds)} a step ({-100 * saved:.1f}%)"
 
 
 def software_text(plan: Plan, requires: Mapping[str, str]) -> str:

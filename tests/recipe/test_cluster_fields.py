@@ -49,6 +49,12 @@ def test_a_resolved_configuration_has_the_field_and_a_recipe_may_say_it(tmp_path
     again.write_text(recipe.resolved_yaml(asked))
     assert settings(f"recipe={again}").cluster == asked.cluster
     assert settings(f"recipe={again}").price_per_gpu_hour == 2.5
+    more = settings(f"recipe={again}", "gpus=32").cluster
+    assert more == settings(BASE[0], BASE[2], "gpus=32", "cluster.levels.infiniband.bandwidth=200 Gbit/s").cluster, (
+        "twice the GPUs can be asked"
+    )
+    larger = settings(f"recipe={again}", "cluster=dgx_h200", "cluster.levels.infiniband.bandwidth=200 Gbit/s")
+    assert larger.limit.limit == larger.cluster.gpu.memory > asked.limit.limit, "memory that nobody limited is another GPU's"
     mine = tmp_path / "mine.yaml"
     mine.write_text("recipe: llama3_8b\ncluster: dgx_h100\ngpus: 16\ncluster.levels.infiniband.bandwidth: 200 Gbit/s\n")
     assert settings(f"recipe={mine}", "cluster=dgx_h100").cluster.levels == asked.cluster.levels

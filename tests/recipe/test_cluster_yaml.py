@@ -250,6 +250,12 @@ def test_another_size_and_another_field_leave_the_rest() -> None:
         changed = changed_cluster(one, {"host_memory": "2 GB"})
         assert changed == msgspec.structs.replace(one, host_memory=2 * 10**9)
     assert resized(cluster(16), 4).num_gpus == 4
+    racks = cluster(256, levels=[level("node"), level(72), level("unlimited")])
+    grown = resized(racks, 288)
+    assert [one.size for one in racks.levels] == [8, 64, 256]
+    assert grown == cluster(288, levels=[level("node"), level(72), level("unlimited")]), "unlimited stays so, and racks have 72 again"
+    with pytest.raises(InputError, match=r"gpus=16: is more than the outermost .* holds \(8\); cluster\.levels\.l8\.size=16, if"):
+        resized(cluster(8, levels=[level(8)]), 16)
     assert changed_cluster(cluster(16), {"gpu.memory": "64 GiB"}).gpu.memory == 64 * 2**30
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from instances import CALIBRATION, TRAITS
 from msgspec.structs import replace
@@ -19,6 +21,7 @@ from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.megatron_layout import stages_of
 from orchestrator.strategy.spec import Candidate, Mesh, Schedule, Strategy
 from orchestrator.strategy.workload import Workload
+from orchestrator.units import format_seconds
 
 
 def sites(gpu: str | list[str] = "H100-SXM-80GB") -> dict[str, object]:
@@ -37,6 +40,20 @@ def test_only_the_pipeline_crosses_the_slow_link() -> None:
         recipe="llama3_8b", gpus=16, cluster=sites(), engine="megatron", train={"global_batch_size": 128}, pin={"pp": 1, "tp": 1}
     )
     assert across.step_time_s > 1.2 * answer.step_time_s, "data parallelism over the link"
+
+
+def test_one_site_is_named_where_it_is_faster_than_two_over_a_slow_link() -> None:
+    """The batch divides 16 GPUs well, and 8 of one site need no link; over a fast one nothing else is searched for."""
+    asked: dict[str, Any] = {"recipe": "llama3_8b", "engine": "megatron", "train": {"global_batch_size": 16, "seq_length": 2048}}
+    one, two = (so.plan(**asked, gpus=gpus, cluster=slow("1 Gbit/s", "8 ms")) for gpus in (8, 16))
+    assert one.step_time_s < two.step_time_s
+    assert two.faster_on_fewer_gpus is not None
+    assert two.faster_on_fewer_gpus.prediction == one.predicted
+    assert two.summary()["faster_on_gpus"] == 8
+    assert f"FEWER GPUs ARE FASTER: gpus=8 takes {format_seconds(one.step_time_s)} a step (-" in str(two)
+    assert so.plan(**asked, gpus=16, cluster=slow("400 Gbit/s", "4 us")).faster_on_fewer_gpus is None
+    nodes = slow("1 Gbit/s", "1 ms") | {"gpus_per_node": 4}
+    assert so.plan(recipe="gpt_tiny", gpus=16, cluster=nodes, engine="megatron").summary()["faster_on_gpus"] < 8, "and halves of a site"
 
 
 def test_two_types_of_gpu_are_refused_with_what_can_be_asked_for() -> None:
