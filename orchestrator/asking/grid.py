@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, Final
 
 from orchestrator.asking.answer import Answer
+from orchestrator.cost.memory_policy import USUAL_RISK
 from orchestrator.cost.uncertainty import pairs_of
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import ContainerOptions, SlurmOptions
@@ -52,7 +53,8 @@ class Sweep(Printed, frozen=True, kw_only=True):
 
     @property
     def front(self) -> tuple[Point, ...]:
-        """The points that no other one beats in training time, GPU-hours, cost and free memory together by more than prices can tell."""
+        """The points that no other one beats in training time, GPU-hours, cost and the chance of not fitting together by more than prices
+        can tell."""
         planned = [(point, figures(point.answer)) for point in self.points if point.answer is not None]
         margin = max((pairs_of(point.answer.plan.model).half for point in self.points if point.answer is not None), default=0.0)
         return tuple(point for point, own in planned if not any(beats(other, own, margin) for _, other in planned))
@@ -96,9 +98,10 @@ class Sweep(Printed, frozen=True, kw_only=True):
 
 
 def figures(answer: Answer) -> tuple[float, ...]:
-    """What a user weighs, the less the better: seconds of the training, GPU-hours, cost (0 without a price), the share of memory used."""
-    of = answer.budget
-    return (of.seconds, of.gpu_hours, of.cost or 0.0, 1 - answer.memory_free)
+    """What a user weighs, the less the better: seconds of the training, GPU-hours, cost (0 without a price), and the chance of running out
+    of memory where it is more than usual. Memory that is free beyond that makes no plan better."""
+    of, is_cpu = answer.budget, answer.plan.cluster.is_cpu
+    return (of.seconds, of.gpu_hours, of.cost or 0.0, USUAL_RISK if is_cpu else max(USUAL_RISK, answer.chance_of_not_fitting))
 
 
 def beats(one: Sequence[float], other: Sequence[float], margin: float = 0.0) -> bool:

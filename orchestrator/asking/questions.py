@@ -64,12 +64,23 @@ def lacking(answer: Answer, share: float = 1.0) -> str:
     """Which target the plan misses, with figures; "" where it reaches all. `share`: of its step time, that a step takes."""
     targets, missed = answer.settings.targets, []
     if targets.days is not None and answer.days * share > targets.days:
-        missed.append(answer.budget.said("days", format_amount, " days", share))
+        missed.append(answer.budget.said("days", finer(targets.days), " days", share))
     if targets.tokens_per_s is not None and answer.tokens_per_s / share < targets.tokens_per_s:
-        missed.append(answer.budget.said("tokens_per_s", "{:,.0f}".format, " tokens/s", 1 / share))
+        missed.append(answer.budget.said("tokens_per_s", finer(targets.tokens_per_s), " tokens/s", 1 / share))
     if targets.cost is not None and answer.cost is not None and answer.cost * share > targets.cost:
-        missed.append(f"cost {answer.budget.said('cost', '{:,.0f}'.format, times=share)}")
+        missed.append(f"cost {answer.budget.said('cost', finer(targets.cost), times=share)}")
     return ", ".join(missed)
+
+
+def finer(target: float) -> Callable[[float], str]:
+    """Writes amounts with so many digits that none looks like the target which it misses.
+
+    >>> finer(6.0)(6.002), finer(6.0)(13.27)
+    ('6.002', '13.3')
+    """
+    return lambda amount: next(
+        (text for digits in range(3, 12) if float((text := format_amount(amount, digits)).replace(",", "")) != target), f"{amount!r}"
+    )
 
 
 def tried_for_targets(load: Load, keys: Mapping[str, str]) -> Point:

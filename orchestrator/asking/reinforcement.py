@@ -195,7 +195,7 @@ def check_alone(settings: Settings, job: RlJob) -> None:
     beside = {
         **{f"target.{name}": value for name, value in settings.targets.given().items()},
         "largest": settings.largest, "take": settings.take, "tune": settings.tune, "entry": settings.entry, "data": settings.run.data,
-        "cluster.mtbf": settings.mtbf_hours, "verbose": settings.verbose or None,
+        "cluster.mtbf": settings.mtbf_hours, "verbose": "true" if settings.verbose else None,
         **{f"explain.{name}": value for name, value in settings.explain.given().items()}, "explain.gpus": settings.explain_gpus,
     }  # fmt: skip
     for name, value in beside.items():

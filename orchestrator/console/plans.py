@@ -52,7 +52,7 @@ SWEEP_HELP: Final = """\
 usage: python -m orchestrator sweep key=value key=value,value ... [--json]
 
 A plan for every combination of the keys that have several values, and which of them no other beats in training time, GPU-hours, cost and
-free memory together (marked *, where that is not all of them).
+the chance of running out of memory together (marked *, where that is not all of them).
 
   python -m orchestrator sweep recipe=llama3_8b gpus=8,16,32 cluster=dgx_h100,dgx_b200
   python -m orchestrator sweep recipe=llama3_70b gpus=64 train.global_batch_size=256,512,1024 pin.tp=4,8

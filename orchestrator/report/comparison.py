@@ -190,7 +190,8 @@ def sweep_table(names: Sequence[str], rows: Sequence[Row]) -> RenderableType:
     planned = [row for row in rows if row.budget is not None]
     marked = not all(row.on_front for row in planned)
     tables = (_swept(names, rows, left_out, marked=marked) for left_out in ((), ("tokens/s",), ("tokens/s", "GPU-hours")))
-    legend = f"{LEGEND[marked]} in training time, GPU-hours, cost and free memory together by more than prices can tell"
+    weighed = "training time, GPU-hours, cost and the chance of running out of memory"
+    legend = f"{LEGEND[marked]} in {weighed} together by more than prices can tell"
     said = f"{len(planned)} of {len(rows)} have a plan; {legend}; below each figure its 90% interval"
     return Group(Fitting(*tables, wrapped=False), *plans, Text(said))
 

@@ -74,6 +74,7 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
         ((*WORDS, *LENGTHS, "rl.measured=7ms,9ms,4", "rl.tp=1"), "rl.measured=7ms,9ms,4: is not three numbers"),
         ((*WORDS, *LENGTHS, "rl.measured=7ms,9ms@64,40000"), "rl.measured: is of one engine: say its rl.tp= beside it"),
         ((*WORDS, *LENGTHS, "explain.tp=8"), "explain.tp=8: is not answered beside task=rl"),
+        ((*WORDS, *LENGTHS, "verbose=true"), "verbose=true: is not answered beside task=rl"),
         ((*WORDS, *LENGTHS, "largest=seq_length"), "largest=seq_length: is not answered beside task=rl"),
         ((*WORDS[:3], "cluster=cpu", *WORDS[4:], *LENGTHS), "cluster=cpu: has no GPU"),
         ((*WORDS, *LENGTHS, "write=verl"), "write=verl: writes into a folder: out=FOLDER beside it"),
