@@ -34,7 +34,8 @@ def rl_file(job: RlJob, chosen: Chosen, cluster: Cluster, name: str) -> File:
     settings = _moved(settings, language.moved)
     if plan.training.steps == UNSAID:
         settings.pop(language.steps, None)
-    said = say(language.table, rollout(job, chosen.best, plan, cluster))
+    step = rollout(job, chosen.best, plan, cluster)
+    said = say(language.table, step)
     start, unsaid = language.start, written.unsaid
     if job.keys.algorithm == "ppo" and name != "slime":
         found, lacking = critic(job, chosen.best, cluster, name)
@@ -43,6 +44,9 @@ def rl_file(job: RlJob, chosen: Chosen, cluster: Cluster, name: str) -> File:
         for there, here in language.ppo:
             start = start.replace(there, here)
     lines = [f"{plan.model.name} on {chosen.best.gpus} GPUs. Start: {start}.", *text.lines(chosen)[:5]]
+    lines.append(
+        f"Prompts have {step.prompt_length} tokens at most: leave longer ones out of the data, or plan with rl.max_prompt_length=."
+    )
     if name == "slime":
         said |= {} if plan.training.steps == UNSAID else {"num-rollout": plan.training.steps}
         return slime_file(replace(written, settings=settings), chosen.best, said, lines)
@@ -129,6 +133,7 @@ def rollout(job: RlJob, step: Step, plan: Plan, cluster: Cluster) -> Rollout:
         prompts=job.prompts,
         samples=job.samples,
         response_length=job.responses.longest,
+        prompt_length=longest(job) - job.responses.longest,
         sequence_length=longest(job),
         update_prompts=job.prompts / keys.updates,
         update_samples=job.sequences // keys.updates,

@@ -72,13 +72,17 @@ def rl_job(merged: Flat, architecture: Architecture, model_of: Callable[[str], A
     if architecture.traced is not None or architecture.stack != "decoder":
         raise InputError("task", TASK, f"generates with a decoder whose layers a reader knows, and {architecture.name} is none")
     positions = architecture.max_position_embeddings
-    room = positions - keys.prompt_length
+    prompt = "prompt_length" if keys.max_prompt_length is None else "max_prompt_length"
+    longest_prompt: int = getattr(keys, prompt)
+    if longest_prompt < keys.prompt_length:
+        raise InputError("rl.max_prompt_length", longest_prompt, f"is below the mean, rl.prompt_length={keys.prompt_length}")
+    room = positions - longest_prompt
     if room < 1:
-        raise InputError("rl.prompt_length", keys.prompt_length, f"leaves nothing of model.max_position_embeddings={positions}")
+        raise InputError(f"rl.{prompt}", longest_prompt, f"leaves nothing of model.max_position_embeddings={positions}")
     cut = keys.max_response_length
     if cut is not None and cut > room:
         raise InputError(
-            "rl.max_response_length", cut, f"is beyond the {room} that rl.prompt_length={keys.prompt_length} leaves of "
+            "rl.max_response_length", cut, f"is beyond the {room} that rl.{prompt}={longest_prompt} leaves of "
             f"model.max_position_embeddings={positions}"
         )  # fmt: skip
     if keys.prompts * keys.samples > MOST_SAMPLES:

@@ -64,13 +64,12 @@ def room(decoder: Decoder, job: RlJob, memory: float) -> Room:
     """What is left of `memory` bytes of a GPU beside weights and workspace. Sequences hold as many tokens at once as they have in the mean
     over their steps: longer ones run for longer, so that it is E[length^2] / 2 E[length] and the prompt's, which a prompt's samples
     share; blocks are given as tokens come (PagedAttention, arXiv 2309.06180)."""
-    longest = job.prompt_length + job.responses.longest
     free = memory - decoder.weight_bytes - decoder.engine.workspace
-    whole = decoder.sequence_bytes(longest)
+    whole = decoder.sequence_bytes(job.longest)
     if free < whole:
         why = (
             f"the weights take {format_bytes(decoder.weight_bytes)} of a GPU, workspaces {format_bytes(decoder.engine.workspace)}, one "
-            f"sequence of {longest} tokens {format_bytes(whole)}: more than the {format_bytes(memory)} of it that generation may use"
+            f"sequence of {job.longest} tokens {format_bytes(whole)}: more than the {format_bytes(memory)} of it that generation may use"
         )
         return Room(cache_bytes=max(free, 0.0), running=0, lacking=why)
     lengths = drawn(job.responses, min(job.sequences, 4096), job.sequences)

@@ -63,6 +63,10 @@ class RlKeys(Value, frozen=True, kw_only=True):
     prompt_length: Annotated[int | None, Key("rl.prompt_length", "of a prompt, in the mean", type=int, unit="tokens", low=1, high=MOST)] = (
         None
     )
+    max_prompt_length: Annotated[
+        int | None,
+        Key("rl.max_prompt_length", "of the longest prompt", type=int, unit="tokens", default="rl.prompt_length", low=1, high=MOST),
+    ] = None
     response_length: Annotated[str | None, Key(
         "rl.response_length",
         "of responses, in tokens: their mean (1060: the deviation is .75 of it), mean and standard deviation (1060+800), or a file with a "
@@ -142,6 +146,11 @@ class RlJob(Value, frozen=True, kw_only=True):
     responses: Responses
     models: Mapping[str, Architecture] = {}
     """Models beside the policy that are not of its size: critic, reward, teacher."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that there can be."""
+        return (self.keys.max_prompt_length or self.prompt_length) + self.responses.longest
 
     @property
     def sequences(self) -> int:

@@ -122,7 +122,7 @@ class Step(Value, frozen=True, kw_only=True):
 
 def longest(job: RlJob) -> int:
     """Tokens of the longest sequence that there can be, rounded up."""
-    return ceil((job.prompt_length + job.responses.longest) / ROUNDED) * ROUNDED
+    return ceil(job.longest / ROUNDED) * ROUNDED
 
 
 def batch(job: RlJob, training: Training, gpus: int) -> Training:

@@ -17,6 +17,8 @@ class Rollout(Value, frozen=True, kw_only=True):
     samples: int
     response_length: int
     """Tokens at which a response is cut off."""
+    prompt_length: int
+    """Tokens of the longest prompt for which a sequence has room."""
     sequence_length: int
     """Tokens of the longest sequence, which a micro-batch has one of at least."""
     update_prompts: float
@@ -93,7 +95,7 @@ def _sleeping(megatron: str, fsdp: str) -> Table:
 ACTOR: Final = "actor_rollout_ref.actor"
 VERL: Final = Language(
     table=[
-        *named("train_batch_size=prompts max_response_length=response_length", "data."),
+        *named("train_batch_size=prompts max_prompt_length=prompt_length max_response_length=response_length", "data."),
         Term("algorithm.adv_estimator", "algorithm", to={"grpo": "grpo", "ppo": "gae"}.get),
         fixed("actor_rollout_ref.rollout.name", "vllm"),
         *named("n=samples tensor_model_parallel_size=tp data_parallel_size=dp expert_parallel_size=expert_parallel "
@@ -104,8 +106,7 @@ VERL: Final = Language(
         *_sleeping(f"{ACTOR}.megatron", f"{ACTOR}.fsdp_config"),
         *named("nnodes=nodes n_gpus_per_node=gpus_per_node", "trainer."),
     ],
-    start="python -m verl.trainer.main_ppo --config-path RUN --config-name verl_rl, with your model, data and rewards behind it "
-    "(data.max_prompt_length among them)",
+    start="python -m verl.trainer.main_ppo --config-path RUN --config-name verl_rl, with your model, data and rewards behind it",
     dropped=(f"{ACTOR}.ppo_micro_batch_size_per_gpu",),
     steps="trainer.total_training_steps",
     critic=(f"{ACTOR}.", "critic."),

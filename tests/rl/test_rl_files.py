@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import orchestrator as so
 
@@ -109,6 +110,21 @@ def test_tokens_of_a_micro_batch_are_a_ranks_for_verl_and_whole_for_nemo_rl() ->
     assert f"ppo_max_token_len_per_gpu: {tokens // 2}\n" in told["verl_rl.yaml"]
     assert f"train_mb_tokens: {tokens}\n" in told["nemo_rl_rl.yaml"]
     assert f"max_total_sequence_length: {found.plan.training.seq_length}\n" in told["nemo_rl_rl.yaml"]
+
+
+@pytest.mark.parametrize(("longest", "least"), [(None, 200), (1000, 1000)])
+def test_the_longest_prompt_and_the_longest_response_fit_into_a_micro_batch(longest: int | None, least: int) -> None:
+    """verl asserts it of every sample (utils/seqlen_balancing.py), and refuses prompts over data.max_prompt_length as it reads them."""
+    asked = {"recipe": "qwen3_8b", "gpus": 8, "cluster": "dgx_h100", "pin": {"recompute": "full", "cp": 2}, "engine": "megatron"}
+    found = so.plan_rl(**asked, rl=RL | ({} if longest is None else {"max_prompt_length": longest}), write="verl")
+    (text,) = found.written("verl").values()
+    told = yaml.safe_load(text)
+    prompt, response = told["data"]["max_prompt_length"], told["data"]["max_response_length"]
+    assert least <= prompt < least + 64
+    assert 2 * told["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"] >= prompt + response >= least + 760
+    assert f"# Prompts have {prompt} tokens at most: " in text
+    with pytest.raises(so.InputError, match=r"rl\.max_prompt_length=100: is below the mean, rl\.prompt_length=200"):
+        so.plan_rl(**asked, rl=RL | {"max_prompt_length": 100})
 
 
 def test_fsdp_of_verl_is_told_its_own_offloads() -> None:
