@@ -472,7 +472,7 @@ def left_over_text(plan: Plan) -> str:
 
 
 def fewer_text(plan: Plan, faster: Plan) -> str:
-    """That this plan on fewer GPUs is faster."""
+    """A sentence that names the number of GPUs of the `faster` plan, and what it saves of a step."""
     seconds, saved = faster.prediction.step_time_s, 1 - faster.prediction.step_time_s / plan.prediction.step_time_s
     return f"FEWER GPUs ARE FASTER: gpus={faster.world_size} takes {format_seconds(seconds)} a step ({-100 * saved:.1f}%)"
 
