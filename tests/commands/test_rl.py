@@ -135,7 +135,7 @@ def test_both_halves_are_said_to_programs_that_run_them(tmp_path: Path) -> None:
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     tokens = plan["micro_batch_size"] * plan["training"]["seq_length"]
     actor, rollout = files["verl_rl"]["actor_rollout_ref"]["actor"], files["verl_rl"]["actor_rollout_ref"]["rollout"]
-    assert files["verl_rl"]["data"] == {"train_batch_size": 32, "max_response_length": 4096}
+    assert files["verl_rl"]["data"] == {"train_batch_size": 32, "max_prompt_length": 256, "max_response_length": 4096}
     assert (actor["ppo_mini_batch_size"], actor["use_dynamic_bsz"], actor["ppo_max_token_len_per_gpu"]) == (8, True, tokens)
     assert (actor["megatron"]["tensor_model_parallel_size"], actor["megatron"]["param_offload"]) == (2, step["offloads"])
     assert (rollout["name"], rollout["n"], rollout["tensor_model_parallel_size"]) == ("vllm", 8, 2)
