@@ -7,7 +7,8 @@ Family, depth, width, length and batch of each model come from the seed. A model
 (tp, pp, cp and the replicas that are left), each with three micro-batches around the one that the profile's price takes, then each mesh
 with the micro-batch that was fastest, `rounds` times there and back, with the plan that is chosen unpinned in each round. What a mesh
 leaves open (stages of chunks, ZeRO, recompute) the search decides by the same prices. A plan's seconds are the median of the steps of
-all its runs. tune=0 leaves the tune out. Nothing is begun after `limit_s` seconds; the same command with the same out= goes on.
+all its runs, each divided by how much longer its round took than the others (these machines' speed drifts by a third within minutes).
+tune=0 leaves the tune out. Nothing is begun after `limit_s` seconds; the same command with the same out= goes on.
 
 On 2026-11-28, 2 cores of an AMD EPYC, 2 gloo ranks at nice -20 without autogroups, other work below (load 8), seed 20261128.
 megatron-core 0.16.1, three models (GPT of 4 layers of 288, Llama of 4 of 128, Qwen3 of 8 of 384): chosen 1.1, 0 and 0% behind the fastest,
@@ -29,7 +30,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 
 from calibrate_gloo import concluded
 
@@ -54,15 +55,22 @@ class Drawn:
 
 @dataclass
 class Runs:
-    """By name of a plan (its mesh and micro-batch, or CHOSEN): the plan and each run's steady steps in seconds."""
+    """By name of a plan (its mesh and micro-batch, or CHOSEN): the plan and, by round, its steady steps in seconds."""
 
     plans: dict[str, Plan] = field(default_factory=dict)
-    seconds: dict[str, list[list[float]]] = field(default_factory=dict)
+    seconds: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+
+    def drift(self) -> dict[int, float]:
+        """By round, how much longer the plans that ran in all rounds took in it than in the mean of the rounds."""
+        rounds = {number for runs in self.seconds.values() for number in runs}
+        throughout = [{r: median(steps) for r, steps in runs.items()} for runs in self.seconds.values() if set(runs) == rounds]
+        return {r: median(of[r] / geometric_mean(of.values()) for of in throughout) if throughout else 1.0 for r in rounds}
 
     def of_all(self, name: str) -> float:
-        """Seconds: the median of the steps of all runs of this plan, under whatever names it ran."""
-        plan = shape(self.plans[name])
-        return median(s for other, runs in self.seconds.items() if shape(self.plans[other]) == plan for run in runs for s in run)
+        """Seconds without the drift of the rounds: the median of all runs of this plan, under whatever names it ran."""
+        plan, drift = shape(self.plans[name]), self.drift()
+        same = [runs for other, runs in self.seconds.items() if shape(self.plans[other]) == plan]
+        return median(s / drift[r] for runs in same for r, steps in runs.items() for s in steps)
 
 
 CHOSEN = "chosen"
@@ -147,7 +155,7 @@ class Bench:
         plan = from_json((self.folder / "plans" / f"{name}.json").read_bytes())
         self.runs.plans[name] = plan
         steps = steady_steps(program_metrics.rows_of(out / "metrics.jsonl"))
-        self.runs.seconds.setdefault(name, []).append(steps)
+        self.runs.seconds.setdefault(name, {})[number] = steps
         print(f"  round {number} {name:24s}{median(steps):7.3f} s, predicted {plan.prediction.step_time_s:.3f} s", flush=True)
 
     def meshes(self) -> dict[Mesh, list[str]]:
@@ -214,8 +222,8 @@ class Bench:
                 self.run(name, number)
         if len(self.runs.seconds.get("tuned", ())) < rounds:
             return None
-        its, others = ([step for run in self.runs.seconds[name][-rounds:] for step in run] for name in ("tuned", fastest))
-        return max(median(its) / median(others) - 1, 0.0)
+        ratios = [median(steps) / median(self.runs.seconds[fastest][number]) for number, steps in self.runs.seconds["tuned"].items()]
+        return max(median(ratios) - 1, 0.0)
 
 
 def main(words: Sequence[str]) -> int:
