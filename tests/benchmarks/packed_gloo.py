@@ -2,9 +2,9 @@
 
     python tests/benchmarks/packed_gloo.py [out=FOLDER] [steps=6] [rounds=2]
 
-Log-normal lengths, prompts and completions in bytes. Packed and padded runs of a case alternate, so that other work beside them falls on
-both; the median of a kind's steps counts, and the gain is in samples a second: sequences hold several when packed. A folder that has some
-of the runs already is continued.
+Log-normal lengths, prompts and completions in bytes. Each engine and length is profiled once, and priced by that. Packed and padded runs
+of a case alternate, so that other work beside them falls on both; the median of the rounds' ratios counts, and the gain is in samples a
+second: sequences hold several when packed. A folder that has some of the runs already is continued.
 
 On 2026-11-27, 2 cores with a load of 7 to 12 beside it, rounds=2 and steps=5: predicted gains off by -1.5%, +2.2% and -13.4% under
 megatron, by +6.5%, -26.9% and -22.1% under deepspeed, while steps of one plan differed by up to 3.5 times: no judgement. Run it on an
@@ -34,12 +34,26 @@ CASES = [(engine, *lengths) for lengths in ((60, 40, 512), (200, 150, 512), (250
 SAMPLES = 400
 
 
-def keys(engine: str, seq_length: int, data: Path, steps: int, *, packing: bool) -> dict[str, str]:
+def work(engine: str, seq_length: int) -> dict[str, str]:
+    """The model and its batches, as keys of a recipe."""
     model = {"hidden_size": 256, "ffn_hidden_size": 768, "num_attention_heads": 8, "max_position_embeddings": seq_length}
-    found = {"recipe": "llama_tiny", "cluster": "cpu", "gpus": 2, "task": "sft", "engine": engine, "data": data, "train.steps": steps,
-             "train.seq_length": seq_length, "train.global_batch_size": 8, "pin.tp": 1, "pin.pp": 1, "pin.cp": 1, "pin.micro_batch_size": 1,
-             "pin.zero_stage": 1, "pin.recompute": "none", "data.packing": str(packing).lower()}  # fmt: skip
+    found = {"recipe": "llama_tiny", "gpus": 2, "engine": engine, "train.seq_length": seq_length, "train.global_batch_size": 8}
     return {name: str(value) for name, value in (found | {f"model.{name}": value for name, value in model.items()}).items()}
+
+
+def profiled(engine: str, seq_length: int, folder: Path) -> dict[str, str]:
+    """The keys that price by what this machine takes for this work, measured if the folder has it not yet."""
+    out = folder / f"profile_{engine}_{seq_length}"
+    if not (out / "profile.json").is_file():
+        said = [f"{name}={value}" for name, value in work(engine, seq_length).items()]
+        subprocess.run([sys.executable, "-m", "orchestrator.profile", *said, f"out={out}"], check=True, stdout=subprocess.DEVNULL)
+    return {"cluster": str(out / "cluster.yaml"), "calibration": str(out / f"{engine}-cpu.json")}
+
+
+def fine_tuning(data: Path, steps: int, *, packing: bool) -> dict[str, str]:
+    pins = {"tp": "1", "pp": "1", "cp": "1", "micro_batch_size": "1", "zero_stage": "1", "recompute": "none"}
+    found = {"task": "sft", "data": str(data), "train.steps": str(steps), "data.packing": str(packing).lower()}
+    return found | {f"pin.{name}": value for name, value in pins.items()}
 
 
 def main(words: Sequence[str]) -> None:
@@ -51,19 +65,20 @@ def main(words: Sequence[str]) -> None:
         counts = [max(4, count) for count in drawn(Responses(mean=mean, spread=spread, longest=seq_length), SAMPLES, seed=0)]
         data = folder / f"{mean}_{seq_length}.jsonl"
         data.write_text("".join(json.dumps({"prompt": "ab", "completion": "c" * (count - 3)}) + "\n" for count in counts))
+        machine = work(engine, seq_length) | profiled(engine, seq_length, folder)
         runs: dict[bool, list[list[float]]] = {True: [], False: []}
         for number in range(int(given.get("rounds", "2"))):
             for packing in (True, False) if number % 2 == 0 else (False, True):
-                asked = keys(engine, seq_length, data, steps, packing=packing)
+                asked = machine | fine_tuning(data, steps, packing=packing)
                 out = folder / f"{engine}_{mean}_{seq_length}_{packing}_{number}"
                 if not (out / "metrics.jsonl").is_file():
                     said = [f"{name}={value}" for name, value in asked.items()]
                     subprocess.run([sys.executable, "-m", "orchestrator.run", *said, f"out={out}"], check=True, stdout=subprocess.DEVNULL)
                 runs[packing].append(steady_steps(program_metrics.rows_of(out / "metrics.jsonl")))
-        price = {packing: so.plan(**keys(engine, seq_length, data, steps, packing=packing)).step_time_s for packing in (True, False)}
+        price = {packing: so.plan(**machine, **fine_tuning(data, steps, packing=packing)).step_time_s for packing in (True, False)}
         each = seq_length / lengths(counts, seq_length).mean
-        step = {packing: median(second for run in found for second in run) for packing, found in runs.items()}
-        measured, predicted = (each * seconds[False] / seconds[True] for seconds in (step, price))
+        pairs = [median(padded) / median(packed) for packed, padded in zip(runs[True], runs[False], strict=True)]
+        measured, predicted = each * median(pairs), each * price[False] / price[True]
         said_steps = " | ".join(" ".join(f"{median(run):.3f}" for run in runs[packing]) for packing in (True, False))
         off = f"{measured:14.2f}  {predicted:9.2f}  {predicted / measured - 1:+5.1%}"
         print(f"{engine:10s}  {mean:4d}+{spread:<4d}  {seq_length:7d}  {off}  {said_steps}", flush=True)

@@ -60,6 +60,7 @@ CASES: dict[str, Plan] = {
     "t5 tp2": plan_of(HF_T5, tp=2, dp=1, zero_stage=1),
     "mixtral zero2": plan_of(MIXTRAL, zero_stage=2),
     "mixtral balanced zero2": plan_of(BALANCED, zero_stage=2),
+    "mixtral ep2 zero1": plan_of(MIXTRAL, ep=2, zero_stage=1),
     "llama cp2 zero2": plan_of(cp=2, dp=1, zero_stage=2, clip=0.5),
     "llama cp2 zero3": plan_of(cp=2, dp=1, zero_stage=3, clip=0.5),
     "llama tiled zero3": plan_of(zero_stage=3, tiled_mlp=2, tiled_logits=4),
@@ -163,6 +164,7 @@ LONG = (
     "bert tp2",
     "t5 zero1",
     "mixtral zero2",
+    "mixtral ep2 zero1",
     "llama cp2 zero3",
     "llama lora tp2",
 )
