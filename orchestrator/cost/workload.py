@@ -13,7 +13,7 @@ from orchestrator.cost.states import BLOCK_SCALE, fp8_weight_bytes
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.describe import with_tower_first
 from orchestrator.model.freezing import with_frozen
-from orchestrator.model.hugging_face import hugging_face
+from orchestrator.model.hugging_face import hugging_face, on_host
 from orchestrator.model.lora import trainable_parameters, with_lora
 from orchestrator.model.packing import packed
 from orchestrator.model.spec import LayerSpec, ModelSpec
@@ -57,7 +57,7 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     model, training, cluster = workload.model, workload.training, workload.cluster
     modules = traits.layers == "hugging_face" and model.architecture.traced is None
     if modules:
-        model = hugging_face(model)
+        model = on_host(hugging_face(model)) if cluster.is_cpu else hugging_face(model)
     if training.packing and training.lengths is not None and model.architecture.traced is None:
         model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention, masked=modules)
     if modules and training.lora is not None:

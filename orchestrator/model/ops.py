@@ -193,21 +193,27 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
     attended: float = 0.0
     """Tokens that a token's sample has, in the mean over tokens, where the sequence is packed with samples that don't see each other, or
     tokens of a chunk where it is made of chunks; only with `causal`. 0: neither."""
+    key_block: int = 0
+    """Keys that the kernel takes at once, computing the pairs of a block that are masked, too; only with `causal`. 0: few."""
 
     @property
     def visible(self) -> float:
-        """Share of all pairs of query and key that the mask leaves, in the limit of long sequences.
+        """Share of all pairs of query and key that are computed as the mask leaves them, in the limit of long sequences.
 
         >>> Attention(name="a", query_len=8, key_len=8, heads=1, kv_heads=1, head_dim=1, causal=True).visible
         0.5
         >>> Attention(name="a", query_len=8, key_len=8, heads=1, kv_heads=1, head_dim=1, causal=True, window=2).visible
         0.21875
+        >>> Attention(name="a", query_len=8, key_len=8, heads=1, kv_heads=1, head_dim=1, causal=True, key_block=4).visible
+        0.75
         """
         if not self.causal:
             return 1.0
         seen = min(self.window or self.key_len, self.key_len) / self.key_len
         visible = seen * (1 - seen / 2)
-        return min(visible, self.attended / self.key_len / 2) if self.attended else visible
+        if self.attended:
+            visible = min(visible, self.attended / self.key_len / 2)
+        return min(1.0, visible + self.key_block / self.key_len / 2)
 
     @property
     def elements(self) -> int:

@@ -206,7 +206,7 @@ class Bench:
         return figures
 
     def tuned(self, plans: int, fastest: str, rounds: int) -> float | None:
-        """How much longer than the fastest the plan of tune= takes, at least 0, both run in turn anew; None: time is over."""
+        """How much longer than the fastest the plan of tune= takes, at least 0, both run in turn again; None: time is over."""
         out = self.folder / "tuned"
         if not (out / "status.json").is_file():
             if time.monotonic() > self.until:
@@ -222,8 +222,7 @@ class Bench:
                 self.run(name, number)
         if len(self.runs.seconds.get("tuned", ())) < rounds:
             return None
-        ratios = [median(steps) / median(self.runs.seconds[fastest][number]) for number, steps in self.runs.seconds["tuned"].items()]
-        return max(median(ratios) - 1, 0.0)
+        return max(self.runs.of_all("tuned") / self.runs.of_all(fastest) - 1, 0.0)
 
 
 def main(words: Sequence[str]) -> int:

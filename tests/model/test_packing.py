@@ -6,11 +6,16 @@ import pytest
 from msgspec.structs import replace
 from test_lora import LLAMA3_8B
 
+import orchestrator
+from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.workload import engine_workload
+from orchestrator.engines import ENGINES
 from orchestrator.model.families import describe
 from orchestrator.model.ops import Attention
 from orchestrator.model.packing import packed, sample_notes
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import ModelSpec
+from orchestrator.plan.check import workload_of
 from orchestrator.recipe import supervised
 
 SAMPLES = [100, 300, 24, 600]
@@ -39,6 +44,23 @@ def test_without_kernels_for_it_every_pair_is_computed_and_a_mask_is_held() -> N
     assert attention(model).visible == 1.0
     plain = describe(LLAMA3_8B, LENGTH).kind("embedding").saved_bytes()
     assert model.kind("embedding").saved_bytes() - plain == LENGTH**2
+
+
+def test_on_a_cpu_packing_costs_no_attention_where_all_pairs_are_computed_anyway() -> None:
+    """Torch's kernel takes 512 keys at once: a sequence of 512 computes all pairs whether a mask or causality hides half of them, one of
+    1,024 three quarters; megatron-core's is not that one. On a GPU half of them is computed."""
+
+    def shares(cluster: str, engine: str) -> list[float]:
+        found = []
+        for length in (512, 1024):
+            lengths = {"train.seq_length": str(length), "model.max_position_embeddings": str(length)}
+            plan = orchestrator.plan(recipe="llama_tiny", gpus="2", cluster=cluster, engine=engine, **lengths).plan
+            traits = ENGINES[engine].traits(plan.cluster.software)
+            found.append(attention(engine_workload(workload_of(plan), traits, datasheet(plan.cluster, traits)).model).visible)
+        return found
+
+    assert shares("cpu", "deepspeed") == [1.0, 0.75]
+    assert shares("cpu", "megatron") == shares("dgx_h100", "deepspeed") == [0.5, 0.5]
 
 
 def test_samples_that_attend_one_after_the_other_cost_and_keep_all_their_pairs() -> None:
