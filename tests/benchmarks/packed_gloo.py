@@ -6,9 +6,10 @@ Log-normal lengths, prompts and completions in bytes. Each engine and length is 
 of a case alternate, so that other work beside them falls on both; the median of the rounds' ratios counts, and the gain is in samples a
 second: sequences hold several when packed. A folder that has some of the runs already is continued.
 
-On 2026-11-27, 2 cores with a load of 7 to 12 beside it, rounds=2 and steps=5: predicted gains off by -1.5%, +2.2% and -13.4% under
-megatron, by +6.5%, -26.9% and -22.1% under deepspeed, while steps of one plan differed by up to 3.5 times: no judgement. Run it on an
-idle machine.
+On 2026-11-29, 2 cores of an AMD EPYC, ranks at nice -20 without autogroups, other work below (load 12), rounds=4 and steps=8: predicted
+gains off by +3.0, +2.0 and -21.3% under megatron (the last: padded steps of 1,024 tokens, whose scores are 33 MB a tensor, take 6.1 s
+where the profile's layers say 4.1), by -22.1 and -26.9% under deepspeed, +3.7 and -3.0% by the same runs and profiles once what torch's
+kernel on CPUs computes was priced (`model.hugging_face.on_host`). The sixth is not done.
 """
 
 from __future__ import annotations

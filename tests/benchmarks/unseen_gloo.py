@@ -12,10 +12,10 @@ tune=0 leaves the tune out. Nothing is begun after `limit_s` seconds; the same c
 
 On 2026-11-28, 2 cores of an AMD EPYC, 2 gloo ranks at nice -20 without autogroups, other work below (load 8), seed 20261128.
 megatron-core 0.16.1, three models (GPT of 4 layers of 288, Llama of 4 of 128, Qwen3 of 8 of 384): chosen 1.1, 0 and 0% behind the fastest,
-seconds off by 8.4, .6 and 8.3% in the median of the meshes, tune=5 0, 2.7 and 0% behind. DeepSpeed, the first of them, nothing else
-running: chosen and tune=5 0% behind, seconds off by 8.7%. Four ranks and DeepSpeed's other two are not done; in four ranks' first runs
-seconds are off by 1 to 31%. (Before 1e8142fe the profile could not say that these cores are faster than the catalogue's: chosen up to 34%
-behind, seconds off by up to 40%.)
+seconds off by 8.4, .6 and 8.3% in the median of the meshes, tune=5 0, 2.7 and 0% behind. DeepSpeed, on 2026-11-29: chosen 0, 2.0 and 0%
+behind, seconds off by 6.7, 6.6 and 16.9%, tune=5 0, 4.1 and 0% behind (the one of 4.1: steps of .3 s, of two plans that one run has 27%
+apart and the next 8% the other way). Four ranks are not done; in their first runs seconds are off by 1 to 31%. (Before 1e8142fe the
+profile could not say that these cores are faster than the catalogue's: chosen up to 34% behind, seconds off by up to 40%.)
 """
 
 from __future__ import annotations
