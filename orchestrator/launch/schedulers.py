@@ -134,9 +134,11 @@ def _kueue(options: SlurmOptions) -> dict[str, Any]:
     return {"labels": {"kueue.x-k8s.io/queue-name": options.partition}} if options.partition else {}
 
 
-def _deadline(options: SlurmOptions) -> dict[str, int]:
+def _deadline(options: SlurmOptions, attempts: int = 1) -> dict[str, int]:
+    """`slurm.time` of a pod, or of a job that starts its pods again: Kubernetes counts one from its first start on, however often that is
+    (kubernetes.io, "Job termination and cleanup")."""
     limit = limit_s(options.time)
-    return {} if limit is None else {"activeDeadlineSeconds": limit}
+    return {} if limit is None else {"activeDeadlineSeconds": limit * attempts}
 
 
 def kubernetes(job: Job, folder: str, options: SlurmOptions, container: ContainerOptions | None, gpu: str) -> str:
@@ -150,8 +152,7 @@ def kubernetes(job: Job, folder: str, options: SlurmOptions, container: Containe
         "parallelism": job.num_nodes,
         "completionMode": "Indexed",
         "backoffLimit": job.num_nodes * options.requeue,  # where a rank fails the pods of all nodes do
-        **_deadline(options),
-        "template": {"spec": {"subdomain": name, **pod}},
+        "template": {"spec": {"subdomain": name, **_deadline(options), **pod}},
     }
     described = [
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": service},
@@ -168,7 +169,8 @@ def pytorchjob(job: Job, folder: str, options: SlurmOptions, container: Containe
     del pod["restartPolicy"]  # the replicas'
     replicas = {"Master": 1, "Worker": job.num_nodes - 1}
     again = "OnFailure" if options.requeue else "Never"
-    policy = {"cleanPodPolicy": "None", "backoffLimit": job.num_nodes * options.requeue, **_deadline(options)}
+    policy = {"cleanPodPolicy": "None", "backoffLimit": job.num_nodes * options.requeue}
+    policy |= _deadline(options, 1 + options.requeue)
     spec = {
         "runPolicy": policy,
         "pytorchReplicaSpecs": {
@@ -193,7 +195,7 @@ def trainjob(job: Job, folder: str, options: SlurmOptions, container: ContainerO
     node = {"name": "node", "template": {"spec": {"template": {"spec": of_node}}}}
     spec = {
         "runtimeRef": {"name": "torch-distributed"},
-        **_deadline(options),
+        **_deadline(options, 1 + options.requeue),
         "trainer": {
             "image": _image(container, "trainjob"),
             "command": _command(job, folder, "PET_NODE_RANK", '"$PET_MASTER_ADDR"'),

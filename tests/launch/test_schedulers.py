@@ -147,14 +147,17 @@ def test_limit_queue_and_starting_again_are_said_in_each_ones_words() -> None:
     assert job["spec"]["template"]["spec"]["subdomain"] == name
     limit = 26.5 * 3600
     spec = job["spec"]
-    assert (spec["parallelism"], spec["completionMode"], spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (32, "Indexed", 96, limit)
-    assert torch_job["spec"]["runPolicy"] == {"cleanPodPolicy": "None", "backoffLimit": 96, "activeDeadlineSeconds": limit}
+    assert (spec["parallelism"], spec["completionMode"], spec["backoffLimit"]) == (32, "Indexed", 96)
+    assert spec["template"]["spec"]["activeDeadlineSeconds"] == limit, "of one attempt"
+    assert "activeDeadlineSeconds" not in spec, "which would be that of all"
+    assert torch_job["spec"]["runPolicy"] == {"cleanPodPolicy": "None", "backoffLimit": 96, "activeDeadlineSeconds": 4 * limit}
     assert {kind: each["restartPolicy"] for kind, each in torch_job["spec"]["pytorchReplicaSpecs"].items()} == dict.fromkeys(
         ("Master", "Worker"), "OnFailure"
     )
-    assert train_job["spec"]["activeDeadlineSeconds"] == limit
+    assert train_job["spec"]["activeDeadlineSeconds"] == 4 * limit
     assert "slurm.requeue=3 has no place here" in written("trainjob")
     assert (volcano["spec"]["queue"], volcano["spec"]["maxRetry"], volcano["spec"]["minAvailable"]) == ("train", 3, 32)
+    assert volcano["spec"]["tasks"][0]["template"]["spec"]["activeDeadlineSeconds"] == limit
     assert volcano["spec"]["policies"][0]["action"] == "RestartJob"
     for one in (job, torch_job, train_job):
         assert one["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "train"}
