@@ -185,7 +185,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if settings.packs_unasked and plan.training.packing is False:
         say("data.packing=false: no plan has several samples in a sequence; data.packing=true says why")
     if not plan.cluster.is_cpu and (software := text.software_text(plan, ENGINES[plan.engine].requirements.versions(plan.cluster))):
-        say(software)
+        unsaid = "; assumed of the image: cluster.software.megatron_core= and .deepspeed= say what it has"
+        say(f"{software}{unsaid if settings.software_unsaid else ''}")
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan), brief=brief)}")
     if settings.assumed:
         values = " ".join(f"train.{name}={getattr(plan.training, name):g}" for name in settings.assumed)

@@ -125,6 +125,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     """Whether the model looks at images, and its text model alone is planned."""
     not_read: tuple[str, ...] = ()
     """Fields of model.hf_config= that belong to other kinds of models."""
+    software_unsaid: bool = False
+    """Whether nobody said which releases the image of container.image= has."""
     explain_cluster: Cluster | None = None
     """The cluster with the GPUs of explain.gpus=; None: nobody asks."""
     slurm: SlurmOptions
@@ -206,6 +208,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         packs_unasked=bool(trained.training.packing) and "data.packing" not in merged and plan is None and continued is None,
         unseen=plan is None and leaves_images_out(merged, trained.architecture),
         not_read=fields_not_read(merged, trained.architecture) if plan is None else (),
+        software_unsaid=plan is None and _is_software_unsaid(merged),
         explain_cluster=explain_cluster,
         slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
         container=container_options(merged),
@@ -307,6 +310,11 @@ def check_no_question(settings: Settings) -> None:
     for name, value in [*((f"target.{name}", value) for name, value in settings.targets.given().items()), ("largest", settings.largest)]:
         if value is not None:
             raise InputError(name, value, "is a question that python -m orchestrator plan answers; then give the number that it finds here")
+
+
+def _is_software_unsaid(merged: Flat) -> bool:
+    said = isinstance(value_of(merged, "cluster", None), dict) or any(name.startswith("cluster.software") for name in merged)
+    return "container.image" in merged and not said
 
 
 def _assumed(merged: Flat) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from orchestrator import recipe, run
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError
+from orchestrator.hardware.spec import Software
 from orchestrator.job import File
 from orchestrator.plan import Plan, from_json
 from orchestrator.recipe.layers import flatten
@@ -315,8 +316,13 @@ def test_an_image_with_launch_local_is_refused_with_the_choices(folder: Path, ca
 
 
 def test_the_line_for_an_image_on_amds_gpus_is_amds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["recipe=llama3_8b", "gpus=8", "cluster=mi300x_8", "container.image=a/b:1", "launch=none", "out=o"]) == 0
-    assert 'docker run --rm --device /dev/kfd --device /dev/dri --group-add "$(stat' in " ".join(capsys.readouterr().out.split())
+    words = ["recipe=llama3_8b", "gpus=8", "cluster=mi300x_8", "container.image=a/b:1", "launch=none"]
+    assert run.main([*words, "out=o"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert 'docker run --rm --device /dev/kfd --device /dev/dri --group-add "$(stat' in said
+    assert f"megatron-core {Software().megatron_core}; assumed of the image: cluster.software.megatron_core= " in said
+    assert run.main([*words, "cluster.software.megatron_core=0.16.1", "out=p"]) == 0
+    assert "assumed of the image" not in capsys.readouterr().out
 
 
 NO_DEEPSPEED = Machine(megatron_core="0.16.1", host_memory=16 * GIB, missing=("deepspeed",))
