@@ -93,7 +93,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("packed_thd", M, workload(task="sft", packing=True), {"cp": 2, "cp_comm_type": "all_gather"}, "all_gather takes no packed"),
     ("packed_thd", M, workload(task="sft", packing=True), {"micro_batch_size": 2}, "one sequence at a time; data.packing=false pads"),
     ("packed_thd", M, workload(task="sft", packing=True), {"cuda_graph_impl": "local"}, "samples begin elsewhere in every sequence"),
-    ("padded_balance", M, workload(BALANCED, task="sft", packing=False), {}, "experts.aux_loss_coeff=0.01: Megatron would balance"),
+    ("padded_balance", M, workload(BALANCED, task="sft", packing=False), {}, "too; router_aux_loss_coef: 0 in a config.json"),
     ("fp8", M, workload(precision="fp8", software=BARE), {}, "Transformer Engine"),
     ("fp8", M, workload(precision="fp8", fp8_recipe="mxfp8"), {}, "mxfp8 needs compute capability 10.0; H100-SXM-80GB has 9.0"),
     ("fp8", M, workload(precision="nvfp4"), {}, "precision=nvfp4 needs Blackwell's products of blocks; H100-SXM-80GB has none"),

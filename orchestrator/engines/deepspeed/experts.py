@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from orchestrator.engines.hf_config import DEEPSEEK_V3, GLM4_MOE, MIXTRAL, QWEN3_MOE, class_of
 from orchestrator.engines.rules.experts import experts, experts_fold
-from orchestrator.engines.rules.rule import rule
+from orchestrator.engines.rules.rule import NO_BALANCE, rule
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -41,7 +41,8 @@ def sigmoid_balance(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     for part in a.experts:
         if part.score == "sigmoid" and part.aux_loss_coeff:
-            return f"experts.aux_loss_coeff={part.aux_loss_coeff}: transformers' {class_of(a).model} has no loss that balances experts; 0"
+            why = f"experts.aux_loss_coeff={part.aux_loss_coeff}: transformers' {class_of(a).model} has no loss that balances experts"
+            return f"{why}; {NO_BALANCE} leaves it out"
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.engines.rules.rule import rule
+from orchestrator.engines.rules.rule import NO_BALANCE, rule
 from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -43,7 +43,8 @@ def padded_balance(_: Candidate, workload: Workload) -> str | None:
     losses = [part.aux_loss_coeff for part in workload.model.architecture.experts if isinstance(part, Experts) and part.aux_loss_coeff]
     if workload.training.task != "sft" or not losses:
         return None
-    return f"task=sft with experts.aux_loss_coeff={losses[0]:g}: Megatron would balance experts over padding too; 0 leaves it out"
+    why = f"task=sft with experts.aux_loss_coeff={losses[0]:g}: Megatron would balance experts over padding too"
+    return f"{why}; {NO_BALANCE} leaves that out"
 
 
 SAMPLE_RULES = (decoder_only, packed, padded_balance)
