@@ -69,6 +69,7 @@ def report_files(
             rows=rows,
             after=after,
             price_per_gpu_hour=settings.price_per_gpu_hour,
+            done=settings.steps_done,
             chance=None if plan.cluster.is_cpu else Planner(settings).chance_of_not_fitting(plan),
         )
     )

@@ -187,7 +187,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if not plan.cluster.is_cpu and (software := text.software_text(plan, ENGINES[plan.engine].requirements.versions(plan.cluster))):
         unsaid = "; assumed of the image: cluster.software.megatron_core= and .deepspeed= say what it has"
         say(f"{software}{unsaid if settings.software_unsaid else ''}")
-    say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan), brief=brief)}")
+    say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour, settings.steps_done), text.rank_name(plan), brief=brief)}")
     if settings.assumed:
         values = " ".join(f"train.{name}={getattr(plan.training, name):g}" for name in settings.assumed)
         say(f"assumed: {values}, as neither the recipe nor you gave them")
@@ -204,10 +204,10 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if not (brief and reshardable) and (checkpoints := checkpoint_text(plan, nbytes, reshardable)):
         say(f"checkpoints: {checkpoints}")
     if stated := stated_failures(settings):
-        say(f"failures: {failures_text(plan, nbytes, stated)}")
+        say(f"failures: {failures_text(plan, nbytes, stated, settings.steps_done)}")
     if found.elsewhere is not None:
         other = found.elsewhere
-        say(elsewhere_text(plan, other.gpus, other.plan, other.why, other.refused, other.chance))
+        say(elsewhere_text(plan, other.gpus, other.plan, other.why, other.refused, other.chance, settings.steps_done))
     if not found.complete:
         say(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     if found.uneven is not None:

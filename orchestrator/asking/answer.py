@@ -99,8 +99,8 @@ class Answer(Printed, frozen=True, kw_only=True):
 
     @property
     def budget(self) -> Budget:
-        """Days, GPU-hours, energy and cost of the whole training."""
-        return budget(self.plan, self.settings.price_per_gpu_hour)
+        """Days, GPU-hours, energy and cost of the training, or of what train.resume= leaves of it."""
+        return budget(self.plan, self.settings.price_per_gpu_hour, self.settings.steps_done)
 
     @property
     def days(self) -> float:
@@ -117,7 +117,7 @@ class Answer(Printed, frozen=True, kw_only=True):
 
     @property
     def cost(self) -> float | None:
-        """Price of the whole training, in the currency of cluster.price_per_gpu_hour; None without that key."""
+        """Price of the training as `budget`, in the currency of cluster.price_per_gpu_hour; None without that key."""
         return self.budget.cost
 
     step_time_s_90 = ninety("step_s")

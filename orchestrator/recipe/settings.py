@@ -134,6 +134,11 @@ class Settings(Actions, frozen=True, kw_only=True):
     env: dict[str, str]
 
     @property
+    def steps_done(self) -> int:
+        """Steps of the training that the checkpoint of train.resume= has done; 0 without one."""
+        return 0 if self.continues is None else self.continues.step
+
+    @property
     def reads_texts(self) -> bool:
         """Whether our workers read texts to pretrain on."""
         return self.training.task == "pretrain" and self.entry is None and self.architecture.why_drawn is None

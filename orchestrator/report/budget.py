@@ -25,7 +25,7 @@ class Budget(Value, frozen=True, kw_only=True):
 
     steps: int
     tokens: int
-    """Tokens of the whole training, an encoder's and a decoder's together."""
+    """Tokens of these steps, an encoder's and a decoder's together."""
     seconds: float
     num_gpus: int
     power_w: float | None
@@ -38,6 +38,8 @@ class Budget(Value, frozen=True, kw_only=True):
     """Model FLOP/s of one GPU."""
     peak_flops: float | None = None
     """FLOP/s of a GPU in this precision."""
+    done: int = 0
+    """Steps of the training before these, which a checkpoint has done."""
 
     @property
     def step_s(self) -> float:
@@ -106,15 +108,18 @@ class Budget(Value, frozen=True, kw_only=True):
         return {name + end: get(name) for name in FIGURES for end, get in (("", self.__getattribute__), ("_90", self.interval))}
 
 
-def budget(plan: Plan, price_per_gpu_hour: float | None = None) -> Budget:
-    """Raises ValueError for a plan without prediction."""
+def budget(plan: Plan, price_per_gpu_hour: float | None = None, done: int = 0) -> Budget:
+    """Of the whole training, or of what is left of it after `done` steps where anything is. Raises ValueError for a plan without
+    prediction."""
     predicted, training = plan.prediction, plan.training
-    tokens = training.steps * training.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
+    done = done if done < training.steps else 0
+    steps = training.steps - done
+    tokens = steps * training.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
     ends = predicted.interval
     return Budget(
-        steps=training.steps,
+        steps=steps,
         tokens=tokens,
-        seconds=training.steps * predicted.step_time_s,
+        seconds=steps * predicted.step_time_s,
         num_gpus=plan.world_size,
         power_w=_power_w(plan.cluster),
         price_per_gpu_hour=price_per_gpu_hour,
@@ -122,6 +127,7 @@ def budget(plan: Plan, price_per_gpu_hour: float | None = None) -> Budget:
         tokens_per_s_per_gpu=predicted.tokens_per_s_per_gpu,
         flops_per_gpu=predicted.model_flops_per_gpu,
         peak_flops=plan.cluster.peak_flops(training.precision),
+        done=done,
     )
 
 
@@ -168,7 +174,8 @@ def budget_text(of: Budget, rank: str = "GPU", *, brief: bool = False) -> str:
         parts.append(f"{of.said('energy_kwh', format_energy)} (at the {of.power_w:.0f} W a GPU of its datasheet)")
     if of.cost is not None:
         parts.append(f"cost {of.said('cost', format_amount)} (at {of.price_per_gpu_hour:g} a GPU-hour)")
-    return f"{of.steps:,} steps, {format_count(of.tokens)} tokens: {', '.join(parts)}"
+    left = f" left of {of.steps + of.done:,}" if of.done else ""
+    return f"{of.steps:,} steps{left}, {format_count(of.tokens)} tokens: {', '.join(parts)}"
 
 
 def format_energy(kwh: float) -> str:

@@ -132,7 +132,7 @@ def unsaved_text(plan: Plan, nbytes: float, of: Failures | None, requeue: int) -
     return f"train.save_every={plan.run.save_every}: {none}{again}; {proposed}"
 
 
-def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:
+def failures_text(plan: Plan, nbytes: float, of: Failures, done: int = 0) -> str:
     """The goodput at the plan's save interval, and at the best one."""
     step_s = plan.prediction.step_time_s
     nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
@@ -146,7 +146,8 @@ def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:
         share = goodput(steps * step_s, save_s, restart_s, mtbf_s)
         if share < LEAST_SHARE:
             return f"less than {LEAST_SHARE:g} of the time trains: failures come before a restart and a save are done"
-        return f"{100 * share:.1f}% of the time trains, the training takes {budget(plan).said('seconds', format_time, times=1 / share)}"
+        takes = budget(plan, done=done).said("seconds", format_time, times=1 / share)
+        return f"{100 * share:.1f}% of the time trains, the training takes {takes}"
 
     if plan.run.save_every:
         parts.append(f"with train.save_every={plan.run.save_every}, {said(plan.run.save_every)}")
@@ -155,14 +156,16 @@ def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:
     return "; ".join(parts)
 
 
-def elsewhere_text(plan: Plan, gpus: int, other: Plan | None, why: str, refused: str | None, chance: float | None = None) -> str:
+def elsewhere_text(
+    plan: Plan, gpus: int, other: Plan | None, why: str, refused: str | None, chance: float | None = None, done: int = 0
+) -> str:
     """What the same training would be on so many GPUs, by its best plan there."""
     if other is None:
         return f"With gpus={gpus} there is no plan: {why}"
     seconds = format_seconds(other.prediction.step_time_s)
     alone = 100 * (plan.world_size / other.world_size - 1)
     idle = "" if other.world_size == gpus else f" {other.world_size} of them are best used"
-    took, takes = (budget(one).said("seconds", format_time) for one in (plan, other))
+    took, takes = (budget(one, done=done).said("seconds", format_time) for one in (plan, other))
     route = "checkpoints of this plan go there whole" if refused is None else f"no checkpoint of this plan goes there: it {refused}"
     costs = f"{seconds} a step, {difference(plan.prediction, other.prediction)} ({alone:+.1f}% by the number of GPUs alone)"
     costs += "" if chance is None else f", {format_amount(100 * chance, 2)}% chance of running out of memory"

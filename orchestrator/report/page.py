@@ -84,6 +84,8 @@ class Shown(Value, frozen=True, kw_only=True):
     after: After | None = None
     """Where the run's steps went; None: nothing was measured."""
     price_per_gpu_hour: float | None = None
+    done: int = 0
+    """Steps before these (`Budget.done`)."""
     chance: float | None = None
     """The chance that the plan runs out of memory, 0 to 1; None: it is not known."""
 
@@ -163,8 +165,9 @@ def head(shown: Shown, title: str) -> str:
         verdict = '<strong class="good">fits</strong>' if fits else '<strong class="bad">may not fit</strong>'
     need = f"{format_bytes(predicted.peak_memory_bytes)} of {format_bytes(usable)} usable"
     room += "" if shown.chance is None else f", {format_amount(100 * shown.chance, 2)}% chance of running out"
+    takes = budget_text(budget(plan, shown.price_per_gpu_hour, shown.done), rank_name(plan))
     return (
-        f"<h1>{escape(title)}</h1><p><strong>{escape(budget_text(budget(plan, shown.price_per_gpu_hour), rank_name(plan)))}</strong></p>"
+        f"<h1>{escape(title)}</h1><p><strong>{escape(takes)}</strong></p>"
         f"<p>{escape(speed_text(plan))}; {verdict}: {need}, {room}</p>"
         f'<p class="soft">{escape(size_text(shown.model))}; {escape(plan.engine)}: {escape(choice(plan))}. '
         f"Prices: {escape(plan.calibration)}.</p>"

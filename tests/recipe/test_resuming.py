@@ -12,7 +12,7 @@ import pytest
 import yaml
 from test_bad_input import refused
 
-from orchestrator import digests, run
+from orchestrator import api, digests, run
 from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import from_json, to_json
 from orchestrator.recipe import resuming
@@ -204,6 +204,9 @@ def test_a_run_knows_its_recipe(old: Path, capsys: pytest.CaptureFixture[str]) -
     assert plan.run.resume == str(old)
     assert f"continues {old}/checkpoints/step_000020 after step 20, written by megatron" in said
     assert "From the checkpoint to this plan: the same layout" in said
+    assert "training: 20 steps left of 40, 41K tokens: " in said
+    left, whole = api.plan(resume="old").budget, api.plan(recipe="gpt_tiny", gpus=2).budget
+    assert (left.steps, left.tokens, left.seconds, left.step_s) == (20, whole.tokens / 2, whole.seconds / 2, whole.step_s)
     checkpoint = resuming.checkpoint_of(str(old))
     assert checkpoint is not None
     assert checkpoint.plan is not None
