@@ -91,9 +91,9 @@ def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
             return f"{pinned}{f' = {product:,}' if len(degrees) > 1 else ''} does not divide the {world} GPUs"
     set_pins = {choice.name for choice in CHOICES if choice.pin in pins.given()}
     by_rule: dict[tuple[str, str | None], Outcome] = {}
-    for cut in sorted(cuts, key=lambda cut: -len(cut.decided)):
-        if not (set(cut.decided) & ALTERNATIVES - set_pins):
-            by_rule.setdefault((cut.candidate.engine, cut.rule), cut)
+    deepest = sorted(cuts, key=lambda cut: -len(cut.decided))
+    for cut in [cut for cut in deepest if not (set(cut.decided) & ALTERNATIVES - set_pins)] or deepest:
+        by_rule.setdefault((cut.candidate.engine, cut.rule), cut)
     by_pins = [cut for cut in by_rule.values() if cut.decided and set(cut.decided) <= set_pins]  # whatever else is chosen
     of_others = {cut.candidate.engine for cut in by_rule.values()} - {cut.candidate.engine for cut in by_pins}
     left = [cut for cut in by_rule.values() if cut.candidate.engine in of_others]

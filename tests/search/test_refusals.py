@@ -27,10 +27,11 @@ from orchestrator.planning import Planner, planned
 from orchestrator.recipe import Settings
 from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
-from orchestrator.search.refuse import RELAX, Refused, _grown
+from orchestrator.search.refuse import RELAX, Refused, _grown, _why_illegal
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import LAST_RESORTS
+from orchestrator.strategy.tree import Outcome
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import GIB, MIB
 
@@ -286,3 +287,9 @@ def test_the_refusal_is_of_the_space_with_the_options_that_save_memory() -> None
     words = (*words, "train.global_batch_size=1", "pin.cp=8", "pin.zero_stage=3", "pin.offload=false", "memory.limit_gib=40")
     with pytest.raises(NoPlanError, match=r"nearest: deepspeed .*tiled_mlp=64 tiled_logits=64 offload_activations"):
         asked(*words)
+
+
+def test_a_rule_is_named_though_every_branch_that_it_cut_has_an_option_that_is_not_the_default() -> None:
+    found, decided = plan(megatron_like(**LEAN)).candidate, ("tp", "moe_token_dispatcher_type")
+    cut = Outcome(candidate=found, decided=decided, reason="illegal by rule stages (ours): why", rule="stages")
+    assert _why_illegal([cut], Pins(tp=2), 8).endswith(": illegal by rule stages (ours): why")

@@ -159,18 +159,23 @@ def state_space_sequence(candidate: Candidate, workload: Workload) -> str | None
 
 @rule(
     "hybrid_stages",
-    "ours: core/ssm/mamba_block.py:172-215 of 0.16.1 has first and last stages alone of another size; Megatron-Bridge 0.6.2, provide",
-    "software pp vpp",
+    "ours: core/ssm/mamba_block.py:172-215 of 0.16.1",
+    "software pp",
 )
 def hybrid_stages(candidate: Candidate, workload: Workload) -> str | None:
     pp, version = candidate.mesh.pp, workload.cluster.software.megatron_core
-    if pp == 1 or "single_part_layers" not in workload.model.architecture.features():
+    if pp == 1 or release_of(version).lays_out_hybrids or "single_part_layers" not in workload.model.architecture.features():
         return None
-    if candidate.vpp > 1:
-        return f"vpp={candidate.vpp} with layers of one part: Megatron-Bridge's hybrid models have no interleaving"
-    if not release_of(version).lays_out_hybrids:
-        return f"pp={pp} with layers of one part: megatron-core {version} takes no layout of their stages, 0.19 does"
-    return None
+    why = "their stages are planned by a layout, which megatron-core 0.19 takes (cluster.software.megatron_core=0.19.2)"
+    itself = f"{version} itself has even ones, or a first and a last of another size, which nothing here plans"
+    return f"pp={pp} with layers of one part: {why}; {itself}"
+
+
+@rule("hybrid_chunks", "ours: Megatron-Bridge 0.6.2, provide; core/ssm/mamba_block.py:173", "vpp")
+def hybrid_chunks(candidate: Candidate, workload: Workload) -> str | None:
+    if candidate.vpp == 1 or "single_part_layers" not in workload.model.architecture.features():
+        return None
+    return f"vpp={candidate.vpp} with layers of one part: Megatron-Bridge's hybrid models have no interleaving"
 
 
 @rule("delta_kinds", "core/models/gpt/experimental_attention_variant_module_specs.py:139, attention.py:1265", "model")
@@ -258,7 +263,7 @@ def tower(candidate: Candidate, workload: Workload) -> str | None:
 
 MODEL_RULES: Final = (
     positions, head_width, head_groups, no_query_groups, position_kind, mixer_kinds, latent_positions, latent_sequence, window_kinds,
-    state_space_groups, state_space_sequence, hybrid_stages, delta_kinds, delta_heads, delta_norm, delta_sequence, prediction_positions,
-    prediction_tied, relative_attention, tower, tower_unplanned,
+    state_space_groups, state_space_sequence, hybrid_stages, hybrid_chunks, delta_kinds, delta_heads, delta_norm, delta_sequence,
+    prediction_positions, prediction_tied, relative_attention, tower, tower_unplanned,
 )  # fmt: skip
 """The rules of megatron-core's models."""
