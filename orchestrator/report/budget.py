@@ -109,7 +109,7 @@ class Budget(Value, frozen=True, kw_only=True):
 
 
 def budget(plan: Plan, price_per_gpu_hour: float | None = None, done: int = 0) -> Budget:
-    """Of the whole training, or of what is left of it after `done` steps where anything is. Raises ValueError for a plan without
+    """What the whole training takes, or what is left of it after `done` steps where anything is. Raises ValueError for a plan without
     prediction."""
     predicted, training = plan.prediction, plan.training
     done = done if done < training.steps else 0
