@@ -296,12 +296,19 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
         if prompts and samples and steps:
             given.setdefault("global_batch_size", prompts * samples // steps)
         if "seq_length" not in given and any(given.get(name) for name in megatron.WHOLE):
-            given |= {"seq_length": OF_SLIME}
+            most = [by_rollout.get(name, 0) for name in LONGEST_OF_A_ROLLOUT]
+            given |= {"seq_length": sum(most) if most[0] else OF_SLIME}
             given.setdefault("max_position_embeddings", MANY_POSITIONS)
-            longest = "--seq-length"
-            assumed.append(
-                f"every sequence has {OF_SLIME} tokens: slime's own {longest} where the file does not say it; samples keep theirs"
-            )
+            longest = LONGEST_OF_A_ROLLOUT[0] if most[0] else "--seq-length"
+            of = f"as {longest} lets in" if most[0] else f"slime's own {longest} where the file does not say it"
+            assumed.append(f"every sequence has {given['seq_length']} tokens: {of}; samples keep theirs")
+        size = _samples_of_a_pass(given, by_rollout) if any(flag.name == WITH_TOKENS for flag in line.flags) else None
+        if size is not None:
+            given["micro_batch_size"], longest = size, "" if size > 1 else longest
+            said["micro_batch_size"] = f"{BY_TOKENS} {by_rollout[BY_TOKENS]}"
+            read = {WITH_TOKENS, said["micro_batch_size"]}
+            others = {name: [shown for shown in listed if shown not in read] for name, listed in others.items()}
+            assumed.append(f"a pass has {size} of them, by {BY_TOKENS}, which changes below call --micro-batch-size")
     fields = megatron.Fields({name: value for name, value in given.items() if value is not None})
     trains = PROGRAM_WORD.search(line.program)
     of = trains.group(1) if trains else ""
@@ -333,12 +340,32 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     return replace(found, missing=missing, model=named, longest=longest, older_fork=any(flag.name in BIGSCIENCES for flag in line.flags))
 
 
+def _samples_of_a_pass(given: Mapping[str, Any], by_rollout: Mapping[str, int]) -> int | None:
+    """Samples of a micro-batch that slime fills by tokens, a power of two that divides what a replica has of a batch; None: there is no
+    telling, as the file lacks what decides it."""
+    tokens = by_rollout.get(BY_TOKENS)
+    cp, seq_length = given.get("context_parallel_size") or 1, given.get("seq_length")
+    if tokens is None or not isinstance(cp, int) or not isinstance(seq_length, int) or seq_length < 1:
+        return None
+    size = 1 << max(1, tokens * cp // seq_length).bit_length() - 1
+    ranks, batch = (by_rollout.get(ACTORS[0]) or 0) * (by_rollout.get(ACTORS[1]) or 0), given.get("global_batch_size")
+    of = [given.get(name) or 1 for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size")]
+    if isinstance(batch, int) and all(isinstance(one, int) for one in of) and (replicas := ranks // (of[0] * of[1] * cp)):
+        while size > 1 and batch % (size * replicas):
+            size //= 2
+    return size
+
+
 ONE_BY_ONE: Final = "no --moe-grouped-gemm: a rank's experts run one by one, priced as one product"
 """Megatron-LM's default (core/models/gpt/moe_module_specs.py, SequentialMLP)."""
 BIGSCIENCES: Final = ("--embed-layernorm", "--sync-tp-duplicated-parameters", "--kill-switch-path")
 """Flags of BigScience's fork of Megatron-DeepSpeed alone."""
 OF_A_ROLLOUT: Final = ("--rollout-batch-size", "--n-samples-per-prompt", "--num-steps-per-rollout")
 """slime's flags of which the first two's product over the third is the batch of a step (slime/utils/arguments.py:1972)."""
+LONGEST_OF_A_ROLLOUT: Final = ("--rollout-max-response-len", "--rollout-max-prompt-len")
+WITH_TOKENS: Final = "--use-dynamic-batch-size"
+BY_TOKENS: Final = "--max-tokens-per-gpu"
+"""slime's flags by which a rank's pass has samples of at most so many tokens (slime/utils/seqlen_balancing.py)."""
 OF_SLIME: Final = 4096
 """The sequence that slime's Megatron is told of where nobody says one (slime/backends/megatron_utils/arguments.py:165)."""
 MANY_POSITIONS: Final = 1 << 20

@@ -628,6 +628,26 @@ def test_a_file_that_a_script_sources_from_its_own_folder_is_read(tmp_path: Path
     assert found.source.edited(before, replace(before, moe_token_dispatcher_type="flex"), 16) is None, "it stands in the other file"
 
 
+def test_slime_fills_a_pass_with_tokens(tmp_path: Path) -> None:
+    """As many of the longest samples that it lets in as its tokens hold, of all of a sequence's ranks; a power of two that divides the 64
+    samples of a step over 4 replicas."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/small.sh").write_text("NLAYERS=8\n" + SLIMES_MODEL)
+
+    def audited(more: str) -> tuple[int, int, str, tuple[str, ...]]:
+        (tmp_path / "run.sh").write_text(f"{SLIMES.rstrip()} --context-parallel-size 2 --use-dynamic-batch-size {more}\n")
+        found = so.audit(tmp_path / "run.sh", cluster="dgx_h100")
+        assert found.plan is not None
+        return found.plan.micro_batch_size, found.plan.training.seq_length, found.reading.longest, found.reading.unpriced
+
+    longest = "--rollout-max-response-len"
+    assert audited(f"{longest} 8192 --max-tokens-per-gpu 9216") == (2, 8192, "", ())
+    assert audited(f"{longest} 7168 --rollout-max-prompt-len 2048 --max-tokens-per-gpu 9216")[:2] == (2, 9216)
+    assert audited(f"{longest} 8192 --max-tokens-per-gpu 2048") == (1, 8192, longest, ()), "a longer sample goes alone"
+    assert audited("--max-tokens-per-gpu 65536")[:2] == (16, 4096), "no more than a replica has"
+    assert audited("") == (1, 4096, "--seq-length", ("--use-dynamic-batch-size",))
+
+
 def test_a_sourced_file_that_is_not_here_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SLIMES.replace("python3 train.py", "python3 train.py --global-batch-size 64"))
     assumed = formats.read((tmp_path / "run.sh").read_text(), str(tmp_path / "run.sh")).reading.assumed
