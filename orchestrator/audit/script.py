@@ -365,7 +365,7 @@ OF_A_ROLLOUT: Final = ("--rollout-batch-size", "--n-samples-per-prompt", "--num-
 LONGEST_OF_A_ROLLOUT: Final = ("--rollout-max-response-len", "--rollout-max-prompt-len")
 WITH_TOKENS: Final = "--use-dynamic-batch-size"
 BY_TOKENS: Final = "--max-tokens-per-gpu"
-"""slime's flags by which a rank's pass has samples of at most so many tokens (slime/utils/seqlen_balancing.py)."""
+"""slime's flags by which a pass has samples of at most so many tokens a rank of a sequence (slime/utils/dp_schedule.py:120)."""
 OF_SLIME: Final = 4096
 """The sequence that slime's Megatron is told of where nobody says one (slime/backends/megatron_utils/arguments.py:165)."""
 MANY_POSITIONS: Final = 1 << 20

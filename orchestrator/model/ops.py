@@ -198,7 +198,8 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
 
     @property
     def visible(self) -> float:
-        """Share of all pairs of query and key that are computed as the mask leaves them, in the limit of long sequences.
+        """Share of all pairs of query and key that are computed, in the limit of long sequences: what the mask leaves, and the rest of its
+        blocks.
 
         >>> Attention(name="a", query_len=8, key_len=8, heads=1, kv_heads=1, head_dim=1, causal=True).visible
         0.5

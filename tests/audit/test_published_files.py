@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -115,14 +116,19 @@ def test_of_eighty_files_of_programs_around_the_engines_every_setting_is_known()
     assert [row["path"] for row in table if row["unknown"] != "0"] == []
 
 
+def write(table: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
+    """Writes the rows in place of the table's."""
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not FOLDER, reason="PUBLISHED names no folder of checkouts")
 def test_the_audit_says_of_published_files_what_the_table_has() -> None:
     now = [said(Path(FOLDER) / row["repository"].replace("/", "+") / row["path"], row) for row in rows()]
     if os.environ.get("REGENERATE_PUBLISHED"):
-        with TABLE.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(now)
+        write(TABLE, COLUMNS, now)
     for row, before in zip(now, rows(), strict=True):
         assert {name: row[name] for name in COLUMNS if name not in PRICED} == {name: before[name] for name in COLUMNS if name not in PRICED}

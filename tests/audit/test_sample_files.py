@@ -11,7 +11,7 @@ from typing import Final
 
 import test_around
 import test_yaml_files
-from test_published_files import layout, rows
+from test_published_files import layout, rows, write
 
 import orchestrator as so
 
@@ -65,9 +65,6 @@ def test_every_language_of_the_published_files_has_a_sample() -> None:
 def test_the_audit_says_of_samples_what_the_table_has(tmp_path: Path) -> None:
     now = [said(place(row["path"], tmp_path), row) for row in table()]
     if os.environ.get("REGENERATE_SAMPLES"):
-        with TABLE.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(now)
+        write(TABLE, COLUMNS, now)
     for row, before in zip(now, table(), strict=True):
         assert row == before

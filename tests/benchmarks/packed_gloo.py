@@ -8,13 +8,14 @@ second: sequences hold several when packed. A folder that has some of the runs a
 
 On 2026-11-29, 2 cores of an AMD EPYC, ranks at nice -20 without autogroups, other work below (load 12), rounds=4 and steps=8: predicted
 gains off by +3.0, +2.0 and -21.3% under megatron (the last: padded steps of 1,024 tokens, whose scores are 33 MB a tensor, take 6.1 s
-where the profile's layers say 4.1), by -22.1 and -26.9% under deepspeed, +3.7 and -3.0% by the same runs and profiles once what torch's
+where the profile's layers say 4.1), by -22.1 and -26.9% under deepspeed, +3.2 and -3.2% by the same runs and profiles once what torch's
 kernel on CPUs computes was priced (`model.hugging_face.on_host`). The sixth is not done.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,7 @@ def profiled(engine: str, seq_length: int, folder: Path) -> dict[str, str]:
     """The keys that price by what this machine takes for this work, measured if the folder has it not yet."""
     out = folder / f"profile_{engine}_{seq_length}"
     if not (out / "profile.json").is_file():
+        shutil.rmtree(out, ignore_errors=True)  # of a profile that was ended
         said = [f"{name}={value}" for name, value in work(engine, seq_length).items()]
         subprocess.run([sys.executable, "-m", "orchestrator.profile", *said, f"out={out}"], check=True, stdout=subprocess.DEVNULL)
     return {"cluster": str(out / "cluster.yaml"), "calibration": str(out / f"{engine}-cpu.json")}
