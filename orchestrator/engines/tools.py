@@ -19,6 +19,7 @@ from orchestrator.engines.deepspeed.fsdp_files import settings_of
 from orchestrator.engines.deepspeed.trainer_files import around, check_decoder, unlearnt
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.megatron_args import one_connection, several_connections, shape, switches, why_not
+from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.passthrough import flags_of
 from orchestrator.engines.transformer_config import ARCHITECTURE, ENDS, PLAN, common_recompute, layer_counts, layout, settings
 from orchestrator.errors import InputError
@@ -32,10 +33,11 @@ from orchestrator.words.terms import NOTHING, names, nested
 from orchestrator.words.tools import BRIDGE_FREEZES, OVERLAPS, RECOMPUTE, TOOLS
 from orchestrator.words.trainer import AROUND
 
+ENDS_OF_STAGES: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 OFF: Final[Mapping[str, Any]] = {
     **dict.fromkeys((
-        *RECOMPUTE.split(), "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout",
-        "fp8", "expert_tensor_parallel_size", "cuda_graph_modules"), None),
+        *RECOMPUTE.split(), *ENDS_OF_STAGES, "pipeline_model_parallel_layout", "fp8", "expert_tensor_parallel_size",
+        "cuda_graph_modules"), None),
     **dict.fromkeys((
         "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "tp_comm_overlap", "moe_shared_expert_overlap",
         "overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "optimizer_cpu_offload", "use_precision_aware_optimizer",
@@ -52,6 +54,7 @@ OF_RESULT: Final = (names(words.SCHEDULE, words.BETAS, words.EPSILON, words.PREC
 OURS: Final = {term.theirs: term.ours for term in PLAN if term.ours} | {
     "transformer_impl": "cluster.software",
     "hybrid_layer_pattern": "stages",
+    **dict.fromkeys(ENDS_OF_STAGES, "stages"),
 }
 DEFAULTS: Final = {
     term.theirs: term.default
@@ -144,8 +147,8 @@ def written(plan: Plan, name: str) -> Written:
             if (theirs := tool.off.get(field) if value is None else term.to(value)) is not NOTHING:
                 said[term.theirs] = said.get(term.theirs, {}) | theirs if isinstance(theirs, dict) else theirs
                 there = True
-        if field == "hybrid_layer_pattern" and layout(plan) is None:
-            continue
+        if field == "hybrid_override_pattern" or (field == "hybrid_layer_pattern" and layout(plan) is None):
+            continue  # what is the model's own
         if there or value in (None, False, "uniform") or value == tool.made.get(field, DEFAULTS.get(field, NOTHING)):
             continue
         if field in OF_RESULT:
@@ -200,18 +203,20 @@ def _settings(plan: Plan) -> dict[str, Any]:
     if all(span.recompute == "full" for stage in plan.stages for span in stage.layers if span.kind not in ENDS):
         found |= {"recompute_method": "uniform", "recompute_num_layers": 1}  # every layer by itself, as "block" with all of them
     if "single_part_layers" in plan.model.features():
-        # models/hybrid/hybrid_layer_allocation.py of 0.19: a layout is refused beside a pattern (training/arguments.py:799), or not read.
-        found |= {"hybrid_layer_pattern": hybrid_pattern(plan), "pipeline_model_parallel_layout": None}
+        found |= {"pipeline_model_parallel_layout": None, **hybrid_fields(plan)}
     found |= {"activation_checkpointing": found["recompute_granularity"] is not None, "fp8_enabled": found["fp8"] is not None}
     return found
 
 
-def hybrid_pattern(plan: Plan) -> str:
-    """The layers of a model whose layers have one part, a letter each, with `|` between the plan's stages."""
-    letters = iter(
-        LETTERS[layer.mixer.__struct_config__.tag, layer.feed_forward.__struct_config__.tag] for layer in plan.model.each_layer()
-    )
-    return "|".join("".join(islice(letters, count)) for row in layer_counts(plan) for count in row)
+def hybrid_fields(plan: Plan) -> dict[str, Any]:
+    """The layers of a model whose layers have one part, a letter each, and the plan's stages: from 0.19 on by `|` in the pattern, beside
+    which a layout is refused (training/arguments.py:799); in 0.16.1 by the sizes of the first and the last (ssm/mamba_block.py:178-221)."""
+    letters = (LETTERS[layer.mixer.__struct_config__.tag, layer.feed_forward.__struct_config__.tag] for layer in plan.model.each_layer())
+    sizes = [count for row in layer_counts(plan) for count in row]
+    if release_of(plan.cluster.software.megatron_core).lays_out_hybrids:
+        return {"hybrid_layer_pattern": "|".join("".join(islice(letters, count)) for count in sizes)}
+    ends = (None, None) if len({*sizes}) == 1 else (sizes[0], sizes[-1])
+    return {"hybrid_override_pattern": "".join(letters), **dict(zip(ENDS_OF_STAGES, ends, strict=True))}
 
 
 def files(plan: Plan, found: Written, more: Sequence[str] = ()) -> list[File]:

@@ -15,7 +15,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan.plan import Plan
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.layout import LayerSpan, Stage
-from orchestrator.strategy.legality import PLANNER, rules_of, unsuited
+from orchestrator.strategy.legality import PLANNER, rules_of, unsuited, why_not_stages
 from orchestrator.strategy.megatron_layout import held_first
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, RECOMPUTE_ORDER
@@ -159,8 +159,8 @@ def _check_stages(plan: Plan, model: ModelSpec, capabilities: Capabilities) -> N
     }
     if sizes[0, 0] < (held := held_first(model)):
         raise InputError("stages[0].layers", sizes[0, 0], f"must be {held} at least, to which the tower gives what it saw")
-    if not capabilities.uneven_stages and len(set(sizes.values())) > 1:
-        raise InputError("stages", list(sizes.values()), f"{plan.engine} needs as many layers in every stage")
+    if why := why_not_stages(capabilities, plan.model, [*sizes.values()]):
+        raise InputError("stages", [*sizes.values()], why)
 
 
 def _check_order(plan: Plan, model: ModelSpec) -> None:

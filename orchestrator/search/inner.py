@@ -4,7 +4,8 @@ step time.
 The ways to compute a stage are the recompute choices that fit the memory and that no other beats in forward, backward, exposed
 synchronisation and optimizer time; search/partition.py puts stages together. So what is returned is the optimum of the simulated score over
 
-* every contiguous split of the layers over the stages (embedding in the first, head in the last, no other stage empty), and
+* every contiguous split of the layers over the stages (embedding in the first, head in the last, no other stage empty; of models whose
+  stages must be even between these two, those splits), and
 * every recompute choice of every stage that the engine has (a pinned mode is that of all layers; of one that has a single choice for all
   stages each is searched alone, the number of layers from the fewest that fit),
 
@@ -30,6 +31,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.search.partition import INFINITE, ROUNDING, STRIDE, Best, Partitions, Paths, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import Stage
+from orchestrator.strategy.legality import even_between
 from orchestrator.strategy.megatron_layout import (
     chunk_sizes,
     even_chunks,
@@ -148,6 +150,7 @@ class Inner:
         """Bytes that each stage may use."""
         self._one_kind = len(model.runs) == 3
         self._others = of_another_kind(model) if self.vpp > 1 and not self._one_kind else 0
+        self._even_between = even_between(capabilities, model.architecture) is not None
         self._by_layer = capabilities.recomputes_by_layer(candidate.schedule)
         self._together = capabilities.beside(modes)
         self._one_count = capabilities.recompute_varies == "job" and len(self._together) == 1 < len(modes)
@@ -336,6 +339,10 @@ class Inner:
         pp, vpp = self.pp, self.vpp
         if vpp > 1 and not self._one_kind:
             return even_chunks(self.model, pp * vpp)
+        if self._even_between and pp > 1:
+            between = min(-(-self.layers // pp), (self.layers - 2) // max(1, pp - 2))
+            ends = self.layers - (pp - 2) * between
+            return (ends // 2, *[between] * (pp - 2), ends - ends // 2)
         counted = self.layers + 2 if (self.layers + 2) % (pp * vpp) == 0 else self.layers
         base, extra = divmod(counted, pp)
         totals = [base + (0 < p <= extra) for p in range(pp)] if extra < pp - 1 else [base + (p < extra) for p in range(pp)]
@@ -392,6 +399,8 @@ class Inner:
         if (held := held_first(self.model)) > most[0]:
             return None
         fewest = [max(first, held), *fewest]
+        if self._even_between:
+            fewest = [max(1, least) for least in fewest]
         steps: Steps = []
         reached, least_behind, most_behind, others = {0}, sum(fewest), sum(most), self._others
         last = self.layers + STRIDE * others
@@ -402,6 +411,11 @@ class Inner:
             for state in reached:
                 first, start = divmod(state, STRIDE)
                 ends = range(max(start + fewest[p], self.layers - most_behind), min(start + most[p], self.layers - least_behind) + 1)
+                if self._even_between:  # a state between two stages of one size tells that too, in multiples of `STRIDE`
+                    between = range(1, self.pp - 2)
+                    sizes = [end - start for end in ends if first in (0, end - start)]
+                    here[state] = [(start + n + STRIDE * n * (p in between), self.ways(p, (start,), (n,))) for n in sizes]
+                    continue
                 if self.vpp == 1 and not self._one_kind:
                     here[state] = [(end, self.ways(p, (start,), (end - start,))) for end in ends]
                     continue

@@ -26,6 +26,7 @@ from orchestrator.cost.bounds import Floors, beside
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
+from orchestrator.errors import InputError
 from orchestrator.plan import Plan, Reason, chosen
 from orchestrator.plan.check import workload_of
 from orchestrator.search.inner import MOST_SIMULATED, Effort, Inner, Solution
@@ -35,7 +36,7 @@ from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.choices import Choice as Option
 from orchestrator.strategy.choices import getter
-from orchestrator.strategy.legality import PLANNER, legal_modes, rules_of
+from orchestrator.strategy.legality import PLANNER, legal_modes, rules_of, why_not_stages
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.spec import LAST_RESORTS, RECOMPUTE_ORDER, UNUSUAL, Candidate, Recompute, Strategy, twins, unusual
 from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside, level_of, only_axis
@@ -383,7 +384,10 @@ class _Space:
         found: list[Choice] = []
         for leaf in self.trees[mesh.engine].below(mesh.leaf.candidate, cuts.append):
             if layout is not None:
-                chunk_sizes(layout, self.costs[mesh.engine].model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
+                model = self.costs[mesh.engine].model
+                sizes = chunk_sizes(layout, model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
+                if why := why_not_stages(self.engines[mesh.engine].capabilities, model.architecture, sizes):
+                    raise InputError("pin.layout", layout, why)
             found.append(Choice(mesh.order + 2 * len(found) + 1, mesh.engine, leaf))
             self.modes[leaf.candidate] = leaf.recompute
         return found, [(mesh.order, outcome) for outcome in cuts]

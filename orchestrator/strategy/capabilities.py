@@ -63,6 +63,9 @@ class Capabilities(Value, frozen=True, kw_only=True):
     recompute_by_layer: tuple[str, ...] = ()
     """Schedules under which each layer has a mode of its own, where otherwise a stage has one."""
     uneven_stages: bool
+    even_between: Mapping[str, str] = {}
+    """Parts of models (as in `parts`) of which every stage has a layer, and all stages between the first and the last as many; with the
+    engine's own rule."""
     schedules: tuple[str, ...]
     microbatch_groups: bool = False
     """Whether interleaving may take more than pp micro-batches through a chunk at a time."""

@@ -106,6 +106,22 @@ def broken_rule(capabilities: Capabilities, candidate: Candidate, workload: Work
     return None
 
 
+def even_between(capabilities: Capabilities, architecture: Architecture) -> str | None:
+    """The engine's rule by which every stage of this model has a layer, and all but the first and the last as many; None: it has none."""
+    return next((capabilities.even_between[part] for part in architecture.features() if part in capabilities.even_between), None)
+
+
+def why_not_stages(capabilities: Capabilities, architecture: Architecture, sizes: Sequence[int]) -> str | None:
+    """Why this engine has no stages, or chunks, of so many layers of this model; None: it has."""
+    if not capabilities.uneven_stages and len({*sizes}) > 1:
+        return f"{capabilities.engine} needs as many layers in every stage"
+    source = even_between(capabilities, architecture)
+    if source is not None and (min(sizes) < 1 or len({*sizes[1:-1]}) > 1):
+        others = "".join(f"; any are cluster.software.megatron_core={version}'s" for version in capabilities.later_releases)
+        return f"stages of such a model have a layer each, and as many in all but the first and the last ({source}){others}"
+    return None
+
+
 def legal_modes(rules: Sequence[Rule], candidate: Candidate, workload: Workload, modes: Sequence[Recompute]) -> tuple[Recompute, ...]:
     """The recompute modes among `modes` with which the candidate breaks none of the rules; none where it breaks one whatever the mode."""
     if any(rule.check(candidate, workload) is not None for rule in rules if "recompute" not in rule.needs):

@@ -191,7 +191,8 @@ BRIDGE: Final = Tool(
     table=[
         *named("vocab_size tokenizer_type", "tokenizer."),
         *named("seq_length", "dataset."),
-        *named(f"seq_length {SIZES} {STAGES} {LAYERS} hybrid_layer_pattern", "model."),  # ConfigContainer.validate wants both lengths alike
+        # ConfigContainer.validate wants both lengths alike. The pattern with its older name, without stages, is for Megatron-core 0.16.1.
+        *named(f"seq_length {SIZES} {STAGES} {LAYERS} hybrid_layer_pattern hybrid_override_pattern", "model."),
         *named(OVERLAPS, "comm_overlap."),
         *named("overlap_grad_reduce overlap_param_gather", "comm_overlap."),
         *named("micro_batch_size global_batch_size train_iters", "train."),

@@ -145,7 +145,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("mixer_kinds", M, workload(replace(LLAMA, pattern=(Run(layers=1), Run(layers=1, mixer=LATENT)))), {}, "one for all layers"),
     ("mamba_groups", M, workload(STATES), {"tp": 4, "dp": 2}, "tp=4 does not divide mamba2.num_groups=2"),
     ("mamba_cp", M, workload(STATES), {"cp": 2, "dp": 4}, "cp=2 with Mamba-2 layers"),
-    ("hybrid_stages", M, workload(STATES), {"pp": 2, "dp": 4}, "a layout, which megatron-core 0.19 takes"),
+    ("hybrid_stages", M, workload(STATES, world=16), {"pp": 16, "dp": 1}, "pp=16 with 8 layers of one part: megatron-core 0.16.1"),
     ("hybrid_chunks", M, workload(STATES), {"pp": 2, "dp": 4, "vpp": 2}, "vpp=2 with layers of one part"),
     ("delta_kinds", M, workload(TWO_DELTAS), {}, "gated delta nets of 2 sizes in one model"),
     ("delta_kinds", M, workload(BESIDE_STATES), {}, "beside another mixer than grouped-query attention"),

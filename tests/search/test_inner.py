@@ -11,6 +11,7 @@ import pytest
 from instances import CALIBRATION, TRAITS
 from layerwise_instances import two_kinds
 from msgspec.structs import replace
+from oracle import compositions
 from small_engines import deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
 
@@ -19,6 +20,7 @@ from orchestrator.model.spec import LayerRun, ModelSpec
 from orchestrator.search.inner import MOST_SIMULATED, Effort, Inner, Way, beats
 from orchestrator.search.partition import INFINITE
 from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.legality import why_not_stages
 from orchestrator.strategy.megatron_layout import stages_of
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
@@ -88,6 +90,30 @@ def test_layers_of_several_kinds_are_split_by_what_they_take(pp: int) -> None:
     assert answer.solution.step_time_s == pytest.approx(best, rel=1e-12)
     layers = [sum(span.count for span in stage.layers if span.kind not in ("embedding", "head")) for stage in answer.solution.stages]
     assert layers[0] > layers[-1], "the light ones come first"
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize("layers", [(9, 0), (5, 4)])
+def test_stages_that_must_be_even_between_the_ends_are_the_fastest_of_those_splits(pp: int, layers: tuple[int, int]) -> None:
+    """Of all splits with a layer in each stage, and as many in those between the first and the last, one by one."""
+    model = gpt(9, seq=64) if not layers[1] else heavy_last(*layers)
+    able = megatron_like(even_between={"attention": "all"})
+    inner = inner_of(model, able, pp=pp)
+    assert why_not_stages(able, model.architecture, inner.even_sizes()) is None
+    assert max(inner.even_sizes()) - min(inner.even_sizes()) <= 2
+    found = inner.solve().solution
+    assert found is not None
+    sizes = [sum(span.count for span in stage.layers if span.kind not in ("embedding", "head")) for stage in found.stages]
+    assert why_not_stages(able, model.architecture, sizes) is None
+
+    def seconds(sizes: tuple[int, ...]) -> float:
+        return inner.costs.score(inner.candidate, stages_of(model, sizes, pp, [("none", 0)] * pp))[0]
+
+    best = min(seconds(sizes) for sizes in compositions(9, [1] * pp) if len({*sizes[1:-1]}) <= 1)
+    assert found.step_time_s == pytest.approx(best, rel=1e-12)
+    free = inner_of(model, megatron_like(), pp=pp).solve().solution
+    assert free is not None
+    assert free.step_time_s <= found.step_time_s * (1 + 1e-12)
 
 
 def test_where_chunks_or_even_stages_leave_no_choice_there_is_one_split() -> None:

@@ -9,7 +9,7 @@ from orchestrator.engines.engine import Requirements
 from orchestrator.engines.rules.experts import EXPERT_RULES
 from orchestrator.engines.rules.graphs import GRAPH_RULES
 from orchestrator.engines.rules.mesh import MEGATRON_ORDERS, MEGATRON_RULES, MESH_RULES
-from orchestrator.engines.rules.model import MODEL_RULES
+from orchestrator.engines.rules.model import MODEL_RULES, hybrid_stages
 from orchestrator.engines.rules.options import OPTION_RULES
 from orchestrator.engines.rules.pipeline import MEGATRON_PIPELINE_RULES
 from orchestrator.engines.rules.precision import PRECISION_RULES
@@ -36,6 +36,7 @@ into shorter parts (Megatron-Bridge's recipes, MLPerf, NeMo)."""
 
 def capabilities(software: Software) -> Capabilities:
     """What megatron-core 0.16.1 runs and our worker starts, whatever else is installed."""
+    release = megatron_versions.release_of(software.megatron_core)
     return Capabilities(
         engine=NAME,
         parts=megatron_parts.trained(software.megatron_core),
@@ -49,6 +50,7 @@ def capabilities(software: Software) -> Capabilities:
         pinned_recompute=PINNED_WITH_FUSED_ATTENTION if fused_attention(software) else (),
         recompute_varies="stage",
         uneven_stages=True,
+        even_between={} if release.lays_out_hybrids else {"single_part_layers": hybrid_stages.engine_rule},
         schedules=("1f1b", "interleaved"),
         microbatch_groups=True,
         offload_optimizer=False,
@@ -63,7 +65,7 @@ def capabilities(software: Software) -> Capabilities:
         zero_shard_stages=(1, 2, 3),
         later_releases=megatron_versions.later(software.megatron_core),
         pinned_options=MEGATRON_OPTIONS,
-        off_with={} if megatron_versions.release_of(software.megatron_core).divides_muon else {"muon": "overlap_grad_reduce"},
+        off_with={} if release.divides_muon else {"muon": "overlap_grad_reduce"},
         tasks=("pretrain", "sft"),
         precision_aware_optimizer=True,
         precisions=PRECISIONS,

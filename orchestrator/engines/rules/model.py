@@ -157,18 +157,13 @@ def state_space_sequence(candidate: Candidate, workload: Workload) -> str | None
     return f"cp={cp} with Mamba-2 layers: Megatron-core exchanges sequence shards for their heads, which is not priced here"
 
 
-@rule(
-    "hybrid_stages",
-    "ours: core/ssm/mamba_block.py:172-215 of 0.16.1",
-    "software pp",
-)
+@rule("hybrid_stages", "core/ssm/mamba_block.py:172-221 of 0.16.1, core/transformer/transformer_config.py:1359-1418", "software pp")
 def hybrid_stages(candidate: Candidate, workload: Workload) -> str | None:
-    pp, version = candidate.mesh.pp, workload.cluster.software.megatron_core
-    if pp == 1 or release_of(version).lays_out_hybrids or "single_part_layers" not in workload.model.architecture.features():
+    """Refuses more stages than layers; what sizes these stages may have: `Capabilities.even_between`."""
+    pp, a, version = candidate.mesh.pp, workload.model.architecture, workload.cluster.software.megatron_core
+    if pp <= a.num_layers or release_of(version).lays_out_hybrids or "single_part_layers" not in a.features():
         return None
-    why = "their stages are planned by a layout, which megatron-core 0.19 takes (cluster.software.megatron_core=0.19.2)"
-    itself = f"{version} itself has even ones, or a first and a last of another size, which nothing here plans"
-    return f"pp={pp} with layers of one part: {why}; {itself}"
+    return f"pp={pp} with {a.num_layers} layers of one part: megatron-core {version} wants a layer in every stage"
 
 
 @rule("hybrid_chunks", "ours: Megatron-Bridge 0.6.2, provide; core/ssm/mamba_block.py:173", "vpp")
