@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -18,7 +17,7 @@ from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.report.budget import Budget, budget
-from orchestrator.report.text import choice
+from orchestrator.report.text import choice, fullest
 from orchestrator.strategy.layout import Prediction
 from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Printed
@@ -64,22 +63,8 @@ class Answer(Printed, frozen=True, kw_only=True):
     @property
     def headroom(self) -> float:
         """The share of the usable memory that the fullest rank leaves free; below 0 where a saved plan does not fit."""
-        limit = self.found.limit
-        return self._free_of(limit.usable, limit.usable_of)
-
-    @property
-    def memory_free(self) -> float:
-        """The share that the fullest rank leaves free of all that a GPU has, or memory.limit_gib= allows. Not `headroom`: plans of a sweep
-        may be held to different reserves."""
-        limit = self.found.limit
-        return self._free_of(limit.limit, lambda part: limit.parts[part])
-
-    def _free_of(self, bytes_of_all: float, bytes_of: Callable[[int], float]) -> float:
-        """The share of these bytes that the fullest rank leaves free; on GPUs of several types, `bytes_of` each type."""
-        cluster, stages = self.plan.cluster, enumerate(self.predicted.by_stage)
-        if not cluster.parts:
-            return 1 - self.peak_memory_bytes / bytes_of_all
-        return min(1 - stage.peak_memory_bytes / bytes_of(cluster.part_of(index, self.plan.pp)) for index, stage in stages)
+        stage, usable = fullest(self.plan, self.found.limit)
+        return 1 - self.predicted.by_stage[stage].peak_memory_bytes / usable
 
     @property
     def chance_of_not_fitting(self) -> float:
@@ -199,7 +184,6 @@ class Answer(Printed, frozen=True, kw_only=True):
             "peak_memory_bytes": self.peak_memory_bytes,
             "usable_memory_bytes": self.found.limit.usable,
             "headroom": self.headroom,
-            "memory_free": self.memory_free,
             "chance_of_not_fitting": self.chance_of_not_fitting,
             "faster_on_gpus": other and other.world_size,
             "steps": of.steps,

@@ -70,7 +70,7 @@ class Sweep(Printed, frozen=True, kw_only=True):
                 continue
             said = f"{answer.plan.engine} {choice(answer.plan)}"
             rows.append(
-                Row(keys=point.keys, plan=said, budget=answer.budget, memory_free=answer.memory_free, on_front=id(point) in front,
+                Row(keys=point.keys, plan=said, budget=answer.budget, headroom=answer.headroom, on_front=id(point) in front,
                     chance=None if answer.plan.cluster.is_cpu else answer.chance_of_not_fitting)
             )  # fmt: skip
         return rows

@@ -17,7 +17,7 @@ Tree = dict[str, Any]
 """Nested keys; the leaves are strings, None, or (in YAML) lists."""
 
 AXES: Final = {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "expert_tensor": "etp", "data": "dp"}
-SAME: Final = {"slurm.image": "container.image", "slurm.mounts": "container.mounts"} | {
+SAME: Final = {"slurm.image": "container.image", "slurm.mounts": "container.mounts", "pin.engine": "engine", "explain.engine": "engine"} | {
     f"{group}{axis}{ending}": f"{group or 'pin.'}{short}"
     for axis, short in AXES.items()
     for ending in ("_parallel", "_parallel_size", "_model_parallel_size")

@@ -172,7 +172,8 @@ class Row(Value, frozen=True, kw_only=True):
     keys: dict[str, str]
     plan: str = ""
     budget: Budget | None = None
-    memory_free: float = 0.0
+    headroom: float = 0.0
+    """The share of the usable memory that the fullest rank leaves free."""
     chance: float | None = None
     """The chance of running out of memory, 0 to 1; None: nothing is known of it."""
     on_front: bool = False
@@ -204,7 +205,7 @@ def _swept(names: Sequence[str], rows: Sequence[Row], left_out: Sequence[str], *
     priced = any(row.budget is not None and row.budget.cost is not None for row in rows)
     shown = [one for one in SWEPT if one[0] not in left_out and (priced or one[0] != "cost")]
     chances = any(row.chance is not None for row in rows)
-    beside = ["memory\nfree", *(["runs\nout"] if chances else [])]
+    beside = ["usable\nfree", *(["runs\nout"] if chances else [])]
     table = _table(*((name, False) for name in names), *((heading, True) for heading in (*(one[0] for one in shown), *beside)), ("", False))
     for row in rows:
         keys, of = [Text(row.keys[name]) for name in names], row.budget
@@ -214,7 +215,7 @@ def _swept(names: Sequence[str], rows: Sequence[Row], left_out: Sequence[str], *
         figures = ["\n".join(of.words(name, write)) if getattr(of, name) is not None else "" for _, name, write in shown]
         chance = "" if row.chance is None else f"{format_amount(100 * row.chance, 2)}%"
         table.add_row(
-            *keys, *figures, f"{100 * row.memory_free:.1f}%", *([chance] if chances else []), "*" if marked and row.on_front else ""
+            *keys, *figures, f"{100 * row.headroom:.1f}%", *([chance] if chances else []), "*" if marked and row.on_front else ""
         )
     for column in table.columns:
         column.no_wrap = True

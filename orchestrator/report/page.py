@@ -23,6 +23,7 @@ from orchestrator.report.text import (
     NOISE,
     cause_name,
     choice,
+    fullest,
     placement,
     rank_name,
     ranks_of,
@@ -156,14 +157,14 @@ def legend_of(entries: Iterable[tuple[str, str]]) -> str:
 
 def head(shown: Shown, title: str) -> str:
     plan, predicted = shown.plan, shown.plan.prediction
-    usable = shown.limit.usable
-    fits = predicted.peak_memory_bytes <= usable
-    room = f"{100 * (1 - predicted.peak_memory_bytes / usable):.1f}% of it free" if fits else (
-        f"lacks {format_bytes(predicted.peak_memory_bytes - usable)}")  # fmt: skip
+    stage, usable = fullest(plan, shown.limit)
+    peak = predicted.by_stage[stage].peak_memory_bytes
+    fits = peak <= usable
+    room = f"{100 * (1 - peak / usable):.1f}% of it free" if fits else f"lacks {format_bytes(peak - usable)}"
     verdict = '<strong class="bad">does not fit</strong>'
     if fits or (shown.chance or 1.0) < LIKELY:
         verdict = '<strong class="good">fits</strong>' if fits else '<strong class="bad">may not fit</strong>'
-    need = f"{format_bytes(predicted.peak_memory_bytes)} of {format_bytes(usable)} usable"
+    need = f"{format_bytes(peak)} of {format_bytes(usable)} usable"
     room += "" if shown.chance is None else f", {format_amount(100 * shown.chance, 2)}% chance of running out"
     takes = budget_text(budget(plan, shown.price_per_gpu_hour, shown.done), rank_name(plan))
     return (

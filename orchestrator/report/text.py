@@ -360,6 +360,15 @@ def _share_words(causes: dict[str, float], total: float) -> str:
     return ", ".join([*said, *([f"{len(ordered) - CAUSES_IN_A_LINE} more {_percent(rest / total)}"] if rest > NOISE * total else [])])
 
 
+def fullest(plan: Plan, limit: MemoryLimit) -> tuple[int, int]:
+    """The stage that leaves the smallest share of its memory free, and the bytes that may be used there. Raises ValueError for a plan
+    without prediction."""
+    rooms = [limit.usable_of(plan.cluster.part_of(index, plan.pp)) for index in range(len(plan.prediction.by_stage))]
+    taken = [stage.peak_memory_bytes / room for stage, room in zip(plan.prediction.by_stage, rooms, strict=True)]
+    worst = taken.index(max(taken))
+    return worst, rooms[worst]
+
+
 def price_table(plan: Plan, limit: MemoryLimit | None = None, *, brief: bool = False) -> RenderableType:
     """Predicted step time and the peak memory of the fullest stage, each by cause. Raises ValueError for a plan without prediction."""
     predicted = plan.prediction
@@ -370,15 +379,13 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None, *, brief: bool = F
     time = _causes("step time", predicted.by_cause, "s", predicted.step_time_s)
     if not predicted.by_stage:
         return lines if brief else Group(lines, time)
-    parts = [plan.cluster.part_of(index, plan.pp) for index in range(len(predicted.by_stage))]
-    rooms = [limit.usable_of(part) if limit else 1 for part in parts]
-    worst = max(range(len(predicted.by_stage)), key=lambda index: predicted.by_stage[index].peak_memory_bytes / rooms[index])
+    worst, room = fullest(plan, limit or MemoryLimit(limit=1, reserve=0))
     stage = predicted.by_stage[worst]
     memory_line = f"{format_bytes(stage.peak_memory_bytes)} at the peak of stage {worst}"
     if stage.peak_phase:
         memory_line += f" ({stage.peak_phase})"
     if limit:
-        room, whole = rooms[worst], limit.parts[parts[worst]] if limit.parts else limit.limit
+        whole = limit.parts[plan.cluster.part_of(worst, plan.pp)] if limit.parts else limit.limit
         memory_line += f", {_percent(stage.peak_memory_bytes / room)} of {format_bytes(room)} usable"
         why = "" if limit.margin is None else f": 95% of measured peaks are at most {_percent(limit.margin)} above their prediction"
         if limit.risk is not None and limit.margin is not None:

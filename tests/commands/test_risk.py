@@ -23,7 +23,7 @@ from orchestrator.planning import Planner
 from orchestrator.report.memory import risk_key
 from orchestrator.strategy.layerwise import TRAITS
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.units import format_amount
+from orchestrator.units import format_amount, format_bytes
 
 KEYS = {"recipe": "llama3_8b", "gpus": 16, "engine": "megatron"}
 CROWDED = {"recipe": "llama3_8b", "gpus": 8, "cluster": "dgx_h100", "engine": "megatron", "pin.tp_comm_overlap": False}
@@ -180,15 +180,28 @@ def test_a_plan_that_is_read_again_is_held_to_what_it_was_found_with(tmp_path: P
     assert again.headroom == answer.headroom
 
 
-def test_a_sweep_compares_memory_free_of_all_that_a_gpu_has() -> None:
+def test_a_sweep_compares_the_chances_of_running_out() -> None:
     """On 8 GPUs no plan with these pins is as sure as usual, so that a smaller reserve counts than on 16: of that it leaves more."""
     crowded, sure = (point.answer for point in so.sweep(**{**CROWDED, "gpus": [8, 16]}, pin=FULL).points)
     assert crowded is not None
     assert sure is not None
     assert crowded.chance_of_not_fitting > USUAL_RISK >= sure.chance_of_not_fitting
-    assert crowded.memory_free == 1 - crowded.peak_memory_bytes / crowded.found.limit.limit
-    assert 0 < crowded.memory_free < 0.1 < sure.memory_free
+    assert crowded.headroom < 0.01, "of the smaller reserve's memory, nearly all of what there is"
     assert grid.figures(crowded)[-1] > grid.figures(sure)[-1]
+
+
+def test_memory_that_is_free_is_of_the_usable_memory_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """The screen, --json, a sweep's column and what a target tried (the report: test_page_numbers): a sweep had another share, of all that a GPU has."""
+    asked = {"recipe": "llama3_8b", "cluster": "dgx_h100", "train": {"tokens": "200B"}}
+    answer = so.plan(**asked, gpus=32)
+    free = f"{100 * answer.headroom:.1f}%"
+    assert f"{100 - 100 * answer.headroom:.1f}% of {format_bytes(answer.found.limit.usable)} usable" in str(answer)
+    assert "memory_free" not in answer.summary()
+    table = str(so.sweep(**asked, gpus=[32, 64])).splitlines()
+    assert any("usable" in line.split() for line in table[:4])
+    assert free in next(line for line in table if line.split()[:1] == ["32"])
+    assert main(["plan", "recipe=llama3_8b", "cluster=dgx_h100", "train.tokens=200B", "target.days=9", "gpus=32"]) == 0
+    assert f"{free} of usable memory free" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  32: "))
 
 
 def test_a_stated_reserve_alone_counts() -> None:

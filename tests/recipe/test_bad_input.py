@@ -507,6 +507,7 @@ def test_a_defect_of_ours_is_told_in_a_line_with_the_way_to_the_traceback(
         (["explain.pipeline_model_parallel_size=8"], "is no key; did you mean explain.pp?"),
         (["expert_parallel=8"], "expert_parallel=8: is no key; did you mean pin.ep?"),
         (["slurm.image=a.sqsh"], "slurm.image=a.sqsh: is no key; did you mean container.image?"),
+        (["explain.engine=deepspeed"], "explain.engine=deepspeed: is no key; did you mean engine?"),
         (["pin.mbs=2", "pin.micro_batch_size=2"], "pin.micro_batch_size=2: is given twice, first as pin.micro_batch_size=2"),
     ],
 )

@@ -102,9 +102,9 @@ def rows(price: float | None) -> list[sweep.Row]:
     of = Budget(steps=14400, tokens=100, seconds=7200.0, num_gpus=4, power_w=None, price_per_gpu_hour=price, off=(0.8, 2.0),
                 tokens_per_s_per_gpu=500.0)  # fmt: skip
     return [
-        sweep.Row(keys={"gpus": "4"}, plan="tp=2", budget=of, memory_free=0.125, on_front=True),
+        sweep.Row(keys={"gpus": "4"}, plan="tp=2", budget=of, headroom=0.125, on_front=True),
         sweep.Row(keys={"gpus": "8"}, why="none fits"),
-        sweep.Row(keys={"gpus": "2"}, plan="tp=1", budget=replace(of, price_per_gpu_hour=None, seconds=21600.0, off=None), memory_free=0.5),
+        sweep.Row(keys={"gpus": "2"}, plan="tp=1", budget=replace(of, price_per_gpu_hour=None, seconds=21600.0, off=None), headroom=0.5),
     ]  # fmt: skip
 
 

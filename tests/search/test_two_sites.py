@@ -53,7 +53,7 @@ def test_one_site_is_named_where_it_is_faster_than_two_over_a_slow_link() -> Non
     assert f"FEWER GPUs ARE FASTER: gpus=8 takes {format_seconds(one.step_time_s)} a step (-" in str(two)
     both = so.sweep(**asked, gpus=[8, 16], cluster=slow("1 Gbit/s", "8 ms"))
     assert [point.keys["gpus"] for point in both.front] == ["8"], "memory that is free on 16 makes up for neither time nor GPU-hours"
-    assert two.memory_free > one.memory_free
+    assert two.headroom > one.headroom
     assert so.plan(**asked, gpus=16, cluster=slow("400 Gbit/s", "4 us")).faster_on_fewer_gpus is None
     nodes = slow("1 Gbit/s", "1 ms") | {"gpus_per_node": 4}
     assert so.plan(recipe="gpt_tiny", gpus=16, cluster=nodes, engine="megatron").summary()["faster_on_gpus"] < 8, "and halves of a site"
