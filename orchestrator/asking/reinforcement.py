@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from orchestrator import recipe
-from orchestrator.asking.rl_files import rl_file
+from orchestrator.asking.rl_files import check_asked, rl_file
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
@@ -30,7 +30,6 @@ from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Printed, indented
-from orchestrator.words.rollouts import LANGUAGES
 
 USUAL_ENGINE = MEGATRON
 """What trains where engine= says nothing: verl, NeMo RL and slime have Megatron-core (or torch's FSDP) beside an engine of generation."""
@@ -202,8 +201,7 @@ def check_alone(settings: Settings, job: RlJob) -> None:
         if value is not None:
             raise InputError(name, value, "is not answered beside task=rl: leave one of them out")
     for name in settings.write:
-        if name not in LANGUAGES:
-            raise InputError("write", name, "is no program that is told both halves of task=rl", LANGUAGES)
+        check_asked(job, settings.training, name)
     if job.keys.generation_gpus is not None and job.keys.generation_gpus >= cluster.num_gpus:
         raise InputError("rl.generation_gpus", job.keys.generation_gpus, f"leaves none of the {cluster.num_gpus} GPUs for training")
     if cluster.is_cpu:

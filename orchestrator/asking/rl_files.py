@@ -12,6 +12,7 @@ from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.job import File
+from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.rl import text
 from orchestrator.rl.choose import Chosen
@@ -27,7 +28,8 @@ UNSAID: Final = 20
 
 def rl_file(job: RlJob, chosen: Chosen, cluster: Cluster, name: str) -> File:
     """The file of the program of this name. Raises InputError for what it can't be told."""
-    check_told(job, chosen.best, name)
+    check_asked(job, chosen.best.training.training, name)
+    check_told(chosen.best, name)
     language, plan = LANGUAGES[name], chosen.best.training
     written = tools.written(plan, name)
     settings = {path: value for path, value in written.settings.items() if path not in language.dropped}
@@ -86,11 +88,13 @@ def slime_file(written: tools.Written, step: Step, said: dict[str, Any], lines: 
     return File(path="slime_rl.sh", content=content.replace("train.py", "train_async.py") if step.staleness else content)
 
 
-def check_told(job: RlJob, step: Step, name: str) -> None:
-    """Raises InputError for a step that the program of this name can't be told."""
+def check_asked(job: RlJob, training: Training, name: str) -> None:
+    """Raises InputError for a job that the program of this name can't be told, however its steps are planned."""
     keys = job.keys
     if name not in LANGUAGES or name not in PROGRAMS:
-        raise InputError("write", name, "is told nothing of generation", LANGUAGES)
+        raise InputError("write", name, "is no program that is told both halves of task=rl", LANGUAGES)
+    if training.lora is not None:
+        raise InputError("write", name, "is told AdamW of all weights, and the plan has adapters")
     if keys.algorithm == "dpo":
         why = "verl and slime have no DPO, and NeMo RL's takes no packed samples (algorithms/dpo.py)"
         raise InputError("write", name, f"is written for rl.algorithm=grpo or ppo: {why}")
@@ -103,16 +107,26 @@ def check_told(job: RlJob, step: Step, name: str) -> None:
     if job.sequences % keys.updates or (name == "verl" and job.prompts % keys.updates):
         of = job.prompts if name == "verl" else job.sequences
         raise InputError("rl.updates", keys.updates, f"does not divide the {of} {'prompts' if name == 'verl' else 'samples'} of a step")
+    if name == "verl" and keys.placement == "split":
+        raise not_colocated(name)
+    if name in ("nemo_rl", "slime") and keys.epochs > 1 and (name, keys.algorithm) != ("nemo_rl", "ppo"):
+        raise InputError("write", name, f"trains on a step's samples once, and rl.epochs={keys.epochs}")
+
+
+def not_colocated(name: str) -> InputError:
+    """The error for a split placement, of a program whose colocated one alone is written."""
+    why = "is written for rl.placement=colocated: its asynchronous trainers have files of their own"
+    return InputError("write", name, why, ["nemo_rl", "slime"])
+
+
+def check_told(step: Step, name: str) -> None:
+    """Raises InputError for a step that the program of this name can't be told."""
     if name == "verl" and not step.colocated:
-        raise InputError(
-            "write", name, "is written for rl.placement=colocated: its asynchronous trainers have files of their own", ["nemo_rl", "slime"]
-        )
+        raise not_colocated(name)
     if PROGRAMS[name].always_offloads and step.colocated and not step.offloads:
         raise InputError("write", name, "has training's states in host memory while it generates on the same GPUs: rl.offload=true")
     if name == "slime" and step.staleness > 1:
         raise InputError("write", name, f"generates one step ahead (train_async.py), and rl.staleness={step.staleness}")
-    if name in ("nemo_rl", "slime") and keys.epochs > 1 and (name, keys.algorithm) != ("nemo_rl", "ppo"):
-        raise InputError("write", name, f"trains on a step's samples once, and rl.epochs={keys.epochs}")
 
 
 def rollout(job: RlJob, step: Step, plan: Plan, cluster: Cluster) -> Rollout:

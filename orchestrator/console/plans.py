@@ -164,7 +164,8 @@ def tried_lines(answer: Answer, tried: Sequence[Point], *, all_of_them: bool = T
         if point.answer is not None and key == "gpus":
             of = point.answer.budget
             rates = f"{of.said('step_s', format_seconds, ' a step')}, {of.said('tokens_per_s', format_amount, ' tokens/s')}"
-            what = f"{rates}, {100 * point.answer.headroom:.1f}% of usable memory free" + (f": misses with {point.why}" if point.why else "")
+            misses = f": misses with {point.why}" if point.why else ""
+            what = f"{rates}, {100 * point.answer.headroom:.1f}% of usable memory free{misses}"
         lines.append(f"  {point.keys[key]}: {what}")
     return lines
 

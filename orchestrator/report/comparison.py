@@ -214,9 +214,7 @@ def _swept(names: Sequence[str], rows: Sequence[Row], left_out: Sequence[str], *
             continue
         figures = ["\n".join(of.words(name, write)) if getattr(of, name) is not None else "" for _, name, write in shown]
         chance = "" if row.chance is None else f"{format_amount(100 * row.chance, 2)}%"
-        table.add_row(
-            *keys, *figures, f"{100 * row.headroom:.1f}%", *([chance] if chances else []), "*" if marked and row.on_front else ""
-        )
+        table.add_row(*keys, *figures, f"{100 * row.headroom:.1f}%", *([chance] if chances else []), "*" if marked and row.on_front else "")
     for column in table.columns:
         column.no_wrap = True
     return table

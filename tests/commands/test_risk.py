@@ -191,7 +191,7 @@ def test_a_sweep_compares_the_chances_of_running_out() -> None:
 
 
 def test_memory_that_is_free_is_of_the_usable_memory_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    """The screen, --json, a sweep's column and what a target tried (the report: test_page_numbers): a sweep had another share, of all that a GPU has."""
+    """The screen, --json, a sweep's column, what a target tried (the report: test_page_numbers): a sweep had it of all of a GPU."""
     asked = {"recipe": "llama3_8b", "cluster": "dgx_h100", "train": {"tokens": "200B"}}
     answer = so.plan(**asked, gpus=32)
     free = f"{100 * answer.headroom:.1f}%"

@@ -78,6 +78,8 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
         ((*WORDS, *LENGTHS, "largest=seq_length"), "largest=seq_length: is not answered beside task=rl"),
         ((*WORDS[:3], "cluster=cpu", *WORDS[4:], *LENGTHS), "cluster=cpu: has no GPU"),
         ((*WORDS, *LENGTHS, "write=verl"), "write=verl: writes into a folder: out=FOLDER beside it"),
+        ((*WORDS, *LENGTHS, "write=verl", "out=here", "lora.rank=8", "engine=deepspeed"), "write=verl: is told AdamW of all weights"),
+        ((*WORDS, *LENGTHS, "write=verl", "out=here", "rl.placement=split"), "write=verl: is written for rl.placement=colocated"),
         ((*WORDS, *LENGTHS, "write=bridge", "out=here"), "write=bridge: is no program that is told both halves of task=rl"),
         ((*WORDS, *LENGTHS, "rl.placement=split", "rl.generation_gpus=8"), "rl.generation_gpus=8: leaves none of the 8 GPUs for training"),
     ],
