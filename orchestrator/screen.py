@@ -28,7 +28,7 @@ from orchestrator.recipe.whole_data import is_made_up, trained_on
 from orchestrator.search.unasked import WORTH_S, seconds_of
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.spec import LAST_RESORTS
-from orchestrator.units import format_amount, format_seconds
+from orchestrator.units import format_amount, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,6 +109,14 @@ MANY_EPOCHS: Final = 10
 """Passes over the same samples above which a screen warns."""
 
 
+LEAST_HOST: Final = 0.25
+"""Times a GPU's memory that hosts have at least for each: the catalog's least is .87."""
+MOST_HOST: Final = 10**12
+"""Bytes of host memory for a GPU that hardly any machine has: the catalog's most is 496 GB."""
+LONG_WARMUP: Final = 0.25
+"""Share of the steps above which a warm-up is said: published trainings warm up for 1 to 5%, tiny recipes for a fifth."""
+
+
 def data_text(settings: Settings, multiple: int = 1) -> str:
     """What a start of the plan would train on. `multiple`: as `Plan.sample_multiple`."""
     if settings.entry is not None:
@@ -130,6 +138,20 @@ def epochs_of(training: Training, multiple: int) -> float:
     assert found is not None
     share = found.share(training.seq_length, multiple) if training.packing else 1
     return training.steps * training.global_batch_size * share / max(1, found.samples - found.dropped)
+
+
+def unusual_lines(plan: Plan) -> list[str]:
+    """What stands in the recipe or the cluster's YAML and is hardly meant: host memory of a node in place of a GPU's, a warm-up that is a
+    large part of the training."""
+    cluster, training, lines = plan.cluster, plan.training, []
+    host, gpu = cluster.host_memory, cluster.gpu.memory
+    if not cluster.is_cpu and not gpu * LEAST_HOST <= host <= MOST_HOST:
+        node = f"{format_bytes(host * cluster.gpus_per_node)} a node of {cluster.gpus_per_node}"
+        lines.append(f"cluster.host_memory: {format_bytes(host)} is of one GPU ({node}): hardly any machine has that; offload goes by it")
+    if training.warmup > LONG_WARMUP * training.steps:
+        share = f"{100 * training.warmup / training.steps:.0f}% of the training"
+        lines.append(f"warm-up: the rate rises for {training.warmup:,} of {training.steps:,} steps, {share} (train.warmup=)")
+    return lines
 
 
 def data_key(settings: Settings) -> str:
@@ -191,6 +213,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if settings.assumed:
         values = " ".join(f"train.{name}={getattr(plan.training, name):g}" for name in settings.assumed)
         say(f"assumed: {values}, as neither the recipe nor you gave them")
+    for line in unusual_lines(plan):
+        say(line)
     if settings.batch_of_length is not None:
         say(text.batch_text(plan.training, settings.batch_of_length))
     say(f"data: {data_text(settings, plan.sample_multiple)}")

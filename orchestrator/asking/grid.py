@@ -53,11 +53,12 @@ class Sweep(Printed, frozen=True, kw_only=True):
 
     @property
     def front(self) -> tuple[Point, ...]:
-        """The points that no other one beats in training time, GPU-hours, cost and the chance of not fitting together by more than prices
-        can tell."""
+        """The points that no other one of them beats in training time, GPU-hours, cost and the chance of not fitting together by more than
+        prices can tell; each of the rest is beaten by one of them."""
         planned = [(point, figures(point.answer)) for point in self.points if point.answer is not None]
         margin = max((pairs_of(point.answer.plan.model).half for point in self.points if point.answer is not None), default=0.0)
-        return tuple(point for point, own in planned if not any(beats(other, own, margin) for _, other in planned))
+        kept = unbeaten([own for _, own in planned], margin)
+        return tuple(point for index, (point, _) in enumerate(planned) if index in kept)
 
     def rows(self) -> list[Row]:
         """The rows of a table, one for each combination."""
@@ -105,13 +106,29 @@ def figures(answer: Answer) -> tuple[float, ...]:
 
 
 def beats(one: Sequence[float], other: Sequence[float], margin: float = 0.0) -> bool:
-    """Whether the first is nowhere worse, and better in something by more than the share `margin`.
+    """Whether the first is better in something by more than the share `margin`, and worse in nothing by more than that.
 
-    >>> beats((1, 2), (1, 3)), beats((1, 2), (1, 2)), beats((0, 3), (1, 2)), beats((1, 2), (1, 2.05), 0.03)
-    (True, False, False, False)
+    >>> beats((1, 2), (1, 3)), beats((1, 2), (1, 2)), beats((0, 3), (1, 2)), beats((1, 2), (1, 2.05), 0.03), beats((1, 2), (0.99, 4), 0.03)
+    (True, False, False, False, True)
     """
     pairs = list(zip(one, other, strict=True))
-    return all(a <= b for a, b in pairs) and any(a < b * (1 - margin) for a, b in pairs)
+    return all(a * (1 - margin) <= b for a, b in pairs) and any(a < b * (1 - margin) for a, b in pairs)
+
+
+def unbeaten(rows: Sequence[Sequence[float]], margin: float) -> set[int]:
+    """Indices of rows of which none beats another, and of which one beats each row that is left out: what is beaten by such a row alone as
+    is beaten itself stays.
+
+    >>> sorted(unbeaten([(8, 1.0), (4, 1.03), (2, 1.06)], 0.04))
+    [0, 2]
+    """
+    left, kept = [*range(len(rows))], set()
+    while left:
+        # Where each is beaten by another, in a circle, the first stays.
+        one = next((index for index in left if not any(beats(rows[other], rows[index], margin) for other in left)), left[0])
+        kept.add(one)
+        left = [index for index in left if index != one and not beats(rows[one], rows[index], margin)]
+    return kept
 
 
 def takes_a_list(name: str) -> bool:

@@ -321,10 +321,12 @@ def check_positions(architecture: Architecture, training: Training) -> None:
         )
 
 
-def check_precision(training: Training, cluster: Cluster) -> None:
+def check_precision(training: Training, cluster: Cluster, said: str | None = None) -> None:
+    """Raises InputError for a precision that the GPU has no tensor cores for, by the name that the user `said`: mxfp8 is one of FP8's
+    scalings."""
     fast = [name for name in ("bf16", "fp16", "fp8", "nvfp4", "fp32") if name in cluster.gpu.peak_flops]
     if training.precision not in fast:
-        raise InputError("train.precision", training.precision, f"{cluster.gpu.name} has no fast path for it", fast)
+        raise InputError("train.precision", said or training.precision, f"{cluster.gpu.name} has no fast path for it", fast)
 
 
 def with_fp8_recipe(training: Training, cluster: Cluster) -> Training:

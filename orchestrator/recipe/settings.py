@@ -291,7 +291,7 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
     cluster, why = cluster_of(merged, chosen_here, machine)
     if architecture.family != FAMILY and architecture.traced is None:
         architecture = padded_for_every_layout(architecture, cluster)
-    check_precision(training, cluster)
+    check_precision(training, cluster, value_of(merged, "train.precision", None))
     training = with_fp8_recipe(training, cluster)
     run = _run(merged, RunSettings(), architecture, plans_only=plans_only)
     return _Trained(label, architecture, profile, training, cluster, why, run, None, engine, job)

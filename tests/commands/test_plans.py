@@ -17,7 +17,8 @@ import orchestrator as so
 from orchestrator import api
 from orchestrator.__main__ import COMMANDS, main
 from orchestrator.asking import grid, questions
-from orchestrator.asking.grid import beats, figures
+from orchestrator.asking.grid import beats, figures, unbeaten
+from orchestrator.cost.uncertainty import pairs_of
 from orchestrator.hardware.catalog import GPUS, POWER_W
 from orchestrator.plan import from_json
 from orchestrator.planning import Planner
@@ -315,8 +316,18 @@ def test_no_point_beats_one_of_the_front_and_one_of_the_front_beats_or_equals_ev
     front = [figures(point.answer) for point in found.front if point.answer]
     rest = [figures(point.answer) for point in found.points if point.answer and point not in found.front]
     assert front
-    assert not any(beats(a, b) for a in front for b in front)
-    assert all(any(beats(a, b) for a in front) for b in rest)
+    margin = pairs_of(found.front[0].answer.plan.model).half if found.front[0].answer else 0.0
+    assert not any(beats(a, b, margin) for a in front for b in front)
+    assert all(any(beats(a, b, margin) for a in front) for b in rest)
+
+
+def test_a_row_that_is_faster_by_less_than_prices_tell_and_twice_as_dear_is_not_on_the_front() -> None:
+    assert unbeaten([(100.0, 10.0), (99.9, 20.0)], 0.033) == {0}
+    assert unbeaten([(100.0, 10.0), (90.0, 20.0)], 0.033) == {0, 1}, "10% faster is worth knowing"
+    assert unbeaten([(100.0, 10.0), (100.0, 10.0)], 0.033) == {0, 1}, "neither beats the other"
+    circle = [(1.0, 1.03, 1.06), (1.06, 1.0, 1.03), (1.03, 1.06, 1.0)]
+    assert [beats(circle[a], circle[b], 0.035) for a, b in ((0, 1), (1, 2), (2, 0))] == [True] * 3
+    assert unbeaten(circle, 0.035) == {0, 2}, "some row is named: one of a circle, and what it does not beat"
 
 
 def test_what_has_no_plan_is_a_row_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -460,3 +471,16 @@ def test_a_notebook_shows_what_the_commands_print(folder: Path, capsys: pytest.C
         assert shown._repr_html_() == f"<pre>{html.escape(str(shown))}</pre>"
         assert not [line for line in str(shown).splitlines() if line != line.rstrip()]
     assert "step time" in str(compared)
+
+
+def test_host_memory_and_a_warm_up_that_are_hardly_meant_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def lines(*words: str) -> list[str]:
+        text = said(capsys, "plan", "recipe=llama3_8b", "gpus=8", "cluster=dgx_h100", *words).splitlines()
+        return [line for line in text if line.startswith(("cluster.host_memory", "warm-up"))]
+
+    assert lines("train.tokens=500B") == []
+    small, long = lines("train.tokens=100B", "cluster.host_memory=256 MB")
+    assert small.startswith("cluster.host_memory: 244.1 MiB is of one GPU (1.9 GiB a node of 8): hardly any machine has that")
+    assert long == "warm-up: the rate rises for 8,000 of 23,842 steps, 34% of the training (train.warmup=)"
+    (node,) = lines("train.tokens=500B", "cluster.host_memory=2 TB")
+    assert "1862.6 GiB is of one GPU (14901.2 GiB a node of 8)" in node

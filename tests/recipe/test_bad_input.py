@@ -68,6 +68,10 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
         (*TINY, "cluster=v100_16gb", "train.precision=bf16"),
         "train.precision=bf16: V100-SXM2-16GB has no fast path for it; choose one of fp16, fp32",
     ),
+    "a precision by its own name": (
+        (*TINY, "cluster=dgx_a100_80gb", "train.precision=mxfp8"),
+        "train.precision=mxfp8: A100-SXM-80GB has no fast path for it; choose one of bf16, fp16, fp32",
+    ),
     "unknown optimizer": ((*TINY, "train.optimizer=lion"), "train.optimizer=lion: is not known; choose one of adamw, sgd"),
     "text for a number": ((*TINY, "train.global_batch_size=many"), "train.global_batch_size=many: is not a whole number"),
     "fraction for a whole number": (("recipe=gpt_tiny", "gpus=1.5"), "gpus=1.5: is not a whole number"),
