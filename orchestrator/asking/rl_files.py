@@ -123,7 +123,7 @@ def check_told(step: Step, name: str) -> None:
     """Raises InputError for a step that the program of this name can't be told."""
     if name == "verl" and not step.colocated:
         raise not_colocated(name)
-    if PROGRAMS[name].always_offloads and step.colocated and not step.offloads:
+    if name in PROGRAMS and PROGRAMS[name].always_offloads and step.colocated and not step.offloads:
         raise InputError("write", name, "has training's states in host memory while it generates on the same GPUs: rl.offload=true")
     if name == "slime" and step.staleness > 1:
         raise InputError("write", name, f"generates one step ahead (train_async.py), and rl.staleness={step.staleness}")
