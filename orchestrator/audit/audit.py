@@ -70,6 +70,8 @@ class Audit:
         try:
             self.judged = self.judge.judged(setup)
             self.problem = next(iter(source.reading.broken), self.judged.rule) or self._miscounted(self.judged.plan)
+            if source.reading.otherwise:
+                self.judged = msgspec.structs.replace(self.judged, chance=None)
         except InputError as error:
             self.problem = str(error)
 
@@ -170,11 +172,12 @@ class Audit:
     def fits(self) -> bool | None:
         """Whether the fullest rank has the memory, as a plan would need it; None: there is no plan, or it lacks some by a price that knows
         nothing of settings which may change that (`not_priced`), that says so with a chance below LIKELY (`Judged.chance`), or that is of
-        samples whose lengths nobody says (`Reading.longest`)."""
+        samples whose lengths nobody says (`Reading.longest`); or it has the memory by the price of a part of the job
+        (`Reading.otherwise`)."""
         if self.judged is None:
             return None
         if not self.judged.lacking_bytes:
-            return True
+            return None if self.reading.otherwise else True
         return None if self.not_priced or self.reading.longest or (self.judged.chance or 1.0) < LIKELY else False
 
     @property
@@ -204,6 +207,8 @@ class Audit:
 
     @cached_property
     def _found(self) -> tuple[tuple[Better, ...], Better | None]:
+        if self.reading.otherwise:  # a change that fits and gains by the price of a part may do neither
+            return (), None
         with without_gc():
             return changes.best_changes(self.setup, None if self.problem else self.judged, self.judge)
 
@@ -248,7 +253,7 @@ class Audit:
     @cached_property
     def searched(self) -> Change | None:
         """`fastest_here` as a change of the file; None: there is none, or it gains nothing over the changes of `together` and `changes`."""
-        if self.fastest_here is None:
+        if self.reading.otherwise or self.fastest_here is None:
             return None
         setup = setup_of(self.fastest_here, self.setup.experts)
         try:
@@ -334,6 +339,7 @@ class Audit:
         return {
             "file": self.name,
             "format": self.reading.format,
+            "otherwise": self.reading.otherwise,
             "legal": self.legal,
             "problem": self.problem or self.untold,
             "fits": self.fits,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from orchestrator.audit.document import Content, Given, changed, named_model, resolved
 from orchestrator.audit.hugging_face import as_ds, read_ds, sorted_out
 from orchestrator.audit.reading import Reading, Setup, Source, changes
-from orchestrator.audit.rollouts import of_a_policy
+from orchestrator.audit.rollouts import of_a_policy, otherwise
 from orchestrator.words import deepspeed as ds_words
 from orchestrator.words.fsdp import NEMO_RL, UNPADDED_LOGITS, VERL, VERL_SFT, Sharded
 from orchestrator.words.terms import Term, decided, kinds, nested, section
@@ -96,6 +96,7 @@ def read(
         logits_bytes=logits,
         fsdp=True,
         model=named_model(given.values),
+        otherwise=otherwise(content),
     )
     if program.model:
         reading = _with_adapters(given, program.model, reading)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from orchestrator.audit import megatron
 from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, named_model, resolved
 from orchestrator.audit.reading import Lists, Reading, Setup, Source, listed
-from orchestrator.audit.rollouts import of_a_policy
+from orchestrator.audit.rollouts import of_a_policy, otherwise
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
@@ -70,9 +70,12 @@ Change = Callable[[Mapping[str, Any]], str | None]
 """The text of a file with other values by path; None: it can't be said there."""
 
 
-def read(text: str, name: str, content: Content, tool: Tool, change: Change | None = None, said: Sequence[str] = ()) -> Source:
+def read(
+    text: str, name: str, content: Content, tool: Tool, change: Change | None = None, said: Sequence[str] = (), command: Sequence[str] = ()
+) -> Source:
     """The file `name` with this text and content: what it says, and how it is edited. `change`: of what is neither YAML nor JSON; `said`:
-    what else was assumed. Raises InputError for a value of the wrong type, and for models that can't be described."""
+    what else was assumed; `command`: the words in front of the settings. Raises InputError for a value of the wrong type, and for models
+    that can't be described."""
     content = resolved(content)
     seen, lists, notes = _seen(content, tool)
     path, length = seen.get("seq_length", ("", None))
@@ -83,6 +86,7 @@ def read(text: str, name: str, content: Content, tool: Tool, change: Change | No
     reading = _reading(seen, lists, [*said, *policy, *notes], tool, content)
     freezes = {BRIDGE_FREEZES[path]: value is True for path, value in leaves(content) if tool is BRIDGE and path in BRIDGE_FREEZES}
     reading = replace(reading, longest=longest, of_rollouts=bool(policy), freezes=freezes, model=named_model(content))
+    reading = replace(reading, otherwise=otherwise(content, command))
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes: dict[str, Any] = {}

@@ -158,6 +158,9 @@ class Reading(Value, frozen=True, kw_only=True):
     """Whether the program is BigScience's fork of Megatron-DeepSpeed, by flags that no other has."""
     of_rollouts: bool = False
     """Whether the job is one of reinforcement learning, which trains on samples of any length."""
+    otherwise: str = ""
+    """What a step has beside supervised training, of which alone the price knows: no chance of running out and no change is told. ""
+    where it is nothing."""
     logits_bytes: float | None = None
     """Bytes per logit at the loss's peak, where the program's loss is another than the engine's; None: the engine's."""
     broken: tuple[str, ...] = ()

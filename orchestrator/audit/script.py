@@ -105,12 +105,12 @@ def _source(script: Script, text: str, name: str) -> Source:
 def _overridden(text: str, name: str, script: Script, words: overrides.Overrides, tool: Tool) -> Source:
     """A script whose command sets a program's configuration by words."""
     change, notes = partial(overrides.changed, text, words), (*script.notes, *words.notes)
-    return _with_gpus(megatron_yaml.read(text, name, words.content, tool, change, notes), words, script)
+    return _with_gpus(megatron_yaml.read(text, name, words.content, tool, change, notes, words.launcher), words, script)
 
 
 def _of_trainer(text: str, name: str, script: Script, words: overrides.Overrides) -> Source:
     """A script whose command has the Trainer's arguments. Raises InputError."""
-    source = trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words))
+    source = trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words), words.launcher)
     reading = replace(source.reading, assumed=(*script.notes, *words.notes, *source.reading.assumed))
     return _with_gpus(_under_accelerate(structs.replace(source, reading=reading), words.launcher, name), words, script)
 

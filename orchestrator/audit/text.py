@@ -48,6 +48,8 @@ def show(console: Console, audit: Audit) -> None:
     reading, judged = audit.reading, audit.judged
     say(f"{audit.name}: {reading.format}")
     say(audit.settings.why_cluster)
+    if reading.otherwise:
+        say(f"otherwise  {reading.otherwise}: its seconds are too few, its memory may not do, and no change is proposed")
     but = ", but for what is unknown here" if reading.unknown else ""
     verdict = f"can't be told: {audit.untold}" if audit.untold else f"NO: {audit.problem}" if audit.problem else f"yes{but}"
     say(f"legal      {verdict}")
@@ -72,6 +74,8 @@ def fits_text(audit: Audit, judged: Judged) -> str:
     need = f"{format_bytes(judged.peak_memory_bytes)} of {format_bytes(judged.limit.usable)} usable, {where}"
     if audit.fits:
         return f"fits: {need}{chance_text(judged)}"
+    if not judged.lacking_bytes:
+        return f"can't be told: {need}, by the price of a part of it"
     lacks = f"lacks {format_bytes(judged.lacking_bytes)}: {need}{chance_text(judged)}"
     if audit.fits is False:
         return f"DOES NOT FIT, {lacks}"
@@ -139,6 +143,8 @@ def _counted(found: Sized, what: str) -> str:
 
 def change_lines(audit: Audit) -> Iterator[str]:
     """The changes that gain most, each alone, then together, with the file's diff."""
+    if audit.reading.otherwise:
+        return
     if not audit.changes:
         yield (
             "No change of one choice is worth half a percent."

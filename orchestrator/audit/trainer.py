@@ -28,6 +28,7 @@ from orchestrator.audit.hugging_face import (
     zero,
 )
 from orchestrator.audit.reading import LISTS, Reading, Setup, Source, changes
+from orchestrator.audit.rollouts import otherwise
 from orchestrator.errors import InputError
 from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.words import deepspeed as ds_words
@@ -72,8 +73,11 @@ def read(text: str, name: str, content: Content) -> Source:
     return read_arguments(text, name, content, partial(changed, text, name))
 
 
-def read_arguments(text: str, name: str, content: Content, change: Callable[[Mapping[str, Any]], str | None]) -> Source:
-    """The reading of arguments that were found anywhere in the text. `change`: the text with other values by path."""
+def read_arguments(
+    text: str, name: str, content: Content, change: Callable[[Mapping[str, Any]], str | None], command: Sequence[str] = ()
+) -> Source:
+    """The reading of arguments that were found anywhere in the text. `change`: the text with other values by path; `command`: the words in
+    front of them."""
     if "dist_config" in content and "model_class" in content:
         raise InputError("audit", name, "is of LLaMA-Factory's v1, a preview; its files with stage and finetuning_type are read")
     program = around(content)
@@ -81,7 +85,7 @@ def read_arguments(text: str, name: str, content: Content, change: Callable[[Map
     reading, ds = _reading(given, name, program)
     names = {} if program is None else program.names
     theirs = {field: tuple(_named(line, names) for line in getattr(reading, field)) for field in {"assumed", *LISTS.values()}}
-    reading = replace(reading, longest=_named(reading.longest, names), **theirs)
+    reading = replace(reading, longest=_named(reading.longest, names), otherwise=otherwise(content, command), **theirs)
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         values = _changes(before, after, gpus, given, program, ds if ds == "fsdp" or isinstance(content.get(ds), str | dict) else "")
@@ -268,7 +272,7 @@ def _changes(before: Setup, after: Setup, gpus: int, content: Content, program: 
     table = [Term(MICRO, "micro_batch_size"), Term("gradient_checkpointing", "recompute", to=lambda mode: mode == "full")]
     if _is_llama_factorys(content, program):
         table[1] = Term(KEEPS, "recompute", to=lambda mode: mode == "none")
-    if where == "deepspeed" or _asks_for_deepspeed(content, after):
+    if where == "deepspeed" or _asks_for_deepspeed(content, before, after):
         table += [term._replace(theirs=f"deepspeed.{term.theirs}", when=always) for term in OF_A_SECTION]
     elif where == "fsdp" and (named := [name for name in RESHARDS if name in section(content, "fsdp_config")]):
         table.append(Term(f"fsdp_config.{named[0]}", "zero_stage", to={3: True, 2: False}.get))
@@ -276,7 +280,7 @@ def _changes(before: Setup, after: Setup, gpus: int, content: Content, program: 
         old = next((word for word in written.split() if word.lower() in SHARDED), "full_shard")
         table.append(Term("fsdp", "zero_stage", to=lambda stage: written.replace(old, "full_shard" if stage == 3 else "shard_grad_op")))
     in_section = {term.ours for term in table}
-    if where or _asks_for_deepspeed(content, after) or after.tp * after.cp == gpus:  # copies have no other groups beside them
+    if where or _asks_for_deepspeed(content, before, after) or after.tp * after.cp == gpus:  # copies have no other groups beside them
         groups = {axis: _group(axis, names, content, program) for axis, names in GROUPS.items()}
         table += [Term(name, axis) for axis, name in groups.items() if name and (axis not in in_section or name in content)]
     values = changes(table, before, after)
@@ -284,7 +288,7 @@ def _changes(before: Setup, after: Setup, gpus: int, content: Content, program: 
         return None
     if where == "deepspeed":
         values |= {f"deepspeed.{path}": value for path, value in without_stage_3(content["deepspeed"], before, after).items()}
-    elif _asks_for_deepspeed(content, after):
+    elif _asks_for_deepspeed(content, before, after):
         said = {path: value for path, value in values.items() if not path.startswith("deepspeed.")}
         values = {**said, "deepspeed": new_section(content, after)}
     samples = int(content.get(STEPS) or 1) * before.micro_batch_size * after.tp * after.cp
@@ -296,9 +300,10 @@ def _changes(before: Setup, after: Setup, gpus: int, content: Content, program: 
     return {MICRO: values[MICRO], STEPS: samples // shared} | values if MICRO in values else values
 
 
-def _asks_for_deepspeed(content: Content, after: Setup) -> bool:
-    """Whether a setup of arguments without DeepSpeed and FSDP is one of DeepSpeed's, which a section of theirs then says."""
-    return not content.get("deepspeed") and not content.get("fsdp") and after.zero_stage > 0
+def _asks_for_deepspeed(content: Content, before: Setup, after: Setup) -> bool:
+    """Whether a setup of arguments without DeepSpeed and FSDP becomes one of DeepSpeed's, which a section of theirs then says: not where
+    accelerate's file has divided the states before."""
+    return not content.get("deepspeed") and not content.get("fsdp") and after.zero_stage > 0 and not before.zero_stage
 
 
 def new_section(content: Content, setup: Setup) -> Content:

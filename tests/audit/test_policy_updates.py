@@ -45,3 +45,56 @@ def test_what_a_change_asks_for_is_said_with_it(tmp_path: Path) -> None:
 
 def test_that_the_update_alone_is_priced_is_said(verl: Audit) -> None:
     assert "a step is an update of the policy, of which 4 follow a generation; generation, log-probabilities" in str(verl)
+
+
+TRL = """\
+accelerate launch --config_file fsdp2.yaml --num_processes 8 trl/scripts/{program}.py --model_name_or_path Qwen/Qwen3-8B \\
+  --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 2048 --bf16 --gradient_checkpointing {more}--output_dir out
+"""
+FSDP2 = (
+    "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}\n"
+)
+FACTORY = "stage: {stage}\nfinetuning_type: full\ncutoff_len: 2048\nper_device_train_batch_size: 1\nlearning_rate: 5.0e-6\nbf16: true\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("dpo.sh", TRL.format(program="dpo", more="--beta 0.1 "), "dpo.py: a sample is a chosen and a rejected response"),
+        ("dpo.yaml", FACTORY.format(stage="dpo") + "deepspeed: {zero_optimization: {stage: 3}}\n", "stage=dpo: a sample is a chosen"),
+        (
+            "kto.yaml",
+            FACTORY.format(stage="kto") + "deepspeed: {zero_optimization: {stage: 3}}\n",
+            "stage=kto: a reference model passes them",
+        ),
+        ("rm.yaml", FACTORY.format(stage="rm") + "deepspeed: {zero_optimization: {stage: 3}}\n", "stage=rm: a sample is a chosen"),
+    ],
+)
+def test_preferences_get_no_chance_and_no_change_by_the_price_of_supervised_training(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    """Two sequences a sample and a reference model: a change to micro-batches of 8 was advised, at a 1.9% chance of running out."""
+    (tmp_path / "fsdp2.yaml").write_text(FSDP2)
+    (tmp_path / name).write_text(text)
+    found = so.audit(tmp_path / name, gpus=8, cluster="dgx_h100", **({} if name == "dpo.sh" else {"recipe": "qwen3_8b"}))
+    shown = str(found)
+    assert f"\notherwise  {said}" in shown
+    assert found.legal
+    assert found.fits is None
+    assert found.summary()["otherwise"].startswith(said)
+    assert found.summary()["chance_of_not_fitting"] is None
+    assert "chance of running out" not in shown
+    assert (found.changes, found.together, found.searched) == ((), None, None)
+    assert "a search" not in shown.lower()
+
+
+def test_supervised_training_under_accelerate_s_fsdp_is_changed_by_its_words_alone(tmp_path: Path) -> None:
+    """A DeepSpeed section was added with the micro-batch, beside the FSDP that accelerate's file has."""
+    (tmp_path / "fsdp2.yaml").write_text(FSDP2)
+    (tmp_path / "sft.sh").write_text(TRL.format(program="sft", more=""))
+    found = so.audit(tmp_path / "sft.sh", gpus=8, cluster="dgx_h100")
+    assert not found.reading.otherwise
+    assert found.fits
+    wider = next(change for change in found.changes if change.what.startswith("micro_batch_size"))
+    assert "+" in wider.diff
+    assert "--deepspeed" not in wider.diff
