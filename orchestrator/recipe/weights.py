@@ -34,6 +34,8 @@ BALANCE: Final = ("aux_loss_coeff", "bias_update_rate", "routing")
 """Fields of experts that may differ between a checkpoint and its further training."""
 COMPUTED: Final = {"kv_channels": "head_dim", "num_query_groups": "query_groups"}
 """Fields that may be left out, by what they are then: two models are the same where these are."""
+ROPE: Final = ("rotary_base", "rope_scaling_factor", "rope_scaling_type")
+"""Fields that no weight depends on, and that a training for longer sequences changes: refused all the same, since a recipe's may be a slip."""
 UNLIMITED: Final = ("rope", "relative", "none")
 """Positions that no table of weights bounds."""
 
@@ -93,7 +95,8 @@ def _check_checkpoint(folder: Path, ours: Architecture) -> None:
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise InputError(FROM, shown(str(folder)), "holds no weights", WEIGHTS)
     for field, here, there in differing(_as_computed(ours), _as_computed(theirs)):
-        raise InputError(f"model.{field}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}")
+        way = f"; to stretch positions on purpose say it in {CONFIG} of a copy of that folder" if field in ROPE else ""
+        raise InputError(f"model.{field}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}{way}")
 
 
 def _check_config(folder: Path, text: str) -> None:

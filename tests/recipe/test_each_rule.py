@@ -383,6 +383,7 @@ def test_what_does_not_change_the_model_may_differ_from_a_checkpoint(folder: Pat
         with pytest.raises(InputError) as caught:
             weights._check_checkpoint(folder, replace(ours, **{name: value}))
         assert str(caught.value).startswith(f"model.{name}={value}: the checkpoint model.init_from={folder} has "), name
+        assert (" say it in config.json of a copy of that folder" in str(caught.value)) == (name == "rotary_base"), name
     balanced = replace(EXPERTS, aux_loss_coeff=0.1, bias_update_rate=0.5, routing=Routing(source="x", busiest=(), fullest=(), copied=()))
     assert weights._as_computed(replace(MOE, feed_forward=balanced)) == weights._as_computed(MOE)
     assert weights._as_computed(replace(MOE, feed_forward=replace(EXPERTS, topk=1))) != weights._as_computed(MOE)
