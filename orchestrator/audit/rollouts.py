@@ -42,9 +42,9 @@ def of_a_policy(content: Mapping[str, Any]) -> list[str]:
 PAIRS: Final = ("dpo", "ipo", "cpo", "simpo", "orpo", "rm", "reward")
 """Trainings of which a sample is a chosen and a rejected response."""
 REFERRED: Final = ("dpo", "ipo", "kto", "bco")
-"""Those with a reference model."""
+"""Trainings with a reference model."""
 GENERATED: Final = ("ppo", "grpo", "gdpo", "rloo", "gkd", "online_dpo", "xpo", "nash_md")
-"""Those with generation in a step."""
+"""Trainings with generation in a step."""
 ALIKE: Final = ("sft", "pt", "pretrain")
 """Trainings that are priced as they are."""
 PROGRAM: Final = re.compile(rf"(?:^|[_/])({'|'.join(sorted({*PAIRS, *REFERRED, *GENERATED, 'prm'}, key=len, reverse=True))})(?:[_.]\w*)?$")

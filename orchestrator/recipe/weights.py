@@ -35,7 +35,7 @@ BALANCE: Final = ("aux_loss_coeff", "bias_update_rate", "routing")
 COMPUTED: Final = {"kv_channels": "head_dim", "num_query_groups": "query_groups"}
 """Fields that may be left out, by what they are then: two models are the same where these are."""
 ROPE: Final = ("rotary_base", "rope_scaling_factor", "rope_scaling_type")
-"""Fields that no weight depends on, and that a training for longer sequences changes: refused all the same, since a recipe's may be a slip."""
+"""Fields that no weight depends on and a training for longer sequences changes: refused all the same, since a recipe's may be a slip."""
 UNLIMITED: Final = ("rope", "relative", "none")
 """Positions that no table of weights bounds."""
 
