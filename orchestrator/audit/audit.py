@@ -277,7 +277,8 @@ class Audit:
     def _change(self, better: Better) -> Change:
         places, moved, text = self._places, differing(self.setup, better.setup), None
         away: tuple[str, ...] = ()
-        for away in dict.fromkeys(((), (*self.reading.elsewhere,), (*places,))):
+        by_pattern = better.setup.layout is not None and "single_part_layers" in better.judged.plan.model.features()
+        for away in () if by_pattern else dict.fromkeys(((), (*self.reading.elsewhere,), (*places,))):
             text = self._edited(better.setup, away)
             if text is not None:
                 break

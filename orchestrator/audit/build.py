@@ -194,7 +194,9 @@ def setup_of(plan: Plan, experts: bool) -> Setup:
     """What a plan chooses, as a setup of which `built` makes this plan. `experts`: as `Setup.experts`."""
     shared = {name: getattr(plan, name) for name in Setup.__struct_fields__ if name in Plan.__struct_fields__}
     inner = [[[span for span in stage.chunk(chunk) if span.kind not in ENDS] for chunk in range(plan.vpp)] for stage in plan.stages]
-    sizes = {sum(span.count for span in spans) for stage in inner for spans in stage}
+    sizes = [sum(span.count for span in spans) for stage in inner for spans in stage]
+    same_sizes = len({*sizes}) == 1
+    by_ends = "single_part_layers" in plan.model.features() and not same_sizes and len({*sizes[1:-1]}) <= 1  # which no layout says
     recompute: list[tuple[Recompute, int | None]] = []
     for stage in inner:
         mode: Recompute = next((span.recompute for spans in stage for span in spans if span.recompute != "none"), "none")
@@ -210,7 +212,9 @@ def setup_of(plan: Plan, experts: bool) -> Setup:
         recompute=recompute[0][0] if same else "none",
         recompute_layers=recompute[0][1] if same else None,
         stage_recompute=None if same else tuple(recompute),
-        layout=None if len(sizes) == 1 else layout_string(plan.stages, plan.model.mtp_num_layers),
+        layout=None if same_sizes or by_ends else layout_string(plan.stages, plan.model.mtp_num_layers),
+        first_layers=sizes[0] if by_ends else None,
+        last_layers=sizes[-1] if by_ends else None,
         by_deepspeed_pipeline=plan.schedule == "deepspeed_1f1b",
     )
 

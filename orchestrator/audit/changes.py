@@ -83,8 +83,10 @@ def alternatives(setup: Setup, judge: Judge) -> dict[str, list[Setup]]:
         found["offload_optimizer"] = [replace(setup, offload_optimizer=on) for on in (False, True)]
     if setup.cp > 1 and "cp_comm_type" in caps.options:
         found["cp_comm_type"] = [replace(setup, cp_comm_type=kind) for kind in caps.options["cp_comm_type"]]
-    if caps.uneven_stages and setup.pp > 1 and not setup.by_deepspeed_pipeline and judge.settings.architecture.stack == "decoder":
-        heads = judge.settings.architecture.mtp_num_layers
+    a = judge.settings.architecture
+    by_layout = a.stack == "decoder" and "single_part_layers" not in a.features()
+    if caps.uneven_stages and setup.pp > 1 and not setup.by_deepspeed_pipeline and by_layout:
+        heads = a.mtp_num_layers
         found["layout"] = [replace(setup, **(NO_LAYOUT | {"layout": text})) for text in layouts(layers, setup.pp * setup.vpp, heads)]
     return {name: [one for one in dict.fromkeys(others) if one != setup] for name, others in found.items()}
 

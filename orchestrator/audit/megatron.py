@@ -35,7 +35,6 @@ DEFAULTS: Final[dict[str, Any]] = {
 """Megatron-LM's own (training/arguments.py, core_v0.16.1)."""
 
 NOT_A_MODEL: Final = {
-    "hybrid_attention_ratio": "Mamba layers", "hybrid_override_pattern": "Mamba layers", "hybrid_layer_pattern": "Mamba layers",
     "retro_add_retriever": "Retro's retrieval", "img_h": "images", "num_channels": "images", "language_model_type": "images",
     "heterogeneous_layers_config_path": "layers of many kinds",
 }  # fmt: skip
@@ -107,6 +106,7 @@ class Fields:
 
 def model_keys(f: Fields, stack: str) -> dict[str, Any]:
     """The keys model.* of a recipe. Raises InputError for what is missing, and for models that can't be described."""
+    pattern = _hybrid_pattern(f)
     for name, what in NOT_A_MODEL.items():
         if f.given.get(name):
             raise InputError(name, f.given[name], f"a model with {what} can't be described here")
@@ -149,7 +149,7 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
         keys["decoder_num_layers"] = int(f.get("decoder_num_layers") or layers)
     divisor = int(f.get("make_vocab_size_divisible_by"))
     keys["make_vocab_size_divisible_by"] = divisor * int(f.get("tensor_model_parallel_size") or 1)
-    keys |= _layers(f, int(layers), width)
+    keys |= _layers(f, int(layers), width) if pattern is None else _hybrid_layers(f, pattern, int(layers), width)
     if f.get("mtp_num_layers"):
         keys["mtp_num_layers"] = int(f.get("mtp_num_layers"))
         f.get("mtp_loss_scaling_factor")
@@ -160,6 +160,8 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
 def _family(f: Fields, stack: str, keys: Mapping[str, Any]) -> str:
     if stack in ("bert", "t5"):
         return stack
+    if any(run.get("feed_forward") == {"kind": "none"} for run in keys.get("pattern", ())):
+        return "nemotron_h"
     mixer, whole = keys.get("mixer", {}), (keys["position_embedding"], keys["normalization"])
     if mixer.get("kind") == "latent_attention":
         return "deepseek"
@@ -218,6 +220,41 @@ def _layers(f: Fields, layers: int, width: int) -> dict[str, Any]:
         for one, two in zip((has_other * layers)[:layers] if other else has_experts, has_experts, strict=False)
     )
     return keys | {"pattern": [{"layers": len(list(run)), **layer} for layer, run in groupby(each)]}
+
+
+STACK: Final = "core/ssm/mamba_block.py:172-221, core_v0.16.1"
+UNREAD: Final = ("pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+"""What says the stages of other models alone."""
+
+
+def _hybrid_pattern(f: Fields) -> str | None:
+    """The letters of layers that have one part each; None: the model's have not. Raises InputError where ratios alone place them, or the
+    pattern says something else."""
+    given = {name: f.get(name) for name in ("hybrid_override_pattern", "hybrid_layer_pattern") if f.given.get(name)}
+    for ratio in ("hybrid_attention_ratio", "hybrid_mlp_ratio"):
+        if f.get(ratio) and not given:
+            raise InputError(ratio, f.given[ratio], "Mamba layers placed by a ratio can't be described here; a hybrid_override_pattern can")
+    for name, pattern in given.items():
+        if other := sorted({*str(pattern)} - {*words.LETTERS}):
+            raise InputError(name, pattern, f"has {' '.join(other)}, which can't be described here", list(words.LETTERS))
+        f.used |= {"spec", "is_hybrid_model", *names(words.MAMBA)}
+        f.broken += [f"{other}: stages of layers with one part each are divided without it ({STACK})" for other in UNREAD if f.get(other)]
+        return str(pattern)
+    return None
+
+
+def _hybrid_layers(f: Fields, pattern: str, layers: int, width: int) -> dict[str, Any]:
+    """The keys of layers that have one part each. Raises InputError where there are more or fewer letters than layers, as Megatron does."""
+    if len(pattern) != layers:
+        raise InputError("num_layers", layers, f"is not the {len(pattern)} layers of the pattern {pattern}")
+    mamba = read(words.MAMBA, f.given)
+    mamba.setdefault("num_heads", 2 * int(f.need("hidden_size")) // mamba["head_dim"])  # mamba_mixer.py: it expands by 2
+    parts = {"mamba2": mamba | {"conv_bias": True, "chunk_size": 128}, "attention": _mixers(f)[0], "experts": _experts(f, layers, width)[0]}
+    if "E" in pattern and not parts["experts"]:
+        raise InputError("num_moe_experts", None, f"is missing: the pattern {pattern} has layers of experts")
+    made = {letter: [{"kind": kind} | parts.get(kind, {}) for kind in kinds] for letter, kinds in words.LETTERS.items()}
+    runs = [(made[letter], len(list(run))) for letter, run in groupby(pattern)]
+    return {"pattern": [{"layers": count, "mixer": mixer, "feed_forward": other} for (mixer, other), count in runs]}
 
 
 def _mixers(f: Fields) -> tuple[dict[str, Any], dict[str, Any] | None, list[int]]:
@@ -723,6 +760,7 @@ def fields_changed(before: Setup, after: Setup) -> dict[str, Any]:
     stages = ("vpp", "layout", "first_layers", "last_layers", "ends_count", "microbatch_group_size_per_vp_stage")
     if any(getattr(before, name) != getattr(after, name) for name in stages):
         found |= dict.fromkeys(STAGES) | {"microbatch_group_size_per_vp_stage": after.microbatch_group_size_per_vp_stage or None}
+        found |= {name: getattr(after, of) for name, of in (term[:2] for term in UNEVEN[1:]) if getattr(after, of)}
         if after.layout is not None:
             found["pipeline_model_parallel_layout"] = after.layout
         elif after.vpp > 1:

@@ -313,8 +313,11 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     trains = PROGRAM_WORD.search(line.program)
     of = trains.group(1) if trains else ""
     stack = STACK.get(of, "")
-    if of in ("mamba", "vlm", "ict", "retro") or of.startswith("vision"):
+    hybrid = given.get("hybrid_override_pattern") or given.get("hybrid_layer_pattern")
+    if of in ("vlm", "ict", "retro") or of.startswith("vision") or (of == "mamba" and not hybrid):
         raise InputError("audit", line.program, "trains a model that can't be described here")
+    if of == "gpt" and hybrid:
+        raise InputError("audit", line.program, f"builds no Mamba layers, and has a pattern of them, {hybrid}")
     if not stack and "encoder_num_layers" in fields and "decoder_num_layers" in fields:
         stack = "t5"
     engine = "megatron" if not given.get("deepspeed") and given.get("zero_stage") is None else "megatron_deepspeed"

@@ -61,13 +61,6 @@ DEFAULTS: Final = {
     for table in (words.SCHEDULE, words.BETAS, words.EPSILON, words.OPTIONS, words.EXPERT_PARALLEL, words.PRECISION_AWARE)
     for term in table
 } | {"transformer_impl": "transformer_engine"}
-LETTERS: Final[Mapping[tuple[Any, Any], str]] = {
-    ("mamba2", "none"): "M",
-    ("attention", "none"): "*",
-    ("none", "mlp"): "-",
-    ("none", "experts"): "E",
-}
-"""Megatron's letters of layers, by their two parts (Symbols of core/models/hybrid/hybrid_layer_allocation.py)."""
 SWITCHES: Final = ("activation_checkpointing", "fp8_enabled")
 """NeMo-RL's, of what other programs say in one setting."""
 PINS: Final = {choice.name: (choice.pin, choice.default) for choice in CHOICES} | {"stages.recompute": ("recompute", "full")}
@@ -211,7 +204,9 @@ def _settings(plan: Plan) -> dict[str, Any]:
 def hybrid_fields(plan: Plan) -> dict[str, Any]:
     """The layers of a model whose layers have one part, a letter each, and the plan's stages: from 0.19 on by `|` in the pattern, beside
     which a layout is refused (training/arguments.py:799); in 0.16.1 by the sizes of the first and the last (ssm/mamba_block.py:178-221)."""
-    letters = (LETTERS[layer.mixer.__struct_config__.tag, layer.feed_forward.__struct_config__.tag] for layer in plan.model.each_layer())
+    letter = {kinds: letter for letter, kinds in words.LETTERS.items()}
+    tags = ((layer.mixer.__struct_config__.tag, layer.feed_forward.__struct_config__.tag) for layer in plan.model.each_layer())
+    letters = (letter[kinds] for kinds in tags)  # type: ignore[index]
     sizes = [count for row in layer_counts(plan) for count in row]
     if release_of(plan.cluster.software.megatron_core).lays_out_hybrids:
         return {"hybrid_layer_pattern": "|".join("".join(islice(letters, count)) for count in sizes)}

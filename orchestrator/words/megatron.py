@@ -149,6 +149,16 @@ DELTA_NET: Final[Table] = (
 )
 """Settings of a gated delta net; its defaults are transformer_config.py's."""
 
+MAMBA: Final[Table] = (
+    Term("mamba_num_heads", "num_heads", back=int),
+    Term("mamba_head_dim", "head_dim", default=64, back=int),
+    Term("mamba_state_dim", "state_size", default=128, back=int),
+    Term("mamba_num_groups", "num_groups", default=8, back=int),
+)
+"""Settings of a Mamba-2 mixer; its defaults are transformer_config.py's."""
+LETTERS: Final = {"M": ("mamba2", "none"), "*": ("attention", "none"), "-": ("none", "mlp"), "E": ("none", "experts")}
+"""The kinds of mixer and feed-forward of layers that have one part, by their letter (Symbols of ssm/mamba_hybrid_layer_allocation.py)."""
+
 LATENT_ATTENTION: Final[Table] = (
     Term("q_lora_rank", "q_lora_rank", back=int),
     Term("kv_lora_rank", "kv_lora_rank", default=32, back=int),
