@@ -196,15 +196,15 @@ class Floors:
         other.usable = usable
         return other
 
-    def shape(self, candidate: Candidate, most: int) -> float:
+    def shape(self, candidate: Candidate, most: int, parallels: Sequence[bool]) -> float:
         """Seconds that no choice with the candidate's mesh undercuts, of up to `most` samples a micro-batch: one of more samples takes no
         longer a sample (products fill up, latencies and launches are shared). Of many samples all of a step's are looked at together, which
-        meshes that differ in dp or pp share."""
+        meshes that differ in dp or pp share. `parallels`: with sequence parallelism, without, or either."""
         most = most if most < MANY else self.costs.training.global_batch_size
         micro_batches = self.costs.training.global_batch_size / (candidate.mesh.dp * most)
         found = []
         hidden = candidate.strategy.tp_comm_overlap or self.overlaps_unasked
-        for parallel in (False, True) if candidate.mesh.tp > 1 and self.capabilities.sequence_parallel else (False,):
+        for parallel in parallels:
             strategy = replace(candidate.strategy, sequence_parallel=parallel, tp_comm_overlap=parallel and hidden)
             found.append(self._working(replace(candidate, strategy=strategy, micro_batch_size=most))[0])
         return micro_batches * min(found) + self.costs.calibration.step_overhead_s

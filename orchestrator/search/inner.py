@@ -141,6 +141,10 @@ class Inner:
         """What partitions took, in simulated passes."""
         self.left = INFINITE
         """Seconds that no partition which was left out undercuts; infinite where none was."""
+        self._fullest = 0.0
+        """Bytes of the fullest way to compute a stage that fits, of those that were made."""
+        self._newest: tuple[float, Effort, Answer, float] | None = None
+        """What `solve` was asked for last, what it answered, and what it `left`."""
         parts, self._by_stage = [0] * self.pp, [costs] * self.pp
         """The prices of each stage: its own type's."""
         if costs.cluster.parts:
@@ -225,7 +229,9 @@ class Inner:
         if found is None:
             found = self._ways[here] = []
             made = [self._way(p, sizes, chunks, recompute) for recompute in self._recomputes(p, sizes, chunks)]
-            for way in sorted((way for way in made if way.peak_bytes <= self._rooms[p]), key=lambda way: way.work_s):
+            fitting = sorted((way for way in made if way.peak_bytes <= self._rooms[p]), key=lambda way: way.work_s)
+            self._fullest = max([self._fullest, *[way.peak_bytes for way in fitting]])
+            for way in fitting:
                 if not any(beats(other, way) for other in found):
                     found.append(way)
         return found
@@ -456,8 +462,31 @@ class Inner:
         self._slow = True
         return Answer(None, high)
 
+    def held_to(self, limit: MemoryLimit) -> bool:
+        """Whether this is the search under a limit that is no higher, too, as all that it found to fit does so there. It is held to that
+        limit from then on; what it knows of bounds is of its own."""
+        every = [one for inner in self._sizes.values() if inner for one in (inner, *inner.__dict__.get("_alone", ()))]
+        if self.costs.cluster.parts or limit.usable > self.usable or any(inner._fullest > limit.usable for inner in every):
+            return False
+        for inner in every:
+            inner.usable, inner._rooms = limit.usable, [limit.usable] * self.pp
+            inner._alike = partial(inner._alike, limit=limit)
+        return True
+
     def solve(self, threshold: float = INFINITE, effort: Effort = MUCH) -> Answer:
         """The best partition of at most `threshold` seconds; else why there is none."""
+        if self._newest is not None:
+            before, taken, answer, left = self._newest
+            done = left == INFINITE or (effort.simulated <= taken.simulated and effort.further <= taken.further)
+            if done and (threshold <= before if answer.solution is None else threshold >= answer.bound_s):
+                self.left = left
+                return answer
+        answer = self._of_sizes(threshold, effort)
+        self._newest = threshold, effort, answer, self.left
+        return answer
+
+    def _of_sizes(self, threshold: float, effort: Effort) -> Answer:
+        """The best partition, in groups of micro-batches of any size that there is."""
         if len(self._sizes) == 1:
             return self._solve(threshold, effort)
         spent, left, found, bound = 0, INFINITE, None, INFINITE

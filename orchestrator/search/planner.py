@@ -15,6 +15,7 @@ is faster by rounding only is a tie.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from functools import cache
 from heapq import heapify, heappop, heappush
 from math import isclose
@@ -36,7 +37,7 @@ from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.choices import Choice as Option
 from orchestrator.strategy.choices import getter
-from orchestrator.strategy.legality import PLANNER, legal_modes, rules_of, why_not_stages
+from orchestrator.strategy.legality import PLANNER, legal_modes, rules_of, unsuited, why_not_stages
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.spec import LAST_RESORTS, RECOMPUTE_ORDER, UNUSUAL, Candidate, Recompute, Strategy, twins, unusual
 from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree, about_groups, groups_beside, level_of, only_axis
@@ -76,6 +77,8 @@ class Bounds(NamedTuple):
     """The recompute modes that the choices may use."""
     paths: Paths | None = None
     """Critical paths of pipelines that were looked at."""
+    space: _Space | None = None
+    """What was searched."""
 
 
 UNKNOWN = Bounds()
@@ -153,7 +156,8 @@ def search(
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
     """
-    space, stop = _Space(workload, engines, settings), stop or (lambda: False)
+    alike = None if known.space is None else known.space.asked_of(workload, engines, settings)
+    space, stop = alike or _Space(workload, engines, settings), stop or (lambda: False)
     several = any(len(engine.policy.kept) > 1 for engine in engines)
     usual, full, *_ = known
 
@@ -187,7 +191,7 @@ def search(
     if not running.best.ranked:
         return with_last_resorts(running)
     beside = None if fuller is None else fuller.plan()
-    bounds = Bounds(running.bounds, {} if fuller is None else fuller.bounds, space.modes, space.paths)
+    bounds = Bounds(running.bounds, {} if fuller is None else fuller.bounds, space.modes, space.paths, space)
     return replace(running.result(least), bounds=bounds, fuller=beside, searched=tuple(engine.capabilities for engine in engines))
 
 
@@ -335,7 +339,9 @@ class _Space:
     the bounds that know of no memory."""
 
     def __init__(self, workload: Workload, engines: Engines, settings: SearchSettings) -> None:
-        self.workload, self.engines, self.settings = workload, engines, settings
+        self.workload, self.engines, self.settings = workload, [*engines], settings
+        self.asked = engines
+        """The engines whose plans are wanted, which may be fewer."""
         self.trees = [Tree(engine.capabilities, workload, settings.pins, settings.prunings) for engine in engines]
         self.costs: list[CostModel] = []
         self.cut: list[tuple[int, Outcome]] = []
@@ -343,6 +349,8 @@ class _Space:
         self.modes: dict[Candidate, tuple[Recompute, ...]] = {}
         """The recompute modes of each choice that was looked at."""
         self.paths: Paths | None = {}
+        self.inners: dict[Candidate, Inner] = {}
+        """The inner searches of choices for which a plan was looked for, the newest."""
         meshes = self._meshes()
         limits = [settings.limits_for(engine, workload)[-1] for engine in engines]
         self.floors = {
@@ -353,6 +361,23 @@ class _Space:
         """The meshes in declared order."""
         self.bound, self.states = cache(self._bound), cache(self._states)
         self.below, self.groups = cache(self._below), cache(self._groups)
+
+    def asked_of(self, workload: Workload, engines: Engines, settings: SearchSettings) -> _Space | None:
+        """This space for one of its engines, whose own program computes every stage in the same way; None: it would be another one."""
+        (engine, *more), mine = engines, self.settings
+        index = next((i for i, one in enumerate(self.engines) if one.shares_prices(engine)), None)
+        if index is None or more or workload is not self.workload or (settings.pins, settings.prunings) != (mine.pins, mine.prunings):
+            return None
+        there = self.engines[index].capabilities
+        alike = {name: getattr(there, name) for name in ("recompute_varies", "parts", "planned_parts")}
+        if replace(engine.capabilities, **alike) != there or unsuited(engine.capabilities, workload) is not None:
+            return None
+        other = copy(self)
+        other.engines, other.asked, other.settings, other.inners = [*self.engines], engines, settings, {}
+        other.engines[index] = engine
+        other.meshes = [mesh for mesh in self.meshes if mesh.engine == index]
+        other.cut = [cut for cut in self.cut if cut[1].candidate.engine == engine.name]
+        return other
 
     def _meshes(self) -> list[Choice]:
         """The legal meshes of all engines, in declared order."""
@@ -370,8 +395,8 @@ class _Space:
 
     def _bound(self, mesh: Choice) -> float:
         """Seconds that no choice of the mesh undercuts."""
-        most = max(self.trees[mesh.engine].micro_batch_sizes(mesh.leaf.candidate))
-        return self.floors[mesh.engine].shape(mesh.leaf.candidate, most)
+        tree, shape = self.trees[mesh.engine], mesh.leaf.candidate
+        return self.floors[mesh.engine].shape(shape, max(tree.micro_batch_sizes(shape)), tree.sequence_parallels(shape))
 
     def _states(self, mesh: Choice) -> float:
         """Bytes of the mesh's states."""
@@ -541,6 +566,9 @@ class _Search:
             if floor > usable:
                 self._too_large(choice, floor)
                 return
+            inner = self.space.inners.get(choice.leaf.candidate)
+            inner = inner if inner is not None and inner.held_to(self.limits[i]) else None
+        if inner is None:
             capabilities = self.engines[i].capabilities
             given = self.costs[i], self.costs[i].model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout
             inner = Inner(*given, self.floors[i].leaf, self.space.paths)
@@ -560,6 +588,7 @@ class _Search:
         others wait in the queue by their own bound, which is mostly the higher one."""
         threshold = self.best.threshold(choice)
         most = min(threshold, bound * LOOK_AHEAD) if first else threshold
+        self.space.inners[choice.leaf.candidate] = inner
         answer = inner.solve(most, Effort(AT_FIRST if first or self.spent > MOST_PASSES else MOST_SIMULATED))
         self.spent += inner.spent
         if not answer.fits:
@@ -627,7 +656,7 @@ class _Search:
             for least_bytes, mesh in sorted(self.crowded, key=lambda entry: entry[1].order):
                 need, why = (least_bytes.least_bytes(), "known") if isinstance(least_bytes, Inner) else (least_bytes, "")
                 missing += [self._outcome(choice, reason=why, need=need) for choice in ([mesh] if mesh.whole else self._below(mesh))]
-            raise no_plan(self.workload, self.engines, self.settings, [each for _, each in self.cut], missing, _first)
+            raise no_plan(self.workload, self.space.asked, self.settings, [each for _, each in self.cut], missing, _first)
         plans = [self.plan(place) for place in range(len(self.best.ranked))]
         winner = plans[0]
         top = winner.prediction.step_time_s

@@ -44,6 +44,10 @@ class PlannedEngine:
         other._latest = self._latest
         return other
 
+    def shares_prices(self, other: PlannedEngine) -> bool:
+        """Whether one of the two was made of the other, which keeps its prices."""
+        return self._latest is other._latest
+
     def costs(self, workload: Workload, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER) -> CostModel:
         """The engine's prices for this workload. `modes`: the recompute modes that bounds reckon with."""
         if not self._latest or self._latest[0][0] is not workload:

@@ -242,6 +242,9 @@ class Tree:
             else:
                 self._at[level_of(rule) + 1].append(rule)
         self._of_groups = about_groups(self.rules)
+        of_mesh = {*LEVELS[:SHAPE], "sequence_parallel", *GIVEN}
+        known = self._at[LEVELS.index("sequence_parallel") + 1]
+        self._of_sequence_parallel = [rule for rule in known if {FIXED_WITH.get(name, name) for name in rule.needs} <= of_mesh]
         self._resorts = {
             choice.name: pins.among(choice.pin, capabilities.options[choice.name])
             for choice in LAST_RESORTS
@@ -313,6 +316,12 @@ class Tree:
         for, one sample: ranks that share two samples would better take one each, with as many tokens and less to exchange."""
         one = shape.mesh.cp > 1 and self.pins.cp is None and self.pins.dp is None
         return self.pins.among("micro_batch_size", (1,) if one else divisors(self.workload.training.global_batch_size // shape.mesh.dp))
+
+    def sequence_parallels(self, shape: Candidate) -> tuple[bool, ...]:
+        """With and without sequence parallelism, as far as rules about the mesh alone leave either; without, where they leave neither."""
+        both = self._sequence_parallel(shape)
+        legal = (each for each in both if all(rule.check(each, self.workload) is None for rule in self._of_sequence_parallel))
+        return tuple(each.strategy.sequence_parallel for each in legal) or (False,)
 
     def decided(self, candidate: Candidate, depth: int = SHAPE) -> tuple[str, ...]:
         """The names of those of the first `depth` levels that say something of the candidate: an axis of one rank says nothing."""
