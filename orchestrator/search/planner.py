@@ -362,6 +362,12 @@ class _Space:
         self.bound, self.states = cache(self._bound), cache(self._states)
         self.below, self.groups = cache(self._below), cache(self._groups)
 
+    def __eq__(self, other: object) -> bool:
+        """All are equal: what one keeps saves time, and answers do not differ by it."""
+        return isinstance(other, _Space)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def asked_of(self, workload: Workload, engines: Engines, settings: SearchSettings) -> _Space | None:
         """This space for one of its engines, whose own program computes every stage in the same way; None: it would be another one."""
         (engine, *more), mine = engines, self.settings

@@ -78,7 +78,7 @@ def test_no_plan_undercuts_its_floors_though_it_fills_the_memory_to_the_last_byt
     assert costs.memory_floor(cand) <= peak * (1 + 1e-9)
     overhead, samples = calibration.step_overhead_s, cand.mesh.dp * cand.micro_batch_size * cand.num_microbatches
     for most in (cand.micro_batch_size, 16 * cand.micro_batch_size):  # its bound is for the training's samples
-        alike = (floors.shape(cand, most) - overhead) * samples / costs.training.global_batch_size
+        alike = (floors.shape(cand, most, [cand.strategy.sequence_parallel]) - overhead) * samples / costs.training.global_batch_size
         assert alike <= (seconds - overhead) * (1 + 1e-9)
     if cand.strategy.zero_stage in stages_offered(MEGATRON, cand):
         assert floors.shape_bytes(cand) <= costs.memory_floor(cand) * (1 + 1e-9)
@@ -314,25 +314,24 @@ def test_the_bound_of_a_group_is_its_work_filled_in_and_that_of_a_mesh_the_slowe
     assert floors.group(cand, vpp) == pytest.approx(max(8 * slowest, filled_in) + 0.5)
     unknown = Floors(costs, MEGATRON, 1e15, pinned_layout=True).group(cand, vpp)
     assert unknown == pytest.approx((8 * slowest if vpp > 1 else max(8 * slowest, filled_in)) + 0.5), "of chunks of any size"
-    assert floors.shape(cand, 2) == pytest.approx(256 / (2 * 2) * slowest + 0.5)
+    assert floors.shape(cand, 2, [False]) == pytest.approx(256 / (2 * 2) * slowest + 0.5)
     for most, samples in ((63, 63), (64, 256), (100, 256)):  # of many samples all of a step's are looked at together
         many = replace(cand, micro_batch_size=samples)
         here = 8 * sum(costs.layer_floor_seconds(many, "decoder", floors.least)) + 0.01
-        assert floors.shape(cand, most) == pytest.approx(256 / (2 * samples) * here + 0.5)
+        assert floors.shape(cand, most, [False]) == pytest.approx(256 / (2 * samples) * here + 0.5)
 
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_the_bound_of_a_mesh_is_that_of_its_faster_way_with_or_without_sequence_parallelism(tp: int) -> None:
-    """Which of them that is depends on the network; an engine without it has one way."""
+    """Which of them that is depends on the network; where rules leave one way, its own."""
     costs = cost_model(gpt(num_layers=8), traits=TRAITS)
     floors = Floors(costs, MEGATRON, 1e15, pinned_layout=False)
-    without = Floors(costs, replace(MEGATRON, sequence_parallel=False), 1e15, pinned_layout=False)
     both = [candidate(tp=tp, dp=2, micro_batch_size=2, num_microbatches=16, sequence_parallel=parallel) for parallel in (False, True)]
     each = [floors.group(cand, 1) - costs.calibration.step_overhead_s for cand in both]
     assert each[0] != each[1]
     for cand in both:
-        assert floors.shape(cand, 2) - costs.calibration.step_overhead_s == pytest.approx(min(each))
-        assert without.shape(cand, 2) - costs.calibration.step_overhead_s == pytest.approx(each[0])
+        for parallels, least in (([False, True], min(each)), ([False], each[0]), ([True], each[1])):
+            assert floors.shape(cand, 2, parallels) - costs.calibration.step_overhead_s == pytest.approx(least)
 
 
 def test_interleaving_goes_through_all_borders_once_a_group_and_round() -> None:

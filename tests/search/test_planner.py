@@ -258,6 +258,34 @@ def test_where_no_plan_keeps_the_first_limit_the_last_counts() -> None:
         cautious_plan(8, 0.9)
 
 
+@pytest.mark.parametrize("size", [32, 48, 4096])
+def test_the_search_of_the_fuller_plan_leaves_the_answer_as_it_is(size: int) -> None:
+    """Its inner searches are gone on with where all that they found to fit does so in less memory."""
+    alone, after = cautious_plan(size, 0.1), cautious_plan(size, 0.1, with_fuller=True)
+    assert (alone.plan, alone.alternatives, alone.at_least_s) == (after.plan, after.alternatives, after.at_least_s)
+    assert after.fuller is not None
+    assert (seconds(after.fuller) < seconds(after.plan)) == (size != 4096)
+
+
+@pytest.mark.parametrize("size", [24, 32, 4096])
+def test_a_search_goes_on_in_the_space_of_another_whose_stages_may_differ_in_recompute(size: int) -> None:
+    workload = Workload(model=gpt(12, hidden=256, seq=128, vocab=1024), training=training(16, seq=128), cluster=cluster(8))
+    settings = SearchSettings(limit=MemoryLimit(limit=size * MIB, reserve=0), top_k=1)
+    engine = PlannedEngine(capabilities=megatron_like(recompute_varies="stage"), traits=TRAITS, calibration=CALIBRATION)
+    told = engine.able_to(megatron_like(recompute_varies="job"))
+    known = search(workload, [engine], settings).bounds
+    assert known.space is not None
+    assert known.space.asked_of(workload, [told], settings) is not None
+    assert search(workload, [told], settings, known=known).plan == search(workload, [told], settings).plan
+    others = (
+        (replace(workload), [told], settings),
+        (workload, [told], replace(settings, pins=Pins(tp=2))),
+        (workload, [engine, told], settings),
+    )
+    others += ((workload, [engine.able_to(megatron_like(uneven_stages=False))], settings),)
+    assert all(known.space.asked_of(*other) is None for other in others)
+
+
 def test_a_reserve_is_memory_that_is_not_there() -> None:
     a = some_plan(limit=MemoryLimit(limit=40 * MIB, reserve=10 * MIB))
     b = some_plan(limit=MemoryLimit(limit=30 * MIB, reserve=0))
