@@ -58,7 +58,11 @@ def seconds_of(costs: CostModel, capabilities: Capabilities, leaf: Candidate) ->
             seconds |= {f"{kind} {mode} {name}": value for name, value in cost.items() if name.endswith("_s")}
             nbytes |= {f"{kind} {mode} {name}": value for name, value in cost.items() if not name.endswith("_s")}
     floors = Floors(costs, capabilities, 60e9, pinned_layout=False)
-    seconds |= {"floor": costs.time_floor(leaf), "shape": floors.shape(leaf, 4, [leaf.strategy.sequence_parallel]), "group": floors.group(leaf, leaf.vpp)}
+    seconds |= {
+        "floor": costs.time_floor(leaf),
+        "shape": floors.shape(leaf, 4, [leaf.strategy.sequence_parallel]),
+        "group": floors.group(leaf, leaf.vpp),
+    }
     seconds |= {"leaf": floors.leaf(leaf), "busy": costs.busy_seconds(leaf), "once": costs.once_seconds(leaf)}
     nbytes |= {"floor": costs.memory_floor(leaf), "shape": floors.shape_bytes(leaf)}
     split = stages_of(costs.model, even_chunks(costs.model, leaf.mesh.pp * leaf.vpp), leaf.mesh.pp, [("full", 1)] * leaf.mesh.pp)
