@@ -363,10 +363,14 @@ class _Space:
         self.below, self.groups = cache(self._below), cache(self._groups)
 
     def __eq__(self, other: object) -> bool:
-        """All are equal: what one keeps saves time, and answers do not differ by it."""
-        return isinstance(other, _Space)
+        """All are equal, and like none at all: what one keeps saves time, and answers do not differ by it."""
+        return other is None or isinstance(other, _Space)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A pickle has none."""
+        return type(None), ()
 
     def asked_of(self, workload: Workload, engines: Engines, settings: SearchSettings) -> _Space | None:
         """This space for one of its engines, whose own program computes every stage in the same way; None: it would be another one."""
