@@ -128,7 +128,7 @@ class Inner:
         self.costs, self.model, self.capabilities = costs, model, capabilities
         self.candidate, self.modes, groups = candidate, modes, _ = leaf
         self._floor, self._paths = floor, paths
-        self._alike = partial(Inner, costs, model, capabilities, limit=limit, layout=layout, paths=paths)
+        self._another = partial(Inner, costs, model, capabilities, limit=limit, layout=layout, paths=paths)
         self._sizes = {candidate: self} | dict.fromkeys(replace(candidate, microbatch_group_size_per_vp_stage=size) for size in groups)
         """The search by size of the groups of micro-batches, where it was looked at."""
         self.usable = limit.usable
@@ -175,7 +175,7 @@ class Inner:
     def _alone(self) -> list[Inner]:
         """A search for each recompute mode, where the engine computes all layers in the same one; else none."""
         together = self._together
-        return [self._alike(leaf=Leaf(self.candidate, modes)) for modes in together] if len(together) > 1 else []
+        return [self._another(leaf=Leaf(self.candidate, modes)) for modes in together] if len(together) > 1 else []
 
     @cached_property
     def _head(self) -> float:
@@ -470,7 +470,7 @@ class Inner:
             return False
         for inner in every:
             inner.usable, inner._rooms = limit.usable, [limit.usable] * self.pp
-            inner._alike = partial(inner._alike, limit=limit)
+            inner._another = partial(inner._another, limit=limit)
         return True
 
     def solve(self, threshold: float = INFINITE, effort: Effort = MUCH) -> Answer:
@@ -495,7 +495,7 @@ class Inner:
             if floor > threshold * (1 + ROUNDING):
                 bound = min(bound, floor)
                 continue
-            inner = self._sizes[candidate] = inner or self._alike(leaf=Leaf(candidate, self.modes))
+            inner = self._sizes[candidate] = inner or self._another(leaf=Leaf(candidate, self.modes))
             answer = inner._solve(threshold, effort)
             if inner is self and not answer.fits:
                 return answer  # larger groups hold no less

@@ -318,7 +318,8 @@ class Tree:
         return self.pins.among("micro_batch_size", (1,) if one else divisors(self.workload.training.global_batch_size // shape.mesh.dp))
 
     def sequence_parallels(self, shape: Candidate) -> tuple[bool, ...]:
-        """With and without sequence parallelism, as far as rules about the mesh alone leave either; without, where they leave neither."""
+        """Whether choices of the mesh may have sequence parallelism, or be without it: the values that rules about the mesh alone leave;
+        False where they leave none."""
         both = self._sequence_parallel(shape)
         legal = (each for each in both if all(rule.check(each, self.workload) is None for rule in self._of_sequence_parallel))
         return tuple(each.strategy.sequence_parallel for each in legal) or (False,)
