@@ -60,12 +60,12 @@ def machine(environment: Mapping[str, str] = os.environ) -> Machine:
         slurm_job=job,
         slurm_nodes=int(nodes) if job and nodes.isdecimal() else 0,
         sbatch=shutil.which("sbatch") is not None,
-        transformer_engine=_installed("transformer_engine"),
-        flash_attention=_installed("flash_attn"),
-        apex=_installed("apex"),
-        deep_ep=_installed("deep_ep"),
+        transformer_engine=installed("transformer_engine"),
+        flash_attention=installed("flash_attn"),
+        apex=installed("apex"),
+        deep_ep=installed("deep_ep"),
         megatron_core=_version("megatron-core"),
-        missing=tuple(name for name in modules_of_engines() if not _installed(name)),
+        missing=tuple(name for name in modules_of_engines() if not installed(name)),
     )
 
 
@@ -93,7 +93,7 @@ def _amd_names(visible: str | None) -> list[str]:
 
 def _nvidia_names(visible: str | None) -> list[str]:
     """What nvidia-smi calls the GPUs that `visible` leaves (None: all)."""
-    lines = _nvidia_smi("--query-gpu=index,uuid,mig.mode.current,name", "--format=csv,noheader")
+    lines = _lines("nvidia-smi", "--query-gpu=index,uuid,mig.mode.current,name", "--format=csv,noheader")
     found = [tuple(part.strip() for part in line.split(",", 3)) for line in lines]
     gpus = [entry for entry in found if len(entry) == 4 and entry[2] != "Enabled"]
     if visible is None:
@@ -109,12 +109,7 @@ def _nvidia_names(visible: str | None) -> list[str]:
 
 def _has_nvlink() -> bool:
     """Whether any link of any GPU is up."""
-    return any("GB/s" in line for line in _nvidia_smi("nvlink", "--status"))
-
-
-def _nvidia_smi(*arguments: str) -> list[str]:
-    """Lines of nvidia-smi's output; none where it is missing, fails or hangs."""
-    return _lines("nvidia-smi", *arguments)
+    return any("GB/s" in line for line in _lines("nvidia-smi", "nvlink", "--status"))
 
 
 def _lines(name: str, *arguments: str) -> list[str]:
@@ -142,10 +137,10 @@ def _version(distribution: str) -> str:
         return ""
 
 
-def _installed(name: str) -> bool:
+def installed(name: str) -> bool:
     """Whether a module is there, without importing it or a package that it is in.
 
-    >>> _installed("json.tool"), _installed("json.nothing"), _installed("nothing.json")
+    >>> installed("json.tool"), installed("json.nothing"), installed("nothing.json")
     (True, False, False)
     """
     top, *inner = name.split(".")

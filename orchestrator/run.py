@@ -14,7 +14,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -448,16 +447,8 @@ def lacks_own_loop(loop: OwnLoop | None, settings: Settings) -> str | None:
     """What the engine's own training loop needs and this machine has not; None: all is there."""
     if loop is None or (loop.checkout is not None and (loop.checkout in settings.env or loop.checkout in os.environ)):
         return None
-    missing = ", ".join(name for name in loop.modules if not is_there(name))
+    missing = ", ".join(name for name in loop.modules if not detect.installed(name))
     return f"{loop.name} needs {missing}, which is not installed here: {loop.install}" if missing else None
-
-
-def is_there(module: str) -> bool:
-    """Whether a module can be imported here; only packages above it are."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) -> int:

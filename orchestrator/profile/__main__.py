@@ -43,7 +43,6 @@ from orchestrator.launch import local, render, slurm
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Planner
 from orchestrator.profile.measured import (
-    Figure,
     Wire,
     core_share,
     figure,
@@ -344,10 +343,6 @@ def everything(
     when: str,
 ) -> dict[str, Any]:
     """The content of profile.json as a dictionary."""
-
-    def as_dict(one: Figure) -> dict[str, float]:
-        return one._asdict()
-
     usual = reference(ranks)
     speeds = [usual / seconds for rank in ranks for rounds in rank["cases"].values() for one in rounds for seconds in one["yardstick_s"]]
     both = [case for case in (next(iter(plans)), AGAIN) if case in ranks[0]["cases"]]
@@ -358,20 +353,20 @@ def everything(
         "load": os.getloadavg()[0],
         "seconds": max(rank["seconds"] for rank in ranks),
         "levels": {str(index): found._asdict() for index, found in wires.items()},
-        "collectives": [{**{key: row[key] for key in ("operation", "size", "stride", "bytes")}, **as_dict(figure(row["seconds"]))}
+        "collectives": [{**{key: row[key] for key in ("operation", "size", "stride", "bytes")}, **figure(row["seconds"])._asdict()}
                         for row in rows],
         "layers": {
             case: {
-                "micro_batch_s": as_dict(figure(of_case(ranks, case, "microbatch_s", usual))),
+                "micro_batch_s": figure(of_case(ranks, case, "microbatch_s", usual))._asdict(),
                 "layer_forward_s": median(found) if (found := layer_s(ranks, case, usual)) else None,
-                "update_s": as_dict(figure(of_case(ranks, case, "update_s", usual))),
+                "update_s": figure(of_case(ranks, case, "update_s", usual))._asdict(),
             }
             for case in plans
         },
         "layers_median_error": error,
         "layer_under_two_layouts_s": {case: layer_s(ranks, case, usual) for case in both} if len(both) > 1 else {},
-        "speed": as_dict(figure(speeds)),
-        "alone_micro_batch_s": as_dict(figure([s for one in ranks[0]["alone"] for s in steady(one, "microbatch_s", usual)])),
+        "speed": figure(speeds)._asdict(),
+        "alone_micro_batch_s": figure([s for one in ranks[0]["alone"] for s in steady(one, "microbatch_s", usual)])._asdict(),
     }  # fmt: skip
 
 

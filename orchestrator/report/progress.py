@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from orchestrator.units import format_seconds
@@ -38,13 +38,6 @@ def describe(row: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-class StepColumn(ProgressColumn):
-    """Steps done and steps in all, as "12/200"."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{int(task.completed)}/{int(task.total or 0)}")
-
-
 class TrainingProgress:
     """`with TrainingProgress(console, steps) as progress: start(job, out, on_step=progress.step)`.
 
@@ -55,7 +48,7 @@ class TrainingProgress:
         self.console, self.steps = console, steps
         self.every = max(1, steps // LINES)
         self.bar = Progress(
-            TextColumn("step"), StepColumn(), BarColumn(bar_width=None), TextColumn("{task.fields[row]}"), TimeRemainingColumn(),
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), TextColumn("{task.fields[row]}"), TimeRemainingColumn(),
             console=console, expand=True, disable=not console.is_terminal,
         )  # fmt: skip
         self.task = self.bar.add_task("", total=steps, row=STARTING)

@@ -11,11 +11,11 @@ import msgspec
 import torch
 import transformers
 from transformers.initialization import no_init_weights
+from transformers.modeling_utils import local_torch_dtype
 from transformers.models.auto import modeling_auto
 
 from orchestrator.errors import InputError, nearest
 from orchestrator.model.traced import Feed
-from orchestrator.tracing.dtype import default_dtype
 from orchestrator.tracing.feeds import IGNORED, MASKED_EVERY
 
 DESCRIBED: Final = "described"
@@ -141,7 +141,7 @@ def from_code(code: str, dtype: torch.dtype) -> tuple[torch.nn.Module, tuple[Fee
     """What the user's factory makes on the default device: (module, {argument: tensor of a batch of one}). The module's forward takes those
     by name and gives a loss, or an output with one. Raises InputError."""
     factory = _factory(code)
-    with default_dtype(dtype):
+    with local_torch_dtype(dtype):
         made = factory()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module) and isinstance(made[1], dict)):
         raise InputError("model.code", code, "must give (module, {argument of its forward: tensor of a batch of one})")

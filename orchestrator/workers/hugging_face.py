@@ -16,11 +16,11 @@ import transformers
 from safetensors import SafetensorError
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.initialization import no_init_weights
+from transformers.modeling_utils import local_torch_dtype
 
 from orchestrator.errors import InputError
 from orchestrator.model.parts.vision import part_of_weight
 from orchestrator.plan import Plan
-from orchestrator.tracing.dtype import default_dtype
 from orchestrator.workers import lora
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.hf_files import CONFIG, KEY
@@ -50,7 +50,7 @@ def config_of(fields: dict[str, Any]) -> Any:
 
 def build_model(fields: dict[str, Any]) -> torch.nn.Module:
     """The model of `engine.json`'s "model", unfilled, on the default device."""
-    with default_dtype(getattr(torch, fields["dtype"])), no_init_weights():
+    with local_torch_dtype(getattr(torch, fields["dtype"])), no_init_weights():
         model = model_class(fields)(config_of(fields))
     # no_init_weights leaves out the ties as well.
     model.tie_weights()

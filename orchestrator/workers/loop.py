@@ -7,7 +7,7 @@ import gc
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -55,21 +55,6 @@ class Trainer(Protocol):
     def load(self, saved: checkpoint.Saved) -> None: ...
 
 
-class Trace(Protocol):
-    """What looks on while steps are computed."""
-
-    def write(self, step: int) -> None:
-        """What it saw of the step, which is done. All ranks call this."""
-        ...
-
-
-@runtime_checkable
-class HasExperts(Protocol):
-    """A trainer whose routing can be traced."""
-
-    def trace_routing(self, out: Path, first_step: int) -> Trace: ...
-
-
 def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
     return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True) for name, array in arrays.items()}
 
@@ -109,9 +94,9 @@ def train(
     warned: list[int] = []
     signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
     eval_every = plan.run.eval_every if valid is not None else 0
-    trace: Trace | None = None
+    trace: Any = None
     if plan.run.trace_routing:
-        if not isinstance(trainer, HasExperts):
+        if not hasattr(trainer, "trace_routing"):
             raise InputError("train.trace_routing", "true", f"engine={plan.engine} has no routers of megatron-core")
         trace = trainer.trace_routing(out, first_step)
     losses: list[float] = []

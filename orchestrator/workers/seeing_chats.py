@@ -9,7 +9,6 @@ longer than a sequence is left out: cut tokens of an image would leave pixels wi
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -160,8 +159,9 @@ class ChatsWithImages(sft.SupervisedSamples):
         return seeing.stacked(samples)
 
 
-def encoded(path: Path, eye: Eye) -> tuple[sft.Samples, np.ndarray]:
-    """All samples of a file, and of each where its line begins and how many of its images it has. Raises InputError with file and line."""
+def encoded(path: Path, eye: Eye) -> dict[str, np.ndarray]:
+    """The arrays of `sft.Samples` of a file, and "lines": of each sample where its line begins and how many of its images it has. Raises
+    InputError with file and line."""
     ids: list[list[int]] = []
     answer: list[list[bool]] = []
     lines: list[tuple[int, int]] = []
@@ -182,8 +182,8 @@ def encoded(path: Path, eye: Eye) -> tuple[sft.Samples, np.ndarray]:
     if not ids:
         raise InputError("data", path, "has no sample", KINDS)
     starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-    whole = sft.Samples(np.concatenate(ids).astype(np.int32), np.concatenate(answer).astype(bool), starts)
-    return whole, np.asarray(lines, dtype=np.int64)
+    whole = {"ids": np.concatenate(ids).astype(np.int32), "answer": np.concatenate(answer).astype(bool), "starts": starts}
+    return whole | {"lines": np.asarray(lines, dtype=np.int64)}
 
 
 def opened(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None]) -> tuple[ChatsWithImages, ChatsWithImages | None]:
@@ -197,15 +197,8 @@ def opened(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None]) ->
     def of(path: str | None) -> ChatsWithImages:
         if path is None:
             raise InputError("data", None, "is missing: task=sft needs a jsonl of samples", KINDS)
-        status = Path(path).stat()
-        name = hashlib.blake2b(repr((path, status.st_size, status.st_mtime_ns, folder, "images", sft.ENCODING)).encode()).hexdigest()[:16]
-        file = cache / f"samples-{name}.npz"
-        if build and not file.exists():
-            samples, lines = encoded(Path(path), eye)
-            sft.write_arrays(file, ids=samples.ids, answer=samples.answer, starts=samples.starts, lines=lines)
-        wait()
-        with np.load(file) as arrays:
-            samples = sft.Samples(arrays["ids"], arrays["answer"], arrays["starts"])
-            return ChatsWithImages(plan, path, eye, samples, arrays["lines"], specials)
+        arrays = sft.kept(path, (folder, "images"), cache, lambda: encoded(Path(path), eye), build=build, wait=wait)
+        lines = arrays.pop("lines")
+        return ChatsWithImages(plan, path, eye, sft.Samples(**arrays), lines, specials)
 
     return of(plan.run.data), of(plan.run.valid) if plan.run.eval_every else None

@@ -92,25 +92,29 @@ def _encode_line(line: bytes, where: str, tokenizer: Any | None, specials: Speci
 def open_samples(
     path: str, tokenizer_folder: str | None, cache: Path, *, build: bool, wait: Callable[[], None]
 ) -> tuple[Samples, Specials]:
-    """The samples of a file, encoded once by the rank with `build`, into `cache`; the others `wait` and read it."""
+    """The samples of a file, and the special ids. `build`, `wait`: as of `kept`."""
     tokenizer, specials = load_tokenizer(tokenizer_folder) if tokenizer_folder else (None, Specials.of_bytes())
+    arrays = kept(path, (tokenizer_folder,), cache, lambda: vars(encode(Path(path), tokenizer, specials)), build=build, wait=wait)
+    return Samples(**arrays), specials
+
+
+def kept(
+    path: str, of: tuple[Any, ...], cache: Path, make: Callable[[], dict[str, Any]], *, build: bool, wait: Callable[[], None]
+) -> dict[str, np.ndarray]:
+    """The arrays that are made of a file, and of what `of` says, once: by the rank with `build`, into a .npz of `cache` that is there whole
+    or not at all; the others `wait` and read it."""
     status = Path(path).stat()
-    name = hashlib.blake2b(repr((path, status.st_size, status.st_mtime_ns, tokenizer_folder, ENCODING)).encode()).hexdigest()[:16]
+    name = hashlib.blake2b(repr((path, status.st_size, status.st_mtime_ns, *of, ENCODING)).encode()).hexdigest()[:16]
     file = cache / f"samples-{name}.npz"
     if build and not file.exists():
-        samples = encode(Path(path), tokenizer, specials)
-        write_arrays(file, ids=samples.ids, answer=samples.answer, starts=samples.starts)
+        arrays = make()
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache, suffix=".tmp", delete=False) as unfinished:
+            np.savez(unfinished, **arrays)
+        Path(unfinished.name).replace(file)
     wait()
-    with np.load(file) as arrays:
-        return Samples(arrays["ids"], arrays["answer"], arrays["starts"]), specials
-
-
-def write_arrays(file: Path, **arrays: Any) -> None:
-    """Writes arrays by name into a .npz, which is there whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as unfinished:
-        np.savez(unfinished, **arrays)
-    Path(unfinished.name).replace(file)
+    with np.load(file) as stored:
+        return dict(stored)
 
 
 class SupervisedSamples(samples.Samples):

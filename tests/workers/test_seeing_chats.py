@@ -181,17 +181,17 @@ def test_tools_and_weights_of_a_chat_with_pictures_are_those_of_any_chat(tmp_pat
     line = json.dumps({"messages": messages, "images": ["0_0.png"], "tools": [{"name": "zoom"}]})
     path = tmp_path / "chats" / "one.jsonl"
     path.write_text(line + "\n")
-    samples, _ = seeing_chats.encoded(path, eye)
-    ids, answer = samples.sample(0, 10**6)
+    found = seeing_chats.encoded(path, eye)
+    ids, answer = found["ids"], found["answer"]
     text = eye.processor.tokenizer.decode(ids)
     assert "zoom" in text
     assert "A cow." in text
     assert eye.processor.tokenizer.decode(ids[answer]) == " A cat.</s>"
-    found = supervised.counted(str(path), folder, int((ids == IMAGE).sum()))
-    assert [one.tokens for one in found.samples] == [len(ids)]
-    assert found.samples[0].learnt(10**6) == int(answer[1:].sum())
+    counted = supervised.counted(str(path), folder, int((ids == IMAGE).sum()))
+    assert [one.tokens for one in counted.samples] == [len(ids)]
+    assert counted.samples[0].learnt(10**6) == int(answer[1:].sum())
     words = "{{ c.text }}{% endif %}{% endfor %}"
     eye.processor.chat_template = template.replace(words, f"{{% generation %}}{words}".replace("{% endif", "{% endgeneration %}{% endif"))
-    samples, _ = seeing_chats.encoded(path, eye)
-    ids, answer = samples.sample(0, 10**6)
+    found = seeing_chats.encoded(path, eye)
+    ids, answer = found["ids"], found["answer"]
     assert eye.processor.tokenizer.decode(ids[answer]) == " A cat.", "what the template marks, without the end"
