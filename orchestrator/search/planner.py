@@ -15,7 +15,6 @@ is faster by rounding only is a tie.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import copy
 from functools import cache
 from heapq import heapify, heappop, heappush
 from math import isclose
@@ -382,7 +381,8 @@ class _Space:
         alike = {name: getattr(there, name) for name in ("recompute_varies", "parts", "planned_parts")}
         if replace(engine.capabilities, **alike) != there or unsuited(engine.capabilities, workload) is not None:
             return None
-        other = copy(self)
+        other = object.__new__(_Space)
+        other.__dict__.update(self.__dict__)
         other.engines, other.asked, other.settings, other.inners = [*self.engines], engines, settings, {}
         other.engines[index] = engine
         other.meshes = [mesh for mesh in self.meshes if mesh.engine == index]
