@@ -24,7 +24,7 @@ from orchestrator.plan import Plan
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.sources import elsewhere
-from orchestrator.recipe.whole_data import is_made_up, trained_on
+from orchestrator.recipe.whole_data import is_made_up, passes, trained_on
 from orchestrator.search.unasked import WORTH_S, seconds_of
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.spec import LAST_RESORTS
@@ -107,6 +107,9 @@ class SearchProgress:
 
 MANY_EPOCHS: Final = 10
 """Passes over the same samples above which a screen warns."""
+MOST_PASSES: Final = 4
+"""Passes over the same text that teach a model nearly as much as new text (N. Muennighoff and others, "Scaling data-constrained language
+models", 2023)."""
 
 
 LEAST_HOST: Final = 0.25
@@ -128,6 +131,8 @@ def data_text(settings: Settings, multiple: int = 1) -> str:
     if training.lengths is not None and settings.run.data is not None:
         epochs = epochs_of(training, multiple)
         said += f"; {'about ' * bool(training.lengths.how)}{format_amount(epochs, 2)} epochs"
+    elif training.task == "pretrain" and settings.entry is None and (often := passes(settings.run, training)):
+        said += f"; about {', '.join(f'{format_amount(times, 2)} epochs of {Path(path).name}' for path, times in often.items())}"
     asks = is_made_up(settings.run) and not settings.made_up_data and not settings.cluster.is_cpu
     return f"{said}; a start on GPUs asks for {data_key(settings)} or data.made_up=true" if asks else said
 
@@ -221,6 +226,11 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if plan.training.lengths is not None and (epochs := epochs_of(plan.training, plan.sample_multiple)) > MANY_EPOCHS:
         often = f"{format_amount(epochs, 2)} epochs: samples are seen again and again"
         say(f"warning: {often}, fine-tuning usually takes 1 to 5 (train.epochs=3)")
+    if settings.training.task == "pretrain" and settings.entry is None:
+        again = {Path(path).name: times for path, times in passes(settings.run, settings.training).items() if times > MOST_PASSES}
+        if again:
+            listed = ", ".join(f"{name} is passed about {format_amount(times, 2)} times" for name, times in again.items())
+            say(f"warning: {listed}: tokens that are seen more than {MOST_PASSES} times teach less and less (Muennighoff and others, 2023)")
     if absent := not_here_text(settings):
         say(absent.rstrip())
     nbytes = saved_bytes(plan)

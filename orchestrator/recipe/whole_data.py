@@ -8,7 +8,8 @@ from typing import Final
 
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
-from orchestrator.plan import RunSettings
+from orchestrator.model.training import Training
+from orchestrator.plan import RunSettings, Source
 from orchestrator.recipe.documents import FIELDS, HEADER
 from orchestrator.recipe.supervised import images_in, lines_of, texts_of
 
@@ -16,6 +17,8 @@ TOKEN_TYPES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 """Bytes of a token by the code of its type; 6 and 7 are floats (megatron-core's core/datasets/indexed_dataset.py, DType)."""
 VERSION: Final = 1
 BYTES: Final = 256
+BYTES_A_TOKEN: Final = 4
+"""Bytes of English text that a tokenizer of 32K to 128K words makes one token of."""
 MADE_UP: Final = "Python's own sources, byte by byte"
 
 
@@ -46,6 +49,29 @@ def read_as_bytes(run: RunSettings) -> bool:
     paths = [path for path in (run.data, *(source.path for source in run.blend)) if path]
     ids = any(path.endswith((".bin", ".idx")) or Path(f"{path}.idx").is_file() for path in paths)
     return bool(paths) and run.tokenizer is None and not ids
+
+
+def passes(run: RunSettings, training: Training) -> dict[str, float]:
+    """How often a pretraining passes each source that is a file here, by its path: by the tokens that a Megatron index counts, else by a
+    file's bytes, of which a tokenizer makes a token of about BYTES_A_TOKEN."""
+    sources = run.blend or ((Source(weight=1.0, path=run.data),) if run.data else ())
+    tokens = training.steps * training.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
+    learnt = run.split[0] / sum(run.split) if run.split else 1.0
+    found = {}
+    for source in sources:
+        prefix = source.path.removesuffix(".bin").removesuffix(".idx")
+        index, text = Path(f"{prefix}.idx"), Path(source.path)
+        if index.is_file() and Path(f"{prefix}.bin").is_file():
+            with index.open("rb") as file:
+                code = FIELDS.unpack(file.read(len(HEADER) + FIELDS.size)[len(HEADER) :])[1]
+            held = Path(f"{prefix}.bin").stat().st_size / TOKEN_TYPES.get(code, 4)
+        elif text.is_file():
+            held = text.stat().st_size / (BYTES_A_TOKEN if run.tokenizer else 1)
+        else:
+            continue
+        share = source.weight / sum(one.weight for one in sources)
+        found[source.path] = tokens * share / max(1.0, held * learnt)
+    return found
 
 
 def check_whole(run: RunSettings, *, supervised: bool) -> None:

@@ -15,8 +15,11 @@ from orchestrator.__main__ import main
 from orchestrator.detect import Machine
 from orchestrator.engines.megatron_versions import release_of
 from orchestrator.errors import InputError
-from orchestrator.plan import from_json
+from orchestrator.model.training import Training
+from orchestrator.plan import RunSettings, Source, from_json
 from orchestrator.recipe import KEYS
+from orchestrator.recipe.documents import FIELDS, HEADER
+from orchestrator.recipe.whole_data import passes
 from orchestrator.report.text import choice
 from orchestrator.screen import FILE_WIDTH
 from orchestrator.strategy.spec import OUTER_CHOICES
@@ -102,7 +105,37 @@ def test_a_plan_written_without_a_run_mounts_what_its_ranks_read(tmp_path: Path)
     folder = said.write(tmp_path / "run")
     assert f"{corpus}:{corpus}:ro" in (folder / "job.sbatch").read_text()
     assert str(corpus) in (folder / "kubernetes.yaml").read_text()
-    assert f"data: {corpus}, byte by byte, as tokenizer= is not given" in str(said)
+    assert f"data: {corpus}, byte by byte, as tokenizer= is not given; about " in str(said)
+
+
+def test_how_often_each_source_is_passed_is_said_before_the_start(tmp_path: Path) -> None:
+    """A blend of 5 MB of text was planned for 50B tokens without a word on its 9,000 epochs."""
+    for name, size in (("web.jsonl", 3_200_000), ("math.jsonl", 400_000)):
+        (tmp_path / name).write_text('{"text": "%s"}\n' % ("a" * (size - 13)))
+    keys = {"recipe": "llama3_8b", "gpus": 8, "cluster": "dgx_h100", "train": {"tokens": "10B", "warmup": 0}}
+    said = str(so.plan(**keys, data={"blend": f"0.9 {tmp_path / 'web.jsonl'} 0.1 {tmp_path / 'math.jsonl'}"}))
+    assert "; about 2,813 epochs of web.jsonl, 2,501 epochs of math.jsonl" in said
+    assert "warning: web.jsonl is passed about 2,813 times, math.jsonl is passed about 2,501 times: tokens that are seen more than 4" in said
+    few = str(so.plan(**keys | {"train": {"steps": 1, "global_batch_size": 8, "warmup": 0}}, data=str(tmp_path / "web.jsonl")))
+    assert "; about 0.02 epochs of web.jsonl" in few
+    assert "warning: web.jsonl" not in few
+
+
+def test_an_index_counts_its_own_tokens_and_a_tokenizer_s_are_of_four_bytes(tmp_path: Path) -> None:
+    prefix = tmp_path / "ids"
+    prefix.with_suffix(".bin").write_bytes(bytes(4 * 2048))
+    prefix.with_suffix(".idx").write_bytes(HEADER + FIELDS.pack(1, 4, 1, 2))
+    (tmp_path / "a.txt").write_bytes(b"a" * 4096)
+    training = Training(global_batch_size=8, seq_length=256, steps=3, lr=1.0)
+    assert passes(RunSettings(data=str(prefix)), training) == {str(prefix): 3.0}
+    assert passes(RunSettings(data=str(prefix), split=(50.0, 50.0, 0.0)), training) == {str(prefix): 6.0}
+    text = str(tmp_path / "a.txt")
+    assert passes(RunSettings(data=text), training) == {text: 1.5}
+    assert passes(RunSettings(data=text, tokenizer="/llama"), training) == {text: 6.0}
+    both = (Source(weight=1.0, path=text), Source(weight=3.0, path=str(prefix)))
+    assert passes(RunSettings(blend=both, tokenizer="/llama"), training) == {text: 1.5, str(prefix): 2.25}
+    assert passes(RunSettings(data=str(tmp_path / "elsewhere.jsonl")), training) == {}
+    assert passes(RunSettings(), training) == {}
 
 
 def test_values_of_the_training_that_nobody_gave_are_said_with_their_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
