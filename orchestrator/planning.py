@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +42,7 @@ from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
+from orchestrator.units import format_seconds
 from orchestrator.values import Value
 
 SHOWN_PLANS = 4
@@ -328,7 +329,10 @@ class Planner:
 
     def _searched(self, progress: Progress | None, without: Collection[str], *, with_fuller: bool) -> Found:
         settings = self.settings
-        found = self.fastest(self.space(without=without), progress, with_fuller=with_fuller)
+        try:
+            found = self.fastest(self.space(without=without), progress, with_fuller=with_fuller)
+        except NoPlanError as error:
+            raise self._else_planned(error) from None
         space, plans = found.space, sorted((found.plan, *found.alternatives), key=seconds_of)
         assert space is not None
         offers = unasked(plans, found.bounds, space.workload, space.planned, space.settings)
@@ -366,17 +370,31 @@ class Planner:
         """The fastest plans of engines that were not searched, as others train this model and these plan it for other programs alone, where
         they are faster than `plan`."""
         settings = self.settings
-        for engine in self._exchanging(self.requested_engines):
-            has = engine.capabilities(settings.cluster.software)
-            if engine in self.engines or not plan_only(has, settings.architecture):
-                continue
+        for name, why in self._not_searched():
             try:
-                other = Planner(msgspec.structs.replace(settings, engine=engine.name, take=None)).fastest().plan
+                other = Planner(msgspec.structs.replace(settings, engine=name, take=None)).fastest().plan
             except OrchestratorError:
                 continue
             if other.prediction.step_time_s < plan.prediction.step_time_s:
-                why = next(has.planned_parts[part] for part in settings.architecture.features() if part in has.planned_parts)
-                yield Unasked(key=f"engine={engine.name}", asks=f"for programs of your own or of write= alone: {why}", plan=other)
+                yield Unasked(key=f"engine={name}", asks=f"for programs of your own or of write= alone: {why}", plan=other)
+
+    def _not_searched(self) -> Iterator[tuple[str, str]]:
+        """(name, why) of each engine that plans this model for other programs alone, and is left out as others train it."""
+        architecture = self.settings.architecture
+        for engine in self._exchanging(self.requested_engines):
+            has = engine.capabilities(self.settings.cluster.software)
+            if engine not in self.engines and plan_only(has, architecture):
+                yield engine.name, next(has.planned_parts[part] for part in architecture.features() if part in has.planned_parts)
+
+    def _else_planned(self, error: NoPlanError) -> NoPlanError:
+        """The error of a search, with the engines that have a plan for other programs alone: engine= takes it."""
+        said = ""
+        for name, why in self._not_searched():
+            with suppress(OrchestratorError):
+                plan = Planner(msgspec.structs.replace(self.settings, engine=name, take=None)).fastest().plan
+                takes = f"{format_seconds(plan.prediction.step_time_s)} a step"
+                said += f"; engine={name} has a plan ({takes}) for programs of your own or of write= alone: {why}"
+        return NoPlanError(f"{error}{said}", refused=error.refused)
 
     def saved(self) -> Found:
         """The plan of plan=PATH, checked and priced again. Raises InputError where it is not legal or does not fit."""

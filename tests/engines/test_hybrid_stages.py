@@ -152,6 +152,16 @@ def test_an_engine_that_only_plans_a_model_is_said_where_it_is_faster(config: di
     assert "Not asked for: engine=megatron: -" in unasked_text(plan.plan, first.key, first.asks, first.plan)
 
 
+def test_an_engine_that_only_plans_a_model_is_said_where_no_other_has_a_plan_that_fits(tmp_path: Path) -> None:
+    """Nothing but that no plan fits was said of Llama 4 Maverick on 512 H100, and engine=megatron had one of 2 seconds."""
+    (tmp_path / "maverick.json").write_text(json.dumps(PUBLISHED["Llama-4-Maverick"][0]))
+    asked = {"model.hf_config": str(tmp_path / "maverick.json"), "gpus": 512, "cluster": "dgx_h100"}
+    asked |= {"train.seq_length": 4096, "train.global_batch_size": 1024}
+    with pytest.raises(NoPlanError, match=r"^no plan fits .*deepspeed.*; engine=megatron has a plan \(2\.\d+ s a step\) for programs of your own"):
+        so.plan(**asked)
+    assert so.plan(**asked, engine="megatron").headroom > 0
+
+
 def test_nothing_that_starts_is_written_for_a_model_that_nothing_here_trains(
     config: dict[str, Any], megatrons: so.Answer, tmp_path: Path
 ) -> None:
