@@ -19,7 +19,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import Progress
 
-from orchestrator.calibrate.files import error, files_of, margins, off, show_fit, with_margin, write
+from orchestrator.calibrate.files import OWN, error, files_of, margins, off, show_fit, with_margin, write
 from orchestrator.calibrate.fit import ANY_HOST, CPU_BOUNDS, SLOWER_HOSTS, fit
 from orchestrator.calibrate.pricing import one_value
 from orchestrator.calibrate.runs import METRICS, PLAN, SEVERAL, Run, load
@@ -61,7 +61,7 @@ def calibrate(runs: Sequence[Run], console: Console) -> list[CalibrationFile]:
             task = progress.add_task(f"{engine} on {gpu}", total=None)
             shown = lambda done, task=task: progress.update(task, completed=done)  # noqa: E731
             fitted = fit(mine, names, progress=shown, bounds=bounds, hosts=SLOWER_HOSTS)
-            made += files_of(fitted, mine, (), "own")
+            made += files_of(fitted, mine, (), OWN)
             progress.remove_task(task)
             show_fit(console, f"{engine} on {gpu}", fitted, made[-1], len(mine), len(names))
     return made

@@ -72,17 +72,21 @@ def error(measured_over_predicted: Sequence[float]) -> float | None:
     return float(f"{np.median([abs(1 / ratio - 1) for ratio in measured_over_predicted]):.4g}")
 
 
-def interval_of(train: Sequence[float], kept: Sequence[float]) -> tuple[float, float] | None:
+def interval_of(train: Sequence[float], kept: Sequence[float], names: int = 0) -> tuple[float, float] | None:
     """5% and 95% quantile of measured over predicted seconds, of the runs kept out where there are `ENOUGH`, widened to 1 where all of them
-    were slower, or faster, than predicted: the prediction is never outside of its own interval. None: too few runs.
+    were slower, or faster, than predicted: the prediction is never outside of its own interval. None: too few runs. `names`: constants
+    that were fitted to `train`, which lie nearer to it than to other runs: as residuals of a regression do, by sqrt(1 - names / runs).
 
     >>> interval_of([], [1.1] * 20), interval_of([0.5, 2.0] * 5, []), interval_of([1.0], [1.0])
     ((1.0, 1.1), (0.5, 2.0), None)
+    >>> interval_of([0.99, 1.01] * 6, [], 9), interval_of([0.99, 1.01] * 6, [], 12)
+    ((0.98, 1.02), None)
     """
-    judged = kept if len(kept) >= ENOUGH else [*train, *kept]
-    if len(judged) < ENOUGH // 2:
+    judged, free = (kept, 1.0) if len(kept) >= ENOUGH else ([*train, *kept], 1 - names / max(1, len(train) + len(kept)))
+    if len(judged) < ENOUGH // 2 or free <= 0:
         return None
-    low, high = float(np.quantile(judged, LOW)), float(np.quantile(judged, HIGH))
+    low, high = (1 + (float(np.quantile(judged, share)) - 1) / free**0.5 for share in (LOW, HIGH))
+    low = max(low, 0.0)
     return min(1.0, float(f"{low:.4g}")), max(1.0, float(f"{high:.4g}"))
 
 
@@ -107,20 +111,27 @@ def files_of(
             fitted_median_error=error(on_train) or 0.0,
             held_out_runs=len(on_kept),
             held_out_median_error=error(on_kept),
-            interval=interval_of(on_train, on_kept),
-            measured=measured_of(train),
+            interval=interval_of(on_train, on_kept, len(fitted.constants)),
+            measured=measured_of(train, sizes=source == OWN),
         )
         for (engine, gpu), traits in sorted({(run.traits.engine, run.gpu): run.traits for run in (*train, *kept)}.items())
     ]
 
 
-def measured_of(runs: Sequence[Run]) -> FittedOn:
-    """The kinds, the most GPUs and the longest samples of these runs, beyond which a prediction is extrapolation."""
+OWN: Final = "own"
+"""The source of a user's own runs."""
+
+
+def measured_of(runs: Sequence[Run], *, sizes: bool = False) -> FittedOn:
+    """The kinds, the most GPUs and the longest samples of these runs, beyond which a prediction is extrapolation; `sizes`: their models'
+    parameters too."""
+    parameters = [run.model.parameters for run in runs]
     linear = {LINEAR} if any(is_linear(run.model.architecture) for run in runs) else set()
     return FittedOn(
         kinds=tuple(sorted({trained_as(run.has_experts, run.training.precision) for run in runs} | linear)),
         num_gpus=max(run.num_gpus for run in runs),
         seq_length=max(run.training.seq_length for run in runs),
+        parameters=(min(parameters), max(parameters)) if sizes else None,
     )
 
 

@@ -30,7 +30,7 @@ from orchestrator.model.training import Training
 from orchestrator.strategy.layout import FittedOn
 from orchestrator.values import Value
 
-Beyond = Literal["engine", "gpu", "experts", "linear attention", "precision", "scale", "sequence length"]
+Beyond = Literal["engine", "gpu", "experts", "linear attention", "precision", "scale", "sequence length", "size"]
 BEYOND: Final[dict[Beyond, str]] = {
     "engine": "no run of this engine on this GPU was fitted",
     "gpu": "no run of any engine on this GPU was seen",
@@ -39,10 +39,12 @@ BEYOND: Final[dict[Beyond, str]] = {
     "precision": "no run with products of this precision was fitted",
     "scale": "more than twice the GPUs of any run that was fitted",
     "sequence length": "more than twice the tokens a sequence of any run that was fitted",
+    "size": "a model of more than twice, or less than half, the parameters of any of your runs",
 }
 """Kinds of extrapolation, in words."""
 FAR: Final = 2
-"""Times the largest number of GPUs, or length of sequences, that constants were fitted on: above this it is extrapolation."""
+"""Times the largest number of GPUs, length of sequences, or size of models, that constants were fitted on: above this it is
+extrapolation."""
 TAIL: Final = 0.0175
 """Share of the ratios that is left out at either end of a 90% interval. Not .05: sources differ more from each other than runs of one
 source do. With this 91% of all runs are held when their source is left out, and at least 80% of those of each table with more than ten;
@@ -134,10 +136,17 @@ def trained_as(experts: bool, precision: str) -> str:
 
 
 def beyond(
-    fitted: FittedOn | None, cluster: Cluster, training: Training, experts: bool, gpus: Iterable[str], *, linear: bool = False
+    fitted: FittedOn | None,
+    cluster: Cluster,
+    training: Training,
+    experts: bool,
+    gpus: Iterable[str],
+    *,
+    linear: bool = False,
+    parameters: int = 0,
 ) -> tuple[Beyond, ...]:
     """How this lies outside of what constants were fitted on; `gpus`: those that any source measured; `linear`: whether the model has
-    layers of linear attention."""
+    layers of linear attention; `parameters`: how many it has."""
     found: list[Beyond] = [LINEAR] if linear and (fitted is None or LINEAR not in fitted.kinds) else []
     if fitted is None:
         return ("engine", *found) if cluster.gpu.name in gpus else ("engine", "gpu", *found)
@@ -150,6 +159,8 @@ def beyond(
         found.append("scale")
     if training.seq_length > FAR * fitted.seq_length:
         found.append("sequence length")
+    if fitted.parameters is not None and not fitted.parameters[0] / FAR <= parameters <= fitted.parameters[1] * FAR:
+        found.append("size")
     return tuple(found)
 
 
@@ -172,7 +183,13 @@ def situation(
         transformers=transformers,
         stock=cluster.stack == "stock" and not cluster.is_cpu,
         beyond=beyond(
-            calibration.fitted, cluster, training, experts, known().gpus if gpus is None else gpus, linear=is_linear(model.architecture)
+            calibration.fitted,
+            cluster,
+            training,
+            experts,
+            known().gpus if gpus is None else gpus,
+            linear=is_linear(model.architecture),
+            parameters=model.parameters,
         ),
     )
 

@@ -49,6 +49,8 @@ class FittedOn(Value, frozen=True, kw_only=True):
     """GPUs of the largest run."""
     seq_length: int
     """Tokens of a sample in the run with the longest samples."""
+    parameters: tuple[int, int] | None = None
+    """Parameters of the smallest and of the largest model, of a user's own runs; None: published ones, of models of all sizes."""
 
 
 class Prediction(Value, frozen=True, kw_only=True):

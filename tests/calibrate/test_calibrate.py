@@ -148,6 +148,8 @@ def test_runs_are_fitted_to_and_judged_by_any_constants(tmp_path: Path, capsys: 
     assert "too few to tell them apart" in capsys.readouterr().out
     file = msgspec.json.decode(mine.read_bytes(), type=CalibrationFile)
     assert (file.engine, file.gpu, file.fitted_runs) == ("megatron", "H100-SXM-80GB", 1)
+    assert file.measured is not None
+    assert file.measured.parameters == (only({})[0].model.parameters,) * 2, "of a user's own runs, which are mostly of one model"
     assert all(constant.unit for constant in file.constants.values())
     errors = {}
     for calibration in (mine, "datasheet"):

@@ -115,7 +115,9 @@ def test_how_often_each_source_is_passed_is_said_before_the_start(tmp_path: Path
     keys = {"recipe": "llama3_8b", "gpus": 8, "cluster": "dgx_h100", "train": {"tokens": "10B", "warmup": 0}}
     said = str(so.plan(**keys, data={"blend": f"0.9 {tmp_path / 'web.jsonl'} 0.1 {tmp_path / 'math.jsonl'}"}))
     assert "; about 2,813 epochs of web.jsonl, 2,501 epochs of math.jsonl" in said
-    assert "warning: web.jsonl is passed about 2,813 times, math.jsonl is passed about 2,501 times: tokens that are seen more than 4" in said
+    assert (
+        "warning: web.jsonl is passed about 2,813 times, math.jsonl is passed about 2,501 times: tokens that are seen more than 4" in said
+    )
     few = str(so.plan(**keys | {"train": {"steps": 1, "global_batch_size": 8, "warmup": 0}}, data=str(tmp_path / "web.jsonl")))
     assert "; about 0.02 epochs of web.jsonl" in few
     assert "warning: web.jsonl" not in few

@@ -136,6 +136,23 @@ def test_a_users_own_runs_make_the_interval_until_it_is_extrapolated() -> None:
     assert interval(situation(MODEL, TRAINING, a100(64), old), old) == (0.98, 1.02)
 
 
+def test_own_runs_of_one_model_say_nothing_of_one_eight_times_as_large() -> None:
+    """Ten runs of 8B on 32 GPUs gave 70B an interval of 1%, their own residual."""
+    seen = FittedOn(kinds=("dense 16-bit",), num_gpus=64, seq_length=2048, parameters=(MODEL.parameters, MODEL.parameters))
+    own = Calibration(interval=(0.99, 1.01), fitted=seen)
+    assert interval(situation(MODEL, TRAINING, a100(64), own), own) == (0.99, 1.01)
+    for smallest, largest in ((MODEL.parameters // 8, MODEL.parameters // 3), (MODEL.parameters * 3, MODEL.parameters * 8)):
+        other = replace(own, fitted=replace(seen, parameters=(smallest, largest)))
+        now = situation(MODEL, TRAINING, a100(64), other)
+        assert now.beyond == ("size",)
+        wide = interval(now, other)
+        assert wide is not None
+        assert wide[0] < 0.9
+        assert wide[1] > 1.1
+    between = replace(own, fitted=replace(seen, parameters=(MODEL.parameters // 8, MODEL.parameters * 8)))
+    assert situation(MODEL, TRAINING, a100(64), between).beyond == ()
+
+
 def test_the_chance_of_not_fitting_falls_with_the_room_that_is_left_and_is_never_none() -> None:
     chances = [chance_of_not_fitting(peak, 80.0, H100) for peak in (20.0, 60.0, 70.0, 76.0, 80.0, 90.0, 160.0)]
     assert chances == sorted(chances)

@@ -157,7 +157,9 @@ def test_an_engine_that_only_plans_a_model_is_said_where_no_other_has_a_plan_tha
     (tmp_path / "maverick.json").write_text(json.dumps(PUBLISHED["Llama-4-Maverick"][0]))
     asked = {"model.hf_config": str(tmp_path / "maverick.json"), "gpus": 512, "cluster": "dgx_h100"}
     asked |= {"train.seq_length": 4096, "train.global_batch_size": 1024}
-    with pytest.raises(NoPlanError, match=r"^no plan fits .*deepspeed.*; engine=megatron has a plan \(2\.\d+ s a step\) for programs of your own"):
+    with pytest.raises(
+        NoPlanError, match=r"^no plan fits .*deepspeed.*; engine=megatron has a plan \(2\.\d+ s a step\) for programs of your own"
+    ):
         so.plan(**asked)
     assert so.plan(**asked, engine="megatron").headroom > 0
 
