@@ -549,7 +549,7 @@ class Planner:
                           trial_steps=trial_steps)  # fmt: skip
             job = entry_job(ENGINES, plan, job, entry)
             job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
-        elif (loop := self.trained_by(plan)[0]) is not None:
+        elif settings.program != "instrument" and (loop := self.trained_by(plan)[0]) is not None:
             job = loop.job(plan, job, render.exit_minutes(settings.slurm.time), trial_steps)
         if plan.model.traced is not None and plan.model.traced.code:
             job = with_code(job, plan.model.traced.code)

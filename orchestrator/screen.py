@@ -317,7 +317,8 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path, *, starts: 
     print(f"Written to {out}{what}; pictures of the plan: python -m orchestrator report {shlex.quote(str(out))}")
     if not job.unstartable:
         loop, why = Planner(settings).trained_by(found.plan)
-        who = job.program or ("our worker" if loop is None else loop.name)
+        own = "our worker" if loop is None else loop.name if loop.trained_by is None else loop.trained_by(found.plan, job)
+        who = job.program or own
         print(f"trained by {who}: {why}")
     print(next_text(settings))
     print(notes_text(settings, found.plan, job, starts=starts), end="", flush=True)

@@ -68,6 +68,8 @@ class OwnLoop(Value, frozen=True, kw_only=True):
     """Why it can't run this plan as it is, with what the plan's run asks for; None: it can."""
     job: Callable[[Plan, Job, int | None, int | None], Job]
     """The job with it in the worker's place. Then, as of `Entry`: exit_minutes, trial_steps."""
+    trained_by: Callable[[Plan, Job], str] | None = None
+    """How screens call what trains this job, where that is not always the loop itself (TRL's SFTTrainer)."""
     modules: tuple[str, ...] = ()
     """What it imports beside the engine's requirements."""
     checkout: str | None = None

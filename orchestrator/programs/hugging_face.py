@@ -15,16 +15,19 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers.modeling_outputs import CausalLMOutput
 
 from orchestrator.model.schedule import learning_rate
+from orchestrator.programs.hugging_face_chats import by_trl
 from orchestrator.workers.deepspeed_states import UNCLIPPED, parameter_groups
 from orchestrator.workers.hf_model import summed_over_sequence
-from orchestrator.workers.runs import PlannedSamples
+from orchestrator.workers.runs import PlannedSamples, trains_by_trl
 
 
 class PlannedTrainer(Trainer):
     """The Trainer where it trains otherwise than the plan says, a method for each correction."""
 
+    arguments: type[TrainingArguments] = TrainingArguments
     optimizer: Any
     lr_scheduler: Any
 
@@ -96,6 +99,11 @@ class PlannedTrainer(Trainer):
         workers["generator"] = torch.Generator()  # reading draws nothing of what dropout goes on from
         return DataLoader(dataset, batch_size, sampler=mine, collate_fn=self.data_collator, **workers)
 
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """In 16 bits, as the Trainer gives DeepSpeed all numbers (trainer.py, _prepare_input), a step's mean would be off by 1/256."""
+        exact = {"loss_scale": inputs["loss_scale"].to(self.args.device)} if "loss_scale" in inputs else {}
+        return super()._prepare_inputs(inputs) | exact
+
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """The plan's samples have the plan's loss: means are those of the global batch, whatever the layout and the answers' lengths, and
         experts are balanced over tokens that are no padding. A data set of one's own has the model's. Under Ulysses transformers'
@@ -103,12 +111,13 @@ class PlannedTrainer(Trainer):
         outputs: Any
         if self._planned(inputs):
             loss = self.states.loss(inputs)
-            outputs = {"loss": loss, "logits": self.states.logits}
+            outputs = CausalLMOutput(loss=loss, logits=self.states.logits)
         elif self.plan.cp > 1:
             outputs = model(**self.states.part(inputs))
             loss = outputs.loss
         else:
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            loss, outputs = found if return_outputs else (found, None)
         if model.training:
             balance = self.states.balance
             loss = (loss if balance is None else loss + balance) / summed_over_sequence(self.plan)
@@ -132,9 +141,10 @@ class PlannedTrainer(Trainer):
 
 def trainer(run: hooks.Run, training: PlannedSamples, valid: PlannedSamples | None) -> Trainer:
     """The Trainer of the plan on these samples (valid: to evaluate on, or None), with the run's callback."""
-    [arguments] = HfArgumentParser(TrainingArguments).parse_yaml_file("trainer.yaml")  # before the model, which ZeRO-3 divides
+    kind = by_trl(PlannedTrainer) if trains_by_trl(run.plan) else PlannedTrainer
+    [arguments] = HfArgumentParser(kind.arguments).parse_yaml_file("trainer.yaml")  # before the model, which ZeRO-3 divides
     run.complete(arguments, evaluates=valid is not None)
-    return PlannedTrainer(
+    return kind(
         run, model=run.kind.first(run.plan, run.engine, run.device), args=arguments, train_dataset=training, eval_dataset=valid,
         data_collator=training.collate, callbacks=[run],
     )  # fmt: skip

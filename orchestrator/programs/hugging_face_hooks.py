@@ -52,15 +52,7 @@ class Run(TrainerCallback):
         self.warned: list[int] = []
         self.stopped = False
         """Whether the run was asked to end before its last step."""
-        self.kind = hf_model.HuggingFaceModel
-        if plan.model.traced is not None:
-            from orchestrator.workers import traced
-
-            self.kind = traced.DescribedModel
-        if plan.model.vision is not None:
-            from orchestrator.workers import seeing
-
-            self.kind = seeing.SeeingModel
+        self.kind = hf_model.kind_of(plan)
 
     def complete(self, arguments: TrainingArguments, *, evaluates: bool) -> None:
         """Sets what trainer.yaml says otherwise, for use by hand. `evaluates`: whether there are samples to evaluate on."""

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils.data import Dataset
 
 from orchestrator.errors import NO_ROOM, InputError, no_room
-from orchestrator.plan import Plan, from_json
+from orchestrator.plan import Plan, from_json, trl
 from orchestrator.workers import checkpoint, data, distributed, orphans, preflight
 from orchestrator.workers.groups import Groups
 from orchestrator.workers.metrics import NonFiniteLossError
@@ -145,6 +145,21 @@ def open_samples(plan: Plan, cache: Path) -> tuple[Samples, Samples | None]:
         return drawn(plan), drawn(plan, DRAWN) if plan.run.eval_every else None
     corpus = data.open_corpus(plan, cache, **here)
     return kind(plan, corpus.train, corpus.specials), kind(plan, corpus.valid, corpus.specials) if corpus.valid else None
+
+
+def trains_by_trl(plan: Plan) -> bool:
+    """Whether TRL's SFTTrainer trains this run's chats: it is asked for, and installed on every rank; rank 0 says so. All ranks call this.
+    Raises InputError."""
+    if trl.FLAG not in sys.argv:
+        return False
+    if why := trl.why_not_trl(plan):
+        raise InputError("entry.args", trl.FLAG, why)
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, trl.absent())
+    absent = next(filter(None, found), None)
+    if dist.get_rank() == 0:
+        print(f"trained by {trl.who(absent)}", flush=True)
+    return absent is None
 
 
 def eval_steps(plan: Plan, samples: Samples) -> int:

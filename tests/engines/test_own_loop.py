@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.engines.engine import Engine, OwnLoop
 from orchestrator.engines.entry import own_loop
 from orchestrator.errors import InputError
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, trl
 from orchestrator.planning import Planner
 from orchestrator.recipe import load
 from orchestrator.recipe.resuming import Checkpoint
@@ -72,6 +73,45 @@ def test_deepspeed_trains_every_plan_by_the_trainer(tmp_path: Path, capsys: pyte
         "wandb.project=mine: is for the engines' own training loops, and our worker trains this plan (program=instrument)"
         in capsys.readouterr().err
     )
+
+
+def test_chats_are_said_to_be_trained_by_trl_where_it_is_and_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks look themselves; what a machine without TRL says names the command that installs it."""
+    here = "1.16.3"
+
+    def version(name: str) -> str:
+        if not here:
+            raise PackageNotFoundError(name)
+        return here
+
+    monkeypatch.setattr(trl, "version", version)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    words = ["recipe=llama_tiny_sft", "gpus=2", "cluster=cpu", "launch=none", "engine=deepspeed", f"tokenizer={tmp_path}"]
+
+    def said(name: str, *more: str) -> tuple[str, bool]:
+        out = tmp_path / name
+        assert main([*words, *more, f"out={out}"]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("trained by "))
+        return line, " --trl)" in (out / "launch.sh").read_text()
+
+    assert said("here") == ("trained by TRL's SFTTrainer (trl 1.16.3): the default", True)
+    assert said("instrument", "program=instrument") == ("trained by transformers' Trainer: program=instrument", False)
+    text, told = said("divided", "pin.tp=2")
+    assert text.startswith("trained by transformers' Trainer (not TRL's SFTTrainer: tp=2: it multiplies by the head's weight itself")
+    assert not told
+    here = ""
+    assert said("absent") == (
+        "trained by transformers' Trainer (TRL is not installed here: pip install -e '.[sft]' for its SFTTrainer): the default", True
+    )  # fmt: skip
+    here = "1.9.0"
+    assert "(TRL 1.9.0 is here, and 1.16 was read: pip install -e '.[sft]' for its SFTTrainer)" in said("older")[0]
+
+
+def test_trl_is_installed_in_the_release_that_was_read() -> None:
+    text = Path(__file__).parents[2].joinpath("setup.cfg").read_text()
+    assert text.count(f"\n    trl>={trl.READ},<") == 2
 
 
 def test_a_checkpoint_is_continued_by_the_program_that_wrote_it(tmp_path: Path) -> None:

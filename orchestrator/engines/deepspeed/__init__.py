@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.deepspeed.capabilities import NAME, REQUIREMENTS, capabilities, traits
+from orchestrator.engines.deepspeed.chats import own_job, trained_by
 from orchestrator.engines.deepspeed.entry import start
 from orchestrator.engines.deepspeed.translate import PASSES, translate, why_no_exchange
 from orchestrator.engines.ds_states import why_no_resume
 from orchestrator.engines.engine import Engine, OwnLoop
+from orchestrator.plan import trl
 from orchestrator.plan.check import has_states_by_place
 
 ENGINE: Final = Engine(
@@ -19,9 +21,10 @@ ENGINE: Final = Engine(
     requirements=REQUIREMENTS,
     passes=PASSES,
     own_loop=OwnLoop(
-        name="transformers' Trainer",
+        name=trl.TRAINER,
+        trained_by=trained_by,
         why_not=lambda plan: None,
-        job=lambda plan, job, exit_minutes, trial_steps: job,
+        job=own_job,
         modules=("accelerate",),
         install="pip install -e '.[engines]'",
         why_no_resume=why_no_resume,
