@@ -184,6 +184,14 @@ def encoded(
     return [tokens(after, answers) for after, answers in found if answers]
 
 
+def ends_inside_token(sample: Pair, tokens: Tokens) -> bool:
+    """Whether the prompt alone has other ids than before its completion: a model that is trained on " red" behind "colour:" generates
+    from "colour: ", which ends in a token of the space alone. TRL warns of it too (trl 1.16, trainer/sft_trainer.py:1354)."""
+    alone, _ = tokens(sample.prompt, ())
+    whole, _ = tokens(sample.prompt + sample.completion, ())
+    return whole[: len(alone)] != alone
+
+
 def overlapping(offsets: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]) -> list[bool]:
     """Whether each token, which is from one character to another, has one of an answer: so transformers masks (processing_utils.py,
     _adjust_assistant_masks_indices). The first may begin before it, as " red" does behind "Answer: "."""

@@ -87,6 +87,9 @@ def sample_notes(found: Lengths, seq_length: int, *, packing: bool, multiple: in
         )
     if found.unlearnt:
         lines.append(f"data: {found.unlearnt:,} answers have weight 0 and no loss.")
+    if found.merged:
+        why = "a space at the end, say: it belongs to the completion, or generation begins with other tokens than were trained on"
+        lines.append(f"data: {found.merged:,} prompts end inside a token that their completion goes on ({why}).")
     if found.unused:
         lines.append(f"data: nothing is done with {', '.join(found.unused)}: the chat template or the format has no place for it.")
     return lines

@@ -52,6 +52,8 @@ class Lengths(Value, frozen=True, kw_only=True):
     """What the numbers are, if not exact ones of all samples."""
     unlearnt: int = 0
     """Answers of weight 0, which have no loss."""
+    merged: int = 0
+    """Prompts whose end is inside a token that a completion goes on: "colour: " before "red" with a token " red"."""
     unused: tuple[str, ...] = ()
     """Columns and messages' fields of the data that nothing is done with."""
 

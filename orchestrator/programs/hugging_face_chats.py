@@ -45,7 +45,7 @@ class Chats(Trainer):
         """TRL tells its makers of every run (base_trainer.py)."""
 
     def compute_loss(self, model: Any, inputs: Any, *words: Any, **more: Any) -> Any:
-        """Where it gets no attention mask TRL counts the tokens of a micro-batch's first sequence alone."""
+        """TRL's loss, with all tokens counted: without a mask TRL counts those of a micro-batch's first sequence alone."""
         if model.training and "attention_mask" not in inputs:
             self._total_train_tokens += inputs["position_ids"][1:].numel() * self.accelerator.num_processes
         return super().compute_loss(model, inputs, *words, **more)

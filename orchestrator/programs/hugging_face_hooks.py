@@ -52,7 +52,7 @@ class Run(TrainerCallback):
         self.warned: list[int] = []
         self.stopped = False
         """Whether the run was asked to end before its last step."""
-        self.kind = hf_model.kind_of(plan)
+        self.kind = runs.model_kind(plan)
 
     def complete(self, arguments: TrainingArguments, *, evaluates: bool) -> None:
         """Sets what trainer.yaml says otherwise, for use by hand. `evaluates`: whether there are samples to evaluate on."""

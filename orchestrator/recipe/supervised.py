@@ -71,6 +71,8 @@ class Counted(NamedTuple):
     """What the numbers are, if not exact ones of all lines."""
     unlearnt: int = 0
     """Answers of weight 0."""
+    merged: int = 0
+    """Prompts that end inside a token."""
     unused: tuple[str, ...] = ()
     """Columns and fields that nothing is done with."""
 
@@ -157,7 +159,7 @@ def _counted(path: str, tokenizer: str | None, per_image: int, _: tuple[int, int
         known = None if tokenizer is None else chats.reader(tokenizer)
         estimated = False
 
-        def samples_at(index: int) -> tuple[list[Sample], int, set[str]]:
+        def samples_at(index: int) -> tuple[list[Sample], int, bool, set[str]]:
             nonlocal estimated
             file.seek(places[index])
             line, where = file.readline(MOST_BYTES + 1), f"{path}:{number[index]}"
@@ -177,7 +179,8 @@ def _counted(path: str, tokenizer: str | None, per_image: int, _: tuple[int, int
             weights = (
                 0 if isinstance(sample, Pair) else sum(each["role"] == ANSWERS and each.get("weight") == 0 for each in sample.messages)
             )
-            return moved, weights, chats.unused(line, None if known is None else known.source)
+            merged = known is not None and isinstance(sample, Pair) and chats.ends_inside_token(sample, known.tokens)
+            return moved, weights, merged, chats.unused(line, None if known is None else known.source)
 
         looked_at = [samples_at(index) for index in chosen]
         most = max(one.tokens for found, *_ in (*looked_at, *(samples_at(index) for index in longest)) for one in found)
@@ -189,7 +192,8 @@ def _counted(path: str, tokenizer: str | None, per_image: int, _: tuple[int, int
         longest=most,
         whole=round(len(places) * len(samples) / len(chosen)),
         how="; ".join([why] * estimated + [drawn_by] * bool(longest)),
-        unlearnt=sum(weights for _, weights, _ in looked_at),
+        unlearnt=sum(weights for _, weights, *_ in looked_at),
+        merged=sum(merged for *_, merged, _ in looked_at),
         unused=tuple(sorted({name for *_, names in looked_at for name in names})),
     )
 
@@ -244,6 +248,7 @@ def lengths(counts: Sequence[int], seq_length: int, found: Counted | None = None
         answers_lost=round(times * (sum(whole) - sum(left))),
         how="" if found is None else found.how,
         unlearnt=0 if found is None else round(times * found.unlearnt),
+        merged=0 if found is None else ceil(times * found.merged),
         unused=() if found is None else found.unused,
     )
 

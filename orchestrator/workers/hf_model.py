@@ -227,16 +227,3 @@ class HuggingFaceModel(DeepSpeedStates):
         fields, config = self.engine_fields["model"], self.engine_fields["model"]["config"] | special_tokens(self.plan.run)
         plain = {name: value for name, value in fields.items() if name != "lora"}
         return hugging_face.build_model(plain | {"gradient_checkpointing": False, "config": config})
-
-
-def kind_of(plan: Plan) -> type[HuggingFaceModel]:
-    """What trains a plan's model: one that transformers builds, that was described by its own code, or that looks at images."""
-    if plan.model.vision is not None:
-        from orchestrator.workers import seeing
-
-        return seeing.SeeingModel
-    if plan.model.traced is not None:
-        from orchestrator.workers import traced
-
-        return traced.DescribedModel
-    return HuggingFaceModel

@@ -147,6 +147,22 @@ def open_samples(plan: Plan, cache: Path) -> tuple[Samples, Samples | None]:
     return kind(plan, corpus.train, corpus.specials), kind(plan, corpus.valid, corpus.specials) if corpus.valid else None
 
 
+def model_kind(plan: Plan) -> type[Any]:
+    """What a plan's model is under DeepSpeed (workers/hf_model.py), or one of what others are: described by their own code, or that look at
+    images."""
+    if plan.model.vision is not None:
+        from orchestrator.workers.seeing import SeeingModel
+
+        return SeeingModel
+    if plan.model.traced is not None:
+        from orchestrator.workers.traced import DescribedModel
+
+        return DescribedModel
+    from orchestrator.workers.hf_model import HuggingFaceModel
+
+    return HuggingFaceModel
+
+
 def trains_by_trl(plan: Plan) -> bool:
     """Whether TRL's SFTTrainer trains this run's chats: it is asked for, and installed on every rank; rank 0 says so. All ranks call this.
     Raises InputError."""

@@ -170,6 +170,18 @@ def test_lengths_and_answers_are_those_that_ranks_encode(template: str, tmp_path
     assert "nothing is done with functions" in notes
 
 
+def test_prompts_that_end_inside_a_token_are_counted_and_said(tmp_path: Path) -> None:
+    """Trained is the token of a space and its letter; generation from such a prompt begins behind that of the space."""
+    folder, path = write_tokenizer(tmp_path / "tokenizer", merge="r"), tmp_path / "pairs.jsonl"
+    rows = [("Colour: ", "red"), ("Colour:", " red"), ("Colour: ", "blue"), ("Sky: ", "reddish")]
+    path.write_text("".join(json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in rows))
+    found = supervised.counted(str(path), folder)
+    assert found.merged == 2
+    notes = sample_notes(supervised.lengths([one.tokens for one in found.samples], 64, found), 64, packing=False)
+    assert any(note.startswith("data: 2 prompts end inside a token that their completion goes on") for note in notes)
+    assert supervised.counted(str(path), None).merged == 0, "bytes have no such tokens"
+
+
 def test_without_a_template_s_tools_all_fields_are_estimated_and_that_is_said(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     path.write_text(json.dumps({"messages": [ASKS, SAYS | {"reasoning": "step " * 50}], "tools": TOOLS}) + "\n")
