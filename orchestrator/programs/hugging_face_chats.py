@@ -62,8 +62,8 @@ def rows_of(samples: Any, *, learnt: bool) -> Any:
 
 
 class Reading:
-    """What reads rows of a data set of the plan's samples, and is pickled without them: `datasets` does so to know it again (fingerprint.py),
-    and took 12 s and 2 GB for 0.8 GB of them."""
+    """What reads rows of a data set of the plan's samples, and is pickled without them: `datasets` does so to know it again
+    (fingerprint.py), and took 12 s and 2 GB for 0.8 GB of them."""
 
     def __init__(self, samples: PlannedSamples, *, learnt: bool) -> None:
         self.samples, self.learnt = samples, learnt
