@@ -14,7 +14,7 @@ from orchestrator.calibrate.fit import Fitted, chooser
 from orchestrator.calibrate.pricing import Choose, Pricer
 from orchestrator.calibrate.runs import Run
 from orchestrator.commands import write_text
-from orchestrator.cost.calibration import CalibrationFile, Constant, digest
+from orchestrator.cost.calibration import CalibrationFile, Constant, digest, unit
 from orchestrator.cost.uncertainty import LINEAR, is_linear, trained_as
 from orchestrator.errors import InputError
 from orchestrator.strategy.layout import FittedOn
@@ -24,33 +24,6 @@ R = TypeVar("R", bound=Run)
 ENOUGH = 20
 """Runs kept out from which on they alone make the interval; below it all runs do."""
 LOW, HIGH = 0.05, 0.95
-UNITS: Final[Mapping[str, str]] = {"_s": "s", "_bytes": "bytes", "_efficiency": "share", "_factor": "ratio", "_overlap": "share"}
-"""Unit of a constant by the end of its name."""
-OTHER_UNITS: Final[Mapping[str, str]] = {
-    "gemm_half_tokens": "rows",
-    "gemm_half_features": "columns",
-    "attention_half_length": "tokens",
-    "outer_scaling": "exponent",
-    "layers_per_message": "layers",
-    "allocator_slack": "share",
-    "transient_activations": "tensors",
-    "core_share": "share",
-    "memory_margin": "share",
-    "overlap_slowdown": "ratio",
-    "latency_factor": "ratio",
-    "pointwise_backward": "ratio",
-}
-
-
-def unit(name: str) -> str:
-    """The unit of a constant.
-
-    >>> unit("layer_floor_s"), unit("gemm_efficiency"), unit("core_share")
-    ('s', 'share', 'share')
-    """
-    if name in OTHER_UNITS:
-        return OTHER_UNITS[name]
-    return next((text for end, text in UNITS.items() if name.endswith(end)), "ratio")
 
 
 def off(runs: Iterable[R], choose: Choose[R]) -> list[tuple[R, float]]:

@@ -329,6 +329,15 @@ SHARES: Final = frozenset(
     if name.endswith(("_efficiency", "_overlap")) or name in ("allocator_slack", "core_share", "memory_margin")
 )
 """Constants that are shares: 0 to 1 (`most`). (`tp_overlap` below 0 in `Calibration` says that no file has it.)"""
+UNITS: Final[Mapping[str, str]] = {
+    "gemm_half_tokens": "rows",
+    "gemm_half_features": "columns",
+    "attention_half_length": "tokens",
+    "outer_scaling": "exponent",
+    "layers_per_message": "layers",
+    "transient_activations": "tensors",
+}
+"""Units of the constants that are neither shares, seconds, bytes nor ratios."""
 DIVISORS: Final = frozenset(
     {name for name in SHARES if name.endswith("_efficiency")} - {"overlap_efficiency"}
     | {"core_share", "host_adam_bandwidth", "layers_per_message"}
@@ -350,6 +359,17 @@ def most(name: str, gpu: str) -> float:
     if name not in SHARES:
         return MOST_OF_ANY
     return MOST_OF_A_CPU if is_cpu(gpu) and name in DIVISORS and name != "core_share" else 1.0
+
+
+def unit(name: str) -> str:
+    """The unit of a constant.
+
+    >>> unit("layer_floor_s"), unit("gemm_efficiency"), unit("context_bytes"), unit("latency_factor")
+    ('s', 'share', 'bytes', 'ratio')
+    """
+    if name in SHARES:
+        return "share"
+    return UNITS.get(name) or ("s" if name.endswith("_s") else "bytes" if name.endswith("_bytes") else "ratio")
 
 
 class CalibrationFile(Value, frozen=True, kw_only=True):

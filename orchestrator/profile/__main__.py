@@ -28,12 +28,12 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from orchestrator import detect, recipe
-from orchestrator.calibrate.files import interval_of, measured_of, ratios, unit
+from orchestrator.calibrate.files import interval_of, measured_of, ratios
 from orchestrator.calibrate.fit import BOUNDS, CPU_BOUNDS, Fitted, fit
 from orchestrator.calibrate.runs import METRICS, PLAN, WARM_UP, Run
 from orchestrator.calibrate.runs import load as load_runs
 from orchestrator.commands import command_of
-from orchestrator.cost.calibration import CalibrationFile, Constant, digest
+from orchestrator.cost.calibration import CalibrationFile, Constant, digest, unit
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.folder import held, write_folder

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from rich.console import RenderableType
 
-from orchestrator.cost.calibration import SHARES, Calibration, CalibrationFile, Constant, datasheet, digest, most
+from orchestrator.cost.calibration import Calibration, CalibrationFile, Constant, datasheet, digest, most, unit
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.collectives import COLLECTIVES
 from orchestrator.plan import Plan
@@ -386,10 +386,7 @@ def file_of(plan: Plan, cost: CostModel, constants: Mapping[str, float], origin:
         gpu=plan.cluster.gpu.name,
         traits=digest(cost.traits),
         fitted_on=origin,
-        constants={
-            key: Constant(value=value, unit="share" if key in SHARES else "s" if key.endswith("_s") else "ratio", origin=origin)
-            for key, value in constants.items()
-        },
+        constants={key: Constant(value=value, unit=unit(key), origin=origin) for key, value in constants.items()},
         fitted_runs=runs,
         fitted_median_error=0.0,
         held_out_runs=0,

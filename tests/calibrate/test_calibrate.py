@@ -11,13 +11,14 @@ import pytest
 
 from orchestrator.calibrate import __main__
 from orchestrator.calibrate.__main__ import main
-from orchestrator.calibrate.files import margins, unit, with_margin
+from orchestrator.calibrate.files import margins, with_margin
 from orchestrator.calibrate.fit import ANY_HOST, SLOWER_HOSTS, chooser, fit
 from orchestrator.calibrate.pricing import Pricer, zero_shot
 from orchestrator.calibrate.runs import SEVERAL, load
 from orchestrator.cost.calibration import (
     CARRIES_OVER,
     SHARES,
+    UNITS,
     Calibration,
     CalibrationFile,
     Constant,
@@ -26,6 +27,7 @@ from orchestrator.cost.calibration import (
     found,
     priced,
     read_file,
+    unit,
 )
 from orchestrator.engines import ENGINES as PLANNED_ENGINES
 from orchestrator.errors import InputError, OrchestratorError
@@ -315,9 +317,8 @@ def test_no_share_above_one_is_loaded(name: str, tmp_path: Path) -> None:
         read_file(path)
 
 
-def test_every_constant_said_to_be_a_share_is_checked_as_one() -> None:
-    assert {name for name in Calibration.__struct_fields__ if unit(name) == "share"} == SHARES
-    assert CARRIES_OVER.keys() <= {*Calibration.__struct_fields__}
+def test_what_is_said_of_constants_is_of_ones_that_there_are() -> None:
+    assert CARRIES_OVER.keys() | SHARES | UNITS.keys() <= {*Calibration.__struct_fields__}
 
 
 def test_a_file_without_the_prediction_in_its_interval_is_refused(tmp_path: Path) -> None:
