@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -192,6 +192,9 @@ class Samples(ABC):
     """A run's samples by their number, counted over all steps and data-parallel ranks: what a step sees depends neither on the layout nor
     on a resume."""
 
+    joined: Collection[str] = ()
+    """Names of arrays that follow each other in a micro-batch, as those of a sample's images do."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
@@ -211,7 +214,7 @@ class Samples(ABC):
 
     def stack(self, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Samples as a micro-batch."""
-        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        return {name: (np.concatenate if name in self.joined else np.stack)([each[name] for each in samples]) for name in samples[0]}
 
     def microbatches(self, step: int, dp_rank: int = 0) -> list[dict[str, np.ndarray]]:
         """The micro-batches [micro_batch_size, ...] of step `step`, counted from 0, on this data-parallel rank; "loss_scale" [1] is

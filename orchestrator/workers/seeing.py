@@ -3,7 +3,6 @@ that are drawn for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -28,6 +27,8 @@ class ImageSamples(Drawn):
     """Drawn samples: images of random pixels, each behind a token of text, and more text after
     them; the text's ids are random, and alone predicted."""
 
+    joined = JOINED
+
     def __init__(self, plan: Plan, first: int = 0) -> None:
         super().__init__(plan, first)
         vision, training = plan.model.vision, plan.training
@@ -47,14 +48,6 @@ class ImageSamples(Drawn):
         ids[seen] = self.vision.image_token_id
         found = {"input_ids": ids, "labels": np.where(seen, OUTSIDE, ids)}
         return found | types_for(self.vision, seen.astype(np.int64)) | pixels(self.vision, self.images, rng)
-
-    def stack(self, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        return stacked(samples)
-
-
-def stacked(samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Samples as a micro-batch."""
-    return {name: (np.concatenate if name in JOINED else np.stack)([each[name] for each in samples]) for name in samples[0]}
 
 
 def types_for(v: Vision, types: np.ndarray) -> dict[str, np.ndarray]:

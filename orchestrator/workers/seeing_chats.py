@@ -125,6 +125,8 @@ class Eye:
 class ChatsWithImages(sft.SupervisedSamples):
     """A run's chats, a sample a sequence. `lines`: where each sample's line begins in the file, and how many of its images it has."""
 
+    joined = seeing.JOINED
+
     def __init__(self, plan: Plan, path: str, eye: Eye, samples: sft.Samples, lines: np.ndarray, specials: Specials) -> None:
         length = plan.training.seq_length
         kept = np.flatnonzero(np.diff(samples.starts) <= length)
@@ -154,9 +156,6 @@ class ChatsWithImages(sft.SupervisedSamples):
         assert vision is not None
         types = (found["tokens"] == vision.image_token_id).astype(np.int64)
         return found | seeing.types_for(vision, types) | self.eye.pixels(seen)
-
-    def stack(self, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        return seeing.stacked(samples)
 
 
 def encoded(path: Path, eye: Eye) -> dict[str, np.ndarray]:

@@ -3,12 +3,10 @@ read it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from orchestrator.plan import Plan
-from orchestrator.tracing.feeds import IGNORED, sample, stacked
+from orchestrator.tracing.feeds import IGNORED, sample
 from orchestrator.workers.samples import Drawn, TextSamples
 
 
@@ -19,12 +17,10 @@ class DrawnSamples(Drawn):
         super().__init__(plan, first)
         assert plan.model.traced is not None
         self.feeds = plan.model.traced.feeds
+        self.joined = [feed.name for feed in self.feeds if feed.joined]
 
     def sample(self, ordinal: int) -> dict[str, np.ndarray]:
         return sample(self.feeds, self.generator(ordinal))
-
-    def stack(self, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        return stacked(self.feeds, samples)
 
 
 class LanguageSamples(TextSamples):
