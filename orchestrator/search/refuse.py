@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from math import prod
@@ -16,7 +16,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
 from orchestrator.search.inner import Inner
-from orchestrator.search.question import Engines, SearchSettings
+from orchestrator.search.question import Engines, PlannedEngine, SearchSettings
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.divisible import batches, counts, multiples
 from orchestrator.strategy.layout import Prediction
@@ -24,7 +24,7 @@ from orchestrator.strategy.legality import OF_THEIR_OWN
 from orchestrator.strategy.megatron_layout import stages_of
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, RECOMPUTE_ORDER, Candidate
-from orchestrator.strategy.tree import Leaf, Outcome, Tree, divisors
+from orchestrator.strategy.tree import Leaf, Outcome, Tree, branch_name, divisors
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Value
@@ -69,7 +69,7 @@ def no_plan(
     cluster, pins = workload.cluster, settings.pins
     who = f"{workload.model.architecture.name} on {cluster.types}"
     if not outcomes:
-        why = _why_illegal(cuts, pins, cluster.num_gpus)
+        why = _why_illegal(cuts, pins, cluster.num_gpus, [cut for each in engines for cut in _binding(workload, each, settings, cuts)])
         return NoPlanError(f"no legal plan for {who}: {why}{_Relaxed(workload, engines, settings, first, fitting=False).text()}")
     limits = [settings.limits_for(engine, workload)[-1] for engine in engines]
     need, nearest, refused, most = _nearest(workload, engines, limits, outcomes, pins)
@@ -80,26 +80,65 @@ def no_plan(
     return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}", refused)
 
 
-def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
-    """The reasons, one a rule: of an engine those that pins alone break; else those that were judged deepest in the tree first, which are
-    what is between the pins and a plan."""
+def _set_by(pins: Pins) -> set[str]:
+    """The names of the choices that are pinned."""
+    return {choice.name for choice in CHOICES if choice.pin in pins.given()}
+
+
+def _binding(workload: Workload, engine: PlannedEngine, settings: SearchSettings, cuts: Iterable[Outcome]) -> list[Outcome]:
+    """What keeps the engine from a plan, one of its `cuts` for each rule: rules that pins alone break, and each without which there would
+    be a plan then. Where none is, the one about most pins, and what is found so without that one; nothing where no pin is in it."""
+    set_pins, broken, sure = _set_by(settings.pins), list[Outcome](), list[Outcome]()
+
+    def walk(*more: Outcome) -> tuple[bool, list[Outcome]]:
+        met: list[Outcome] = []
+        without = [cut.rule or "" for cut in (*broken, *more)]
+        tree = Tree(engine.capabilities, workload, settings.pins, settings.prunings, without)
+        return next(tree.leaves(met.append), None) is not None, met
+
+    for _ in range(2 * REASONS_SHOWN):
+        nearest: dict[str, Outcome] = {}  # of a rule the cut in which least is decided beside pins
+        for cut in sorted(cuts, key=lambda cut: len({*cut.decided} - set_pins)):
+            if cut.candidate.engine == engine.name and cut.decided and cut.rule is not None:
+                nearest.setdefault(cut.rule, cut)
+        left = [cut for cut in nearest.values() if cut.rule not in [known.rule for known in broken]]
+        left = [cut for cut in left if cut.decided[-1] not in ALTERNATIVES - set_pins]
+        alone = [cut for cut in left if {*cut.decided} <= set_pins]
+        if more := [] if alone else [cut for cut in left if walk(cut)[0]]:
+            return [*broken, *more]
+        last = alone or sorted(left, key=lambda cut: -len({*cut.decided} & set_pins))[:1]
+        if not last or not {*last[0].decided} & set_pins:
+            break
+        broken += last
+        sure = broken[:] if alone or not sure else sure
+        legal, cuts = walk()
+        if legal:
+            return broken
+    return sure
+
+
+def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int, binding: Sequence[Outcome] = ()) -> str:
+    """The reasons, one a rule: of an engine those in `binding`; else those that were judged deepest in the tree first."""
     for names in (("tp", "pp", "cp", "dp"), ("pp", "ep", "etp")):  # the ranks of attention, and of the experts in a stage
         degrees = {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
         product = prod(degrees.values())
         if world % product or (len(degrees) == 4 and product != world):
             pinned = " x ".join(f"pin.{name}={degree}" for name, degree in degrees.items())
             return f"{pinned}{f' = {product:,}' if len(degrees) > 1 else ''} does not divide the {world} GPUs"
-    set_pins = {choice.name for choice in CHOICES if choice.pin in pins.given()}
+    set_pins = _set_by(pins)
     by_rule: dict[tuple[str, str | None], Outcome] = {}
     deepest = sorted(cuts, key=lambda cut: -len(cut.decided))
     for cut in [cut for cut in deepest if not (set(cut.decided) & ALTERNATIVES - set_pins)] or deepest:
         by_rule.setdefault((cut.candidate.engine, cut.rule), cut)
-    by_pins = [cut for cut in by_rule.values() if cut.decided and set(cut.decided) <= set_pins]  # whatever else is chosen
-    of_others = {cut.candidate.engine for cut in by_rule.values()} - {cut.candidate.engine for cut in by_pins}
+    of_others = {cut.candidate.engine for cut in by_rule.values()} - {cut.candidate.engine for cut in binding}
     left = [cut for cut in by_rule.values() if cut.candidate.engine in of_others]
     about_pins = [cut for cut in left if set_pins & set(cut.decided)]
-    shown = _once_a_rule([*by_pins, *(about_pins or left)])[:REASONS_SHOWN]
-    return "; ".join(f"{cut.choice}: {cut.reason}" for cut in shown) or "no combination of the pinned degrees uses all GPUs"
+    shown = _once_a_rule([*binding, *(about_pins or left)])[:REASONS_SHOWN]
+    said = []
+    for cut in shown:
+        decided = [name for name in cut.decided if name in set_pins or name == cut.decided[-1] or cut not in binding]
+        said.append(f"{branch_name(cut.candidate, decided)}: {cut.reason}")
+    return "; ".join(said) or "no combination of the pinned degrees uses all GPUs"
 
 
 def _once_a_rule(cuts: Sequence[Outcome]) -> list[Outcome]:

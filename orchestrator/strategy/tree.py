@@ -10,7 +10,7 @@ A branch is cut at the first level at which a rule that forbids it can be judged
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import islice, product
 from typing import NamedTuple
@@ -216,15 +216,17 @@ def field(candidate: Candidate, name: str) -> str:
 
 
 class Tree:
-    """The tree of one engine. `prunings` are further rules that a plan must keep."""
+    """The tree of one engine. `prunings` are further rules that a plan must keep, `without` the ids of rules that it need not."""
 
-    def __init__(self, capabilities: Capabilities, workload: Workload, pins: Pins, prunings: tuple[Rule, ...] = ()) -> None:
+    def __init__(
+        self, capabilities: Capabilities, workload: Workload, pins: Pins, prunings: tuple[Rule, ...] = (), without: Collection[str] = ()
+    ) -> None:
         self.capabilities, self.workload, self.pins = capabilities, workload, pins
         self.world = workload.cluster.num_gpus
         self.layers = divided_layers(workload.model)
         self.experts = "experts" in workload.model.architecture.features()
         self.chunks = len(expand(pins.layout)) if pins.layout is not None else None
-        self.rules = (*rules_of(capabilities, workload), *prunings)
+        self.rules = tuple(rule for rule in (*rules_of(capabilities, workload), *prunings) if rule.id not in without)
         self._overlaps_unasked = overlaps_unasked(capabilities, workload.cluster, workload.model.architecture)
         replaced = any(getattr(pins, choice.pin) for choice in CHOICES if choice.instead_of == SHARED_OVERLAP.name)
         able = True in capabilities.options.get(SHARED_OVERLAP.name, ()) and not workload.cluster.is_cpu

@@ -76,8 +76,9 @@ def test_stages_of_hybrids_need_a_release_that_lays_them_out_and_have_no_chunks(
     with pytest.raises(InputError, match=r"stages=\[10, 20, 10, 12\]: stages of such a model have a layer each"):
         check_plan(plan, ENGINES["megatron"].capabilities(Software(megatron_core="0.16.1")))
     for release in (OLD, NEW):
-        with pytest.raises(NoPlanError, match="vpp=2 with layers of one part: Megatron-Bridge's hybrid models have no interleaving"):
-            api.plan(**config, **release, engine="megatron", pin={"pp": 2, "vpp": 2})
+        match = r"80GB: megatron pp=2 tp=4 ep=8 vpp=2: illegal by rule hybrid_chunks .*: vpp=2 with layers of one part[^;]*; to relax"
+        with pytest.raises(NoPlanError, match=match):
+            api.plan(**config, **release, engine="megatron", pin={"pp": 2, "tp": 4, "ep": 8, "vpp": 2})
 
 
 def test_the_first_release_is_told_the_pattern_without_stages_and_the_sizes_of_the_first_and_the_last(tmp_path: Path) -> None:

@@ -191,6 +191,32 @@ def test_another_value_of_a_choice_whose_default_is_tried_is_never_the_cause() -
     assert "expert_order" not in str(caught.value)
 
 
+EXPERTS = ("recipe=qwen3_30b_a3b", "gpus=16", "cluster=dgx_h100", "engine=megatron", "pin.tp=2", "pin.ep=4", "pin.pp=2")
+
+
+@pytest.mark.parametrize("more", [(), ("pin.cp=1", "pin.etp=1"), ("pin.cp=1", "pin.etp=1", "pin.dp=4", "pin.micro_batch_size=1")])
+@pytest.mark.parametrize(
+    ("pins", "named"),
+    [
+        (("pin.sequence_parallel=false",), ["experts_sp"]),
+        (("pin.zero_stage=3",), ["zero_stage"]),
+        (("pin.vpp=7", "pin.schedule=1f1b"), ["schedule"]),
+        (("pin.zero_stage=3", "pin.sequence_parallel=false"), ["zero_stage", "experts_sp"]),
+    ],
+)
+def test_the_rules_that_are_named_are_those_without_which_there_is_a_plan(
+    pins: tuple[str, ...], named: list[str], more: tuple[str, ...]
+) -> None:
+    """Degrees that nobody asked for (cp=2, etp=64) were blamed, whatever the pins broke."""
+    with pytest.raises(NoPlanError) as caught:
+        asked(*EXPERTS, *pins, *more)
+    why = str(caught.value).partition(RELAX)[0]
+    assert sorted(re.findall(r"illegal by rule (\w+)", why)) == sorted(named)
+    choices = {key.removeprefix("pin.").partition("=")[0] for key in (*EXPERTS, *pins, *more)}
+    for branch in re.findall(r"megatron ((?:\w+=\S+ ?)+): illegal", why):
+        assert len({word.partition("=")[0] for word in branch.split()} - choices) <= 1, branch
+
+
 def test_a_time_that_is_proposed_is_of_a_plan_as_cautious_as_those_of_a_search() -> None:
     """It was that of a plan with a chance of 17% of running out of memory, 271 s in place of 325 s."""
     words = ("recipe=llama3_8b", "cluster=dgx_h200", "gpus=32", "engine=megatron", "train.seq_length=1048576", "pin.tp=1", "pin.pp=1",
