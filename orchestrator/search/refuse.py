@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from math import prod
+from math import ceil, prod
 
 from msgspec.structs import replace
 
@@ -20,13 +20,13 @@ from orchestrator.search.question import Engines, PlannedEngine, SearchSettings
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.divisible import batches, counts, multiples
 from orchestrator.strategy.layout import Prediction
-from orchestrator.strategy.legality import OF_THEIR_OWN
+from orchestrator.strategy.legality import OF_THEIR_OWN, broken_rule
 from orchestrator.strategy.megatron_layout import stages_of
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, RECOMPUTE_ORDER, Candidate
 from orchestrator.strategy.tree import Leaf, Outcome, Tree, branch_name, divisors
 from orchestrator.strategy.workload import Workload
-from orchestrator.units import format_bytes, format_seconds
+from orchestrator.units import GB, format_bytes, format_seconds
 from orchestrator.values import Value
 
 
@@ -52,6 +52,9 @@ NARROWER: tuple[dict[str, object], ...] = (
 """Optimizers that need less memory: one that computes the same, then one with narrower moments. The search takes neither by itself."""
 RELAX = "; to relax: "
 """Begins the last part of the message: what would help."""
+HOST_MEMORY = "cluster.host_memory"
+MORE_HOST = (1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 2, 3, 4, 8)
+"""Multiples of the host memory that are tried, to say how much would do."""
 MORE_GPUS = (2, 4, 8, 16, 32, 64)
 """Multiples of the GPUs that are tried, to say how many would do."""
 
@@ -70,14 +73,32 @@ def no_plan(
     who = f"{workload.model.architecture.name} on {cluster.types}"
     if not outcomes:
         why = _why_illegal(cuts, pins, cluster.num_gpus, [cut for each in engines for cut in _binding(workload, each, settings, cuts)])
-        return NoPlanError(f"no legal plan for {who}: {why}{_Relaxed(workload, engines, settings, first, fitting=False).text()}")
+        return NoPlanError(f"no legal plan for {who}: {why}{_Relaxed(workload, engines, settings, first, cuts, fitting=False).text()}")
     limits = [settings.limits_for(engine, workload)[-1] for engine in engines]
     need, nearest, refused, most = _nearest(workload, engines, limits, outcomes, pins)
     have = format_bytes(most.usable)
     why = "" if most.risk is None else f" for memory.risk={100 * most.risk:g}%"
     kept = f" ({format_bytes(most.limit)} less {format_bytes(most.reserve)} kept free{why})" if most.reserve else ""
-    relax = _Relaxed(workload, engines, settings, first, fitting=True).text()
-    return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}", refused)
+    needs = f"needs {format_bytes(need)} of {have}{kept}"
+    for more in _with_host(workload, cuts, need / most.usable):  # what lacks less of host memory than that of a GPU's is nearer
+        inner = _roomy(more, engines, settings)
+        broken = None if inner is None else broken_rule(inner.capabilities, inner.candidate, workload)
+        if inner is not None and broken is not None:
+            needs = broken[1]
+            refused = at_its_leanest(inner.costs, inner.costs.model, inner.candidate, inner.even_sizes())
+            nearest = refused.choice
+            break
+    relax = _Relaxed(workload, engines, settings, first, cuts, fitting=True).text()
+    return NoPlanError(f"no plan fits for {who}: {needs}; nearest: {nearest}{relax}", refused)
+
+
+def _with_host(workload: Workload, cuts: Sequence[Outcome], most: float) -> Iterator[Workload]:
+    """The workload with up to `most` times the host memory, ascending, where a rule about that cut something; else none."""
+    if any(HOST_MEMORY in (cut.reason or "") for cut in cuts):
+        for times in MORE_HOST:
+            if times <= most:
+                more = GB * ceil(times * workload.cluster.host_memory / GB)
+                yield replace(workload, cluster=replace(workload.cluster, host_memory=more))
 
 
 def _set_by(pins: Pins) -> set[str]:
@@ -186,10 +207,17 @@ def at_its_leanest(costs: CostModel, model: ModelSpec, candidate: Candidate, siz
 
 def _fits(workload: Workload, engines: Engines, settings: SearchSettings, *, fitting: bool) -> str | None:
     """The name of a plan that would do; None: there is none. Unless `fitting` any legal one."""
-    trees = [Tree(engine.capabilities, workload, settings.pins) for engine in engines]
     if not fitting:
+        trees = (Tree(engine.capabilities, workload, settings.pins) for engine in engines)
         return next((found.candidate.label() for tree in trees for found in tree.leaves(lambda _: None)), None)
-    for engine, tree in zip(engines, trees, strict=True):
+    inner = _roomy(workload, engines, settings)
+    return None if inner is None else f"{inner.candidate.label()} recompute={inner.modes[-1]}"
+
+
+def _roomy(workload: Workload, engines: Engines, settings: SearchSettings) -> Inner | None:
+    """The inner search of a choice that fits; None: there is none."""
+    for engine in engines:
+        tree = Tree(engine.capabilities, workload, settings.pins)
         here, most = engine.costs(workload), settings.limits_for(engine, workload)[-1]
         shapes = list(tree.shapes(lambda _: None))
         bounds = Floors(here, engine.capabilities, most.usable, pinned_layout=settings.pins.layout is not None) if shapes else None
@@ -208,7 +236,7 @@ def _fits(workload: Workload, engines: Engines, settings: SearchSettings, *, fit
             looked_at += 1
             inner = Inner(here, here.model, engine.capabilities, leaf, most, settings.pins.layout)
             if inner.need(inner.even_sizes()) <= most.usable:
-                return f"{leaf.candidate.label()} recompute={leaf.recompute[-1]}"
+                return inner
     return None
 
 
@@ -230,8 +258,11 @@ class _Relaxed:
     `fitting`, options that only pins take, an optimizer of fewer bytes, more GPUs. Without `fitting` a plan that is only legal will do,
     and is said to be too large."""
 
-    def __init__(self, workload: Workload, engines: Engines, settings: SearchSettings, first: First, *, fitting: bool) -> None:
+    def __init__(
+        self, workload: Workload, engines: Engines, settings: SearchSettings, first: First, cuts: Sequence[Outcome], *, fitting: bool
+    ) -> None:
         self.workload, self.engines, self.settings, self.first, self.fitting = workload, engines, settings, first, fitting
+        self.cuts = cuts
 
     def text(self) -> str:
         """The end of the message; "" where nothing helps that was tried."""
@@ -239,6 +270,7 @@ class _Relaxed:
         if self.fitting:
             help_ += [*self.options(), *self.narrower(), *self.unpacked()]
             help_ += self.more_gpus() if not help_ else ()
+        help_ += self.more_host()
         return RELAX + ", or ".join(help_) if help_ else ""
 
     def with_pins(self, pins: Pins) -> Plan | str | None:
@@ -324,6 +356,14 @@ class _Relaxed:
         if self.workload.training.packing and not self.settings.continues:
             found = self.of(replace(self.workload, training=replace(self.workload.training, packing=False)))
             yield from () if found is None else (f"data.packing=false ({_named(found)})",)
+
+    def more_host(self) -> Iterator[str]:
+        """The least host memory of those tried with which a plan fits, where a rule about it cut something."""
+        for more in _with_host(self.workload, self.cuts, MORE_HOST[-1]):
+            found = self.of(more)
+            if found is not None:
+                yield f"{HOST_MEMORY}={more.cluster.host_memory // GB}GB ({_named(found)})"
+                return
 
     def more_gpus(self) -> Iterator[str]:
         """The fewest GPUs of those tried on which a plan fits."""

@@ -191,6 +191,28 @@ def test_another_value_of_a_choice_whose_default_is_tried_is_never_the_cause() -
     assert "expert_order" not in str(caught.value)
 
 
+def test_where_host_memory_is_what_lacks_least_it_is_said_with_the_plan_and_how_much_would_do() -> None:
+    """The bytes of a GPU were named, of a plan that lacks more of them."""
+    words = ("recipe=llama3_8b", "cluster=dgx_h100", "gpus=8", "model.num_layers=472")
+    with pytest.raises(NoPlanError) as caught:
+        asked(*words)
+    why, _, proposed = str(caught.value).partition(RELAX)
+    said = r"no plan fits for .*: offload_optimizer needs 242\.1 GiB of host memory a rank, of 238\.4 GiB \(cluster\.host_memory\); "
+    assert re.fullmatch(said + r"nearest: megatron_deepspeed .* zero_stage=3 .*offload .*", why)
+    assert re.search(r"gpus=16 \(.*\), or cluster\.host_memory=262GB \(megatron_deepspeed .* zero_stage=3 .*about", proposed)
+    refused = caught.value.refused
+    assert isinstance(refused, Refused)
+    assert refused.choice in why
+    assert asked(*words, "cluster.host_memory=262GB").strategy.offload_optimizer
+    with pytest.raises(NoPlanError, match=r"of host memory a rank, of 241\.2 GiB"):
+        asked(*words, "cluster.host_memory=259GB")
+    with pytest.raises(NoPlanError, match=r"no legal plan .* or cluster\.host_memory=262GB \("):
+        asked(*words, "engine=megatron_deepspeed", "pin.offload=true", "pin.zero_stage=3")
+    with pytest.raises(NoPlanError) as caught:  # where a GPU's own memory lacks less
+        asked(*words, "pin.offload=false")
+    assert "host" not in str(caught.value).partition(RELAX)[0]
+
+
 EXPERTS = ("recipe=qwen3_30b_a3b", "gpus=16", "cluster=dgx_h100", "engine=megatron", "pin.tp=2", "pin.ep=4", "pin.pp=2")
 
 
