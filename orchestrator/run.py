@@ -2,8 +2,8 @@
 
     python -m orchestrator.run recipe=gpt_tiny gpus=4
 
-Exit status: 0; 2 for bad input, no plan, or no way to start; 75 where the training saved and stopped before its end; its own where it
-failed; 130 on Ctrl-C.
+Exit status: 0; 2 for bad input, no plan, or no way to start; 75 where the training saved and stopped before its end, as a first Ctrl-C
+asks it to; its own where it failed; 130 where Ctrl-C ended it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from orchestrator.folder import all_files, clear_folder, held, new_folder, with_
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
 from orchestrator.launch import render, schedulers
-from orchestrator.launch.stopped import stopped
+from orchestrator.launch.stopped import saved_step, stopped
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, RunSettings, to_json
 from orchestrator.plan.check import bound_to_layout
@@ -51,6 +51,8 @@ from orchestrator.values import Value, indented
 
 STATUS: Final = "status.json"
 """How a run ended (launch.local.write_status)."""
+SAVING: Final = "Saving and ending; Ctrl-C or SIGTERM once more ends at once."
+"""What a first Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 is answered."""
 MOCK: Final = "--mock-data"
 """Megatron-LM's random tokens in place of data."""
 
@@ -478,8 +480,11 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
                 print(f"no longer followed; the job goes on. Watch: {submitted.watch}. Cancel: {submitted.cancel}", file=sys.stderr)
                 return INTERRUPTED
         else:
-            starter = local.start if start.how == "local" else slurm.start_in_allocation
-            outcome = stopped(out, starter(job, out, on_step=progress.step))
+            if start.how == "local":
+                outcome = local.start(job, out, on_step=progress.step, saving=lambda: console.print(SAVING))
+            else:
+                outcome = slurm.start_in_allocation(job, out, on_step=progress.step)
+            outcome = stopped(out, outcome)
     predicted = plan.predicted.step_time_s if plan.predicted else None
     measured = measured_step_time(outcome.rows)
     after, said = None, list[str]()
@@ -500,7 +505,7 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
             print(f"after the run: {line}")
         for note in local.preflight_notes(out):
             print(f"preflight: {note}")
-        goes_on = f"{str(outcome.last_line).capitalize()}; resume={shlex.quote(str(out))} goes on"
+        goes_on = str(outcome.last_line).capitalize() + (f"; resume={shlex.quote(str(out))} goes on" if saved_step(out) else "")
         if plan.run.export_to and outcome.status == "finished":
             print(f"Exported: {plan.run.export_to}, {exported_tokenizer(plan.run)}")
         print(f"Finished: {out}" if outcome.status == "finished" else goes_on)

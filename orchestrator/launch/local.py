@@ -1,4 +1,5 @@
-"""Starts a job on this machine: runs its `launch.sh` (torchrun), follows the metrics, ends all ranks when one dies or on Ctrl-C.
+"""Starts a job on this machine: runs its `launch.sh` (torchrun), follows the metrics, ends all ranks when one dies. On Ctrl-C they save and
+end, on a second one they end.
 
 The ranks get this process's environment and the job's (launch.sh exports it); three variables tell launch.sh what to do (PYTHON, NNODES,
 RANKS_PER_NODE) and one marks the processes (RUN_VARIABLE), so that none is left behind. Nothing else is changed.
@@ -31,7 +32,7 @@ from msgspec.structs import replace
 from orchestrator.errors import NO_ROOM, LaunchError
 from orchestrator.job import RUN_VARIABLE, Job
 from orchestrator.launch import program_metrics
-from orchestrator.launch.render import SRUN_STYLE, STARTED
+from orchestrator.launch.render import SRUN_STYLE, STARTED, TRY_AGAIN
 from orchestrator.values import Value
 
 Row = dict[str, Any]
@@ -428,6 +429,19 @@ def _end_leftovers(run: str) -> None:
         time.sleep(POLL_S / 10)
 
 
+def ask_to_save(run: str) -> bool:
+    """Sends SIGUSR1, on which ranks save after their step and end, to the processes of the run that listen to it, as /proc says; False
+    where none does: the ranks have not begun to train, or their program knows no such signal."""
+    asked = False
+    for pid in processes_of(run):
+        with contextlib.suppress(OSError):
+            caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+            if caught and int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1:
+                os.kill(pid, signal.SIGUSR1)
+                asked = True
+    return asked
+
+
 def _end_with_parent() -> Callable[[], None] | None:
     """Run in the child before exec: it gets SIGTERM when this process is gone, kill -9 included; torchrun then ends its ranks.
     None where the system has no prctl."""
@@ -445,8 +459,8 @@ def _end_with_parent() -> Callable[[], None] | None:
 
 
 @contextlib.contextmanager
-def _caught(signals: list[int]) -> Iterator[None]:
-    """While inside, SIGINT, SIGTERM and SIGHUP are noted in `signals` (only Python's main thread can do that)."""
+def _caught(signals: list[int], *more: signal.Signals) -> Iterator[None]:
+    """While inside, SIGINT, SIGTERM, SIGHUP and `more` are noted in `signals` (only Python's main thread can do that)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -454,7 +468,7 @@ def _caught(signals: list[int]) -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         signals.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more)}
     try:
         yield
     finally:
@@ -468,18 +482,22 @@ def start(
     *,
     on_step: Callable[[Row], None] = lambda row: None,
     enough: Callable[[], bool] = lambda: False,
+    saving: Callable[[], None] | None = None,
     python: str = sys.executable,
     grace_s: float = GRACE_S,
 ) -> Outcome:
     """Run all ranks of the job on this machine until they end; `out` holds the job's files and launch.sh. Call it from the main thread.
 
     `on_step` gets each new row of metrics.jsonl. Ctrl-C, SIGTERM and SIGHUP end the ranks (SIGTERM, SIGKILL after `grace_s`; a second
-    Ctrl-C at once) and come back as "interrupted". Once `enough`, which is asked often, says so, they are ended in the same way, and the
-    run has "finished". Raises LaunchError where nothing could be started.
+    Ctrl-C at once) and come back as "interrupted". With `saving` the first of them, or SIGUSR1, asks ranks that train to save and end,
+    and it is called; they come back as "stopped" (launch/stopped.py knows what was saved), and the second ends them. Once `enough`,
+    which is asked often, says so, they are ended in the same way, and the run has "finished". Raises LaunchError where nothing could be
+    started.
     """
     require_loopback()
     placement = {"PYTHON": python, "NNODES": "1", "RANKS_PER_NODE": str(job.world_size)}
-    return run_script(out, "launch.sh", environment=placement, on_step=on_step, enough=enough, grace_s=grace_s, own=job.program is None)
+    return run_script(out, "launch.sh", environment=placement, on_step=on_step, enough=enough, saving=saving, grace_s=grace_s,
+                      own=job.program is None)  # fmt: skip
 
 
 def require_loopback() -> None:
@@ -494,7 +512,7 @@ def require_loopback() -> None:
 
 def run_script(
     out: Path, script: str, *, environment: dict[str, str], on_step: Callable[[Row], None] = lambda row: None,
-    enough: Callable[[], bool] = lambda: False, grace_s: float = GRACE_S, own: bool = True,
+    enough: Callable[[], bool] = lambda: False, saving: Callable[[], None] | None = None, grace_s: float = GRACE_S, own: bool = True,
 ) -> Outcome:  # fmt: skip
     """Run a script of the folder, which starts torchrun, with these variables beside this process's; as `start` says. `own`: our worker,
     which writes its metrics; another program's are read from what it prints."""
@@ -516,7 +534,7 @@ def run_script(
     started = now()
     signals: list[int] = []
     try:
-        with launch_log.open("wb") as log, _caught(signals):
+        with launch_log.open("wb") as log, _caught(signals, *((signal.SIGUSR1,) if saving else ())):
             process = subprocess.Popen(
                 [bash, script],
                 cwd=out,
@@ -527,12 +545,15 @@ def run_script(
                 start_new_session=True,
                 preexec_fn=_end_with_parent(),  # noqa: PLW1509 (calls one function of the C library that is already loaded)
             )
-            returncode, was_enough = _supervise(process, launch_log, steps.follow, signals=signals, enough=enough, grace_s=grace_s, run=run)
+            returncode, was_enough, was_asked = _supervise(process, launch_log, steps.follow, signals=signals, enough=enough, saving=saving,
+                                                           grace_s=grace_s, run=run)  # fmt: skip
     finally:
         _end_leftovers(run)
     steps.follow(ended=True)
     outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=str(_log(out, 0)), rows=by_step(steps.rows))
-    if signals:
+    if was_asked and returncode == 0:
+        return replace(outcome, status="stopped", exit_status=TRY_AGAIN, last_line="ended as asked, nothing saved")
+    if len(signals) > was_asked:
         said = f"ended by {signal.Signals(signals[0]).name}"
         return replace(outcome, status="interrupted", exit_status=128 + signals[0], last_line=said, log=str(launch_log))
     if returncode == 0 or was_enough:
@@ -556,18 +577,22 @@ def now() -> str:
 
 def _supervise(
     process: subprocess.Popen[bytes], launch_log: Path, follow: Callable[[], None], *, signals: list[int], enough: Callable[[], bool],
-    grace_s: float, run: str,
-) -> tuple[int, bool]:  # fmt: skip
-    """Wait for torchrun; returns its return code, and whether it was `enough` before it ended. Ranks that live on `grace_s` after that, the
-    first signal, or torchrun's sight of a dead rank, are killed, at once on a second signal; torchrun gets REPORT_S more for its report."""
+    saving: Callable[[], None] | None, grace_s: float, run: str,
+) -> tuple[int, bool, bool]:  # fmt: skip
+    """Wait for torchrun; returns its return code, whether it was `enough` before it ended, and whether ranks were asked to save.
+    Ranks that live on `grace_s` after that, the first signal (those that save: the second), or torchrun's sight of a dead rank, are killed,
+    at once on a second signal; torchrun gets REPORT_S more for its report."""
     deadline = float("inf")
-    told = was_enough = False
+    told = was_enough = was_asked = False
     while process.poll() is None:
         follow()
         clock = time.monotonic()
         dead = DEAD.search(_tail(launch_log)) is not None
         was_enough = was_enough or (not dead and enough())
-        asked = bool(signals) or was_enough
+        if len(signals) == 1 and saving is not None and not told and not was_asked and ask_to_save(run):
+            was_asked = True
+            saving()
+        asked = len(signals) > was_asked or was_enough
         if (asked and not told) or dead:
             deadline = min(deadline, clock + grace_s)
         if asked and not told:
@@ -578,7 +603,7 @@ def _supervise(
         if clock >= deadline:
             _kill(run, spare=process.pid if clock < deadline + REPORT_S else None)
         _await(process, POLL_S)
-    return process.wait(), was_enough
+    return process.wait(), was_enough, was_asked
 
 
 def _await(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -22,7 +22,7 @@ def in_plan(path: Path, group: str, name: str) -> float | None:
         return None
 
 
-def _saved_step(out: Path) -> int | None:
+def saved_step(out: Path) -> int | None:
     """Steps done in the newest whole checkpoint of the folder, our worker's or Megatron-LM's."""
     with contextlib.suppress(OSError, ValueError):
         return int((out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
@@ -33,8 +33,13 @@ def _saved_step(out: Path) -> int | None:
 
 
 def stopped(out: Path, outcome: Outcome) -> Outcome:
-    """The outcome of ranks that ended well: "stopped" where they saved before the plan's last step, as SIGUSR1 asks them to."""
-    steps, done, rows = in_plan(out / "plan.json", "training", "steps"), _saved_step(out), outcome.rows
-    if outcome.status != "finished" or steps is None or done is None or done >= steps or not rows or rows[-1].get("step", steps) >= steps:
+    """The outcome of ranks that ended well: "stopped" where they saved before the plan's last step, as SIGUSR1 asks them to; "finished"
+    where they were asked to after it."""
+    steps, done, rows = in_plan(out / "plan.json", "training", "steps"), saved_step(out), outcome.rows
+    if outcome.status not in ("finished", "stopped") or steps is None:
+        return outcome
+    if rows and rows[-1].get("step", steps) >= steps:
+        return replace(outcome, status="finished", exit_status=0, last_line=None)
+    if done is None or done >= steps or not rows:
         return outcome
     return replace(outcome, status="stopped", exit_status=TRY_AGAIN, last_line=f"stopped as asked, saved after step {done} of {int(steps)}")

@@ -403,17 +403,27 @@ def test_the_main_job_trains_on_four_ranks_with_a_falling_loss(folder: Path) -> 
 
 
 @pytest.mark.engines
-def test_ctrl_c_ends_all_ranks_with_status_130(folder: Path) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_saves_and_ends_and_a_second_one_ends_with_status_130(folder: Path, *, again: bool) -> None:
     process = command(folder, "recipe=gpt_tiny", "gpus=2", "train.steps=100000", "pin.tp=2", "out=a")
     deadline = time.monotonic() + 180
     while not metrics(folder / "a") and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
     assert metrics(folder / "a"), process.communicate(timeout=5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    if again:
+        process.send_signal(signal.SIGTERM)
+    said, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
-    assert json.loads((folder / "a/status.json").read_text())["status"] == "interrupted"
+    status = json.loads((folder / "a/status.json").read_text())
+    if again:
+        assert (process.returncode, status["status"]) == (130 if status["error"] == "ended by SIGINT" else 143, "interrupted")
+    else:
+        step = metrics(folder / "a")[-1]["step"]
+        assert (process.returncode, status["status"], status["exit_status"]) == (75, "stopped", 75)
+        assert json.loads((folder / "a/checkpoints/latest.json").read_text())["step"] == step
+        assert run.SAVING in said
+        assert said.endswith(f"Stopped as asked, saved after step {step} of 100000; resume={folder / 'a'} goes on\n")
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(folder) not in left
 

@@ -23,6 +23,8 @@ def main() -> None:
     if traits == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         traits = "raise"
+    if traits == "saves":
+        signal.signal(signal.SIGUSR1, lambda *_: None if value else sys.exit(0))
     for number in range(1, 4):
         step(number)
     Path(f"up-{RANK}").write_text(str(os.getpid()))

@@ -35,7 +35,7 @@ from pathlib import Path
 from test_local import prepared
 from orchestrator.launch.local import start, write_status
 out = Path(sys.argv[1])
-outcome = start(prepared(out, "sleep"), out)
+outcome = start(prepared(out, "sleep"), out, saving=lambda: (out / "asked").touch())
 write_status(out, outcome)
 sys.exit(outcome.exit_status)
 """
@@ -162,6 +162,26 @@ def test_ranks_end_with_their_parent(tmp_path: Path, number: signal.Signals, sta
     if number == signal.SIGINT and launcher == "torchrun":
         written = json.loads((tmp_path / "status.json").read_text())
         assert (written["status"], written["error"], written["steps"]) == ("interrupted", "ended by SIGINT", 3)
+
+
+@engines
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGUSR1], [signal.SIGINT, signal.SIGINT]])
+def test_a_first_signal_asks_ranks_that_can_to_save_and_a_second_ends_them(tmp_path: Path, numbers: list[signal.Signals]) -> None:
+    """Ranks that are deaf to the question end by the second signal."""
+    ranks = '"saves"' if len(numbers) == 1 else '"saves", "deaf"'
+    parent = subprocess.Popen([sys.executable, "-c", PARENT.replace('"sleep"', ranks), str(tmp_path)], cwd=Path(__file__).parent)
+    wait_for(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
+    parent.send_signal(numbers[0])
+    wait_for((tmp_path / "asked").exists)
+    if len(numbers) > 1:
+        time.sleep(0.3)
+        assert parent.poll() is None
+        parent.send_signal(numbers[1])
+    assert parent.wait(SECONDS_TO_END) == (75 if len(numbers) == 1 else 130)
+    written = json.loads((tmp_path / "status.json").read_text())
+    said = ("stopped", "ended as asked, nothing saved") if len(numbers) == 1 else ("interrupted", "ended by SIGINT")
+    assert (written["status"], written["error"]) == said
+    wait_for(lambda: all(ended(pid) for pid in pids(tmp_path)), SECONDS_TO_END)
 
 
 @engines
