@@ -20,7 +20,7 @@ from orchestrator.recipe.clusters import read_named
 from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
 from orchestrator.recipe.read import check_key, key_and_value
 from orchestrator.report.comparison import Row, sweep_table
-from orchestrator.report.text import PIPE_WIDTH, as_text, choice
+from orchestrator.report.text import PIPE_WIDTH, as_text, choice, layer_counts
 from orchestrator.values import Printed, Value
 
 MOST_POINTS: Final = 2000
@@ -69,7 +69,9 @@ class Sweep(Printed, frozen=True, kw_only=True):
             if answer is None:
                 rows.append(Row(keys=point.keys, why=point.why))
                 continue
-            said = f"{answer.plan.engine} {choice(answer.plan)}"
+            said, counts = f"{answer.plan.engine} {choice(answer.plan)}", layer_counts(answer.plan)
+            if max(counts) - min(counts) > 1:
+                said += f", {min(counts)} to {max(counts)} layers a stage"
             rows.append(
                 Row(keys=point.keys, plan=said, budget=answer.budget, headroom=answer.headroom, on_front=id(point) in front,
                     chance=None if answer.plan.cluster.is_cpu else answer.chance_of_not_fitting)

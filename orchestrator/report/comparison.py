@@ -14,7 +14,7 @@ from rich.text import Text
 from orchestrator.cost.uncertainty import BEYOND, Pairs, pairs_of
 from orchestrator.plan import Plan
 from orchestrator.report.budget import Budget, budget, format_time
-from orchestrator.report.text import NOISE, PIPE_WIDTH, Fitting, _table, as_text, cause_name, choice
+from orchestrator.report.text import NOISE, PIPE_WIDTH, Fitting, _table, as_text, cause_name, choice, stage_sizes
 from orchestrator.units import format_amount, format_bytes, format_count, format_seconds
 from orchestrator.values import Printed, Value
 
@@ -102,7 +102,8 @@ def facts(plan: Plan) -> dict[str, Any]:
     of, predicted = budget(plan), plan.prediction
     return {
         "model": plan.model.name, "cluster": plan.cluster.name, "gpus": plan.world_size, "engine": plan.engine, "choice": choice(plan),
-        "calibration": plan.calibration, "global_batch_size": plan.global_batch_size, "seq_length": plan.training.seq_length,
+        "layers": stage_sizes(plan) or "all in one stage", "calibration": plan.calibration,
+        "global_batch_size": plan.global_batch_size, "seq_length": plan.training.seq_length,
         "steps": plan.training.steps, "step_time_s": predicted.step_time_s, "interval_s": predicted.interval,
         "peak_memory_bytes": predicted.peak_memory_bytes, **of.figures(),
     }  # fmt: skip
@@ -124,7 +125,7 @@ def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other"))
     """What differs, then time and memory by cause with the difference."""
     first, second = facts(of.one), facts(of.other)
     head = _table(("", False), (names[0], False), (names[1], False))
-    for name in ("model", "cluster", "gpus", "engine", "choice", "calibration"):
+    for name in ("model", "cluster", "gpus", "engine", "choice", "layers", "calibration"):
         head.add_row(name, Text(str(first[name])), Text(str(second[name])))
     head.add_row("batch", *(f"{plan.global_batch_size:,} sequences of {plan.training.seq_length:,}" for plan in (of.one, of.other)))
     head.add_row("steps", *(f"{plan.training.steps:,}" for plan in (of.one, of.other)))

@@ -416,9 +416,14 @@ def difference(best: Prediction, other: Prediction, most: int = CAUSES_IN_A_DIFF
     return f"{100 * slower:+.1f}%" + (": " + ", ".join(parts) if parts else "")
 
 
+def layer_counts(plan: Plan) -> list[int]:
+    """Transformer layers of each stage."""
+    return [sum(span.count for span in stage.layers if span.kind not in ENDS) for stage in plan.stages]
+
+
 def stage_sizes(plan: Plan) -> str:
     """Layers of each stage, equal neighbours together: "2 stages of 10, 11", "10, 11 by stage"; "" of one."""
-    counts = [sum(span.count for span in stage.layers if span.kind not in ENDS) for stage in plan.stages]
+    counts = layer_counts(plan)
     if len(counts) == 1:
         return ""
     runs = [(size, len(list(group))) for size, group in groupby(counts)]

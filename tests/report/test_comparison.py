@@ -8,7 +8,7 @@ from report_plans import PLAN, PREDICTED, SLOWER
 
 import orchestrator as so
 from orchestrator.report.comparison import compared, comparison_tables, facts
-from orchestrator.report.text import as_text
+from orchestrator.report.text import as_text, layer_counts, stage_sizes
 
 
 def test_causes_stand_from_the_largest_difference_whichever_plan_is_the_slower() -> None:
@@ -61,3 +61,24 @@ def test_steps_of_other_sizes_are_compared_by_the_token() -> None:
     share = 100 * ((1 + found.difference) / 2 - 1)
     assert f"Its step has 2 times the tokens: {share:+.1f}% a token" in " ".join(said.split())
     assert compared(one, one).per_token_text() == ""
+
+
+def test_layers_by_stage_are_said_where_stages_differ() -> None:
+    """A larger micro-batch that fits by putting layers into the last stages alone is slower for that, and not for its products."""
+    pins = {"tp": 8, "pp": 4, "cp": 1, "vpp": 1, "recompute": "none"}
+    given = {
+        "recipe": "llama3_70b",
+        "gpus": 128,
+        "cluster": "dgx_h100",
+        "engine": "megatron",
+        "train": {"global_batch_size": 512, "steps": 100, "warmup": 0},
+    }
+    even, uneven = (so.plan(**given, pin=pins | {"micro_batch_size": size}).plan for size in (1, 4))
+    said = str(compared(even, uneven))
+    row = next(line.split() for line in said.splitlines() if line.strip().startswith("layers"))
+    assert row == ["layers", *stage_sizes(even).split(), *stage_sizes(uneven).split()]
+    assert facts(uneven)["layers"] == stage_sizes(uneven)
+    swept = str(so.sweep(**given, pin=pins, **{"pin.micro_batch_size": [1, 4]}))
+    low, high = min(layer_counts(uneven)), max(layer_counts(uneven))
+    assert high - low > 10
+    assert f"mbs=4, {low} to {high} layers a stage" in " ".join(swept.split())

@@ -195,5 +195,5 @@ def test_groups_of_seven_on_one_node_stay_on_its_link() -> None:
 def test_a_size_says_what_of_it_predicts_later_tokens() -> None:
     """DeepSeek-V3 is known by its 671B, without its layer of multi-token prediction."""
     settings = recipe.load(["recipe=deepseek_v3", "gpus=512"], Machine(), [])
-    assert size_text(describe(settings.architecture, 4096)) == "683B parameters (671B and 11.6B of multi-token prediction)"
+    assert size_text(describe(settings.architecture, 4096)) == "683B parameters (671B and 11.6B of multi-token prediction), 37.6B active"
     assert size_text(llama()) == "70.6B parameters"
