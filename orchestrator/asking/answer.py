@@ -13,6 +13,7 @@ from orchestrator.engines.tools import NAMES
 from orchestrator.errors import InputError
 from orchestrator.folder import all_files, tool_files, write_folder
 from orchestrator.job import Job
+from orchestrator.model.families import describe_for
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
@@ -173,8 +174,11 @@ class Answer(Printed, frozen=True, kw_only=True):
     def summary(self) -> dict[str, Any]:
         """The figures as JSON has them, without the plan."""
         of, other = self.budget, self.faster_on_fewer_gpus
+        model = describe_for(self.plan.model, self.plan.training)
         return {
             "recipe": self.settings.recipe,
+            "parameters": model.parameters,
+            "active_parameters": model.active_parameters,
             "cluster": self.plan.cluster.name,
             "gpus": self.plan.world_size,
             "engine": self.plan.engine,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 from math import prod
 
-from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Op, Saved, Weight
+from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Gemm, Op, Saved, Weight
 from orchestrator.values import Value
 
 
@@ -73,6 +73,12 @@ class LayerSpec(Value, frozen=True, kw_only=True, dict=True):
     def parameters(self) -> int:
         """Parameters of the whole layer, unpadded, tied copies not counted."""
         return sum(prod(w.shape) for w in self.weights if not w.tied)
+
+    @property
+    def visited_share(self) -> float:
+        """The share of the experts' weights that a token's own are; 1 without a choice of experts."""
+        experts = max((op.experts for op in self.ops if isinstance(op, Gemm)), default=0)
+        return max((op.topk / experts for op in self.dispatches), default=1.0) if experts else 1.0
 
 
 class LayerRun(Value, frozen=True, kw_only=True):

@@ -64,6 +64,17 @@ class ModelSpec(Value, frozen=True, kw_only=True, dict=True):
         return sum(prod(weight.shape) for weight in weights if not weight.tied)
 
     @property
+    def active_parameters(self) -> int:
+        """Parameters among `parameters` that a token goes through: of each layer's experts those that it is sent to; without layers of
+        multi-token prediction."""
+        found = 0.0
+        for run in self.runs:
+            share = run.layer.visited_share
+            own = (weight for weight in run.layer.weights if not (weight.tied or weight.name.startswith("mtp.")))
+            found += run.count * sum(prod(weight.shape) * (share if weight.kind == "expert" else 1.0) for weight in own)
+        return round(found)
+
+    @property
     def tokens_per_sample(self) -> int:
         """What tokens/s counts: the sequence, or encoder plus decoder tokens of an encoder-decoder."""
         return self.seq_length + (self.decoder_seq_length or 0)

@@ -71,7 +71,7 @@ GENERAL: Final = "general"
 
 
 def topic_text(topics: Sequence[str], engines: Sequence[str]) -> str:
-    """A part of the help: of a group of keys (pin, or pins), of one key, or the names of recipes, clusters or engines. Raises InputError.
+    """A part of the help: of a group of keys (pin, or pins), of one key with those below it, or the names of recipes, clusters or engines. Raises InputError.
 
     >>> print(topic_text(["memory.limit_gib"], []))
       memory.limit_gib               number of GiB: a rank may use [the GPU's]
@@ -90,7 +90,7 @@ def topic_text(topics: Sequence[str], engines: Sequence[str]) -> str:
         if group is not None:
             found += groups[group]
         elif name in KEYS:
-            found.append(_line(KEYS[name]))
+            found += [_line(key) for key in KEYS.values() if key.name == name or key.name.startswith(f"{name}.")]
         else:
             raise unknown("--help", topic, "is no topic and no key", name, [*groups, *KEYS], groups)
     return "\n".join(found)

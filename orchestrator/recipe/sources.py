@@ -224,7 +224,7 @@ def existing(key: str, data: str) -> str:
         missing = next(part for part in pair if not part.is_file())
         raise InputError(key, shown(data), f"is a Megatron prefix, but {missing.name} is missing")
     if not path.exists() and not indexed:
-        raise InputError(key, shown(data), NO_DATA)
+        raise InputError(key, shown(data), f"{NO_DATA} in {Path.cwd()}, where relative paths are looked for")
     if path.is_dir() and not indexed:
         raise InputError(key, shown(data), "is a folder; give a text or jsonl file, or the prefix of .bin and .idx")
     if not path.is_file() and not indexed:

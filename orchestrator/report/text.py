@@ -178,10 +178,12 @@ def choice(plan: Plan, *, modes_said: bool = True) -> str:
 
 
 def size_text(model: ModelSpec) -> str:
-    """Parameters, and how many of them predict later tokens, which a model's name mostly leaves out (DeepSeek-V3's 671B)."""
-    predicting = model.prediction_parameters
+    """Parameters, how many of them predict later tokens, which a model's name mostly leaves out (DeepSeek-V3's 671B), and how many a token
+    goes through where it is sent to some of the experts."""
+    predicting, active = model.prediction_parameters, model.active_parameters
     named = f" ({format_count(model.parameters - predicting)} and {format_count(predicting)} of multi-token prediction)"
-    return f"{format_count(model.parameters)} parameters{named if predicting else ''}"
+    said = f", {format_count(active)} active" if active < model.parameters - predicting else ""
+    return f"{format_count(model.parameters)} parameters{named if predicting else ''}{said}"
 
 
 def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:

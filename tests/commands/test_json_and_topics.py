@@ -82,6 +82,12 @@ def test_help_by_topic_has_the_topic_s_keys_and_no_others(command: str, capsys: 
     assert {line.split()[0] for line in lines} == {name for name in recipe.KEYS if name.startswith("pin.")}
 
 
+def test_a_key_that_others_stand_below_is_a_topic_with_them() -> None:
+    assert {"data", "data.blend", "data.lengths", "data.made_up"} <= {
+        line.split()[0] for line in recipe.topic_text(["data"], []).splitlines()
+    }
+
+
 def test_every_key_is_in_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
     groups = ["general", *dict.fromkeys(name.partition(".")[0] for name in recipe.KEYS if "." in name)]
     shown = [line.split()[0] for group in groups for line in recipe.topic_text([group], []).splitlines()]

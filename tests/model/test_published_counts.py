@@ -16,6 +16,24 @@ def test_parameters_are_the_checkpoints(name: str) -> None:
         assert describe(from_hf_config(config, name), 1024).parameters == published
 
 
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Mixtral-8x7B", 12.9),
+        ("Qwen3-30B-A3B", 3.3),
+        ("Qwen3-235B-A22B", 22.0),
+        ("DeepSeek-V3", 37.0),
+        ("Kimi-K2", 32.0),
+        ("Qwen3-8B", 8.19),
+    ],
+)
+def test_a_token_goes_through_the_parameters_that_model_cards_say(name: str, billions: float) -> None:
+    """Which count the embedding or leave it out."""
+    spec = describe(from_hf_config(PUBLISHED[name][0], name), 1024)
+    assert spec.active_parameters == pytest.approx(billions * 1e9, rel=0.03)
+    assert (spec.active_parameters == spec.parameters) == (name == "Qwen3-8B")
+
+
 @pytest.mark.engines
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_of_transformers(name: str) -> None:

@@ -325,7 +325,7 @@ def test_a_source_is_a_file_or_a_whole_pair(folder: Path) -> None:
     assert sources.existing("data", "x") == str(folder / "x.idx")
     assert sources.existing("data", "d") == str(folder / "d.idx"), "a folder beside a pair of its name"
     for wrong, why in (
-        ("no", "no such file, nor DATA.bin and DATA.idx"), ("half", "is a Megatron prefix, but half.idx is missing"),
+        ("no", "no such file, nor DATA.bin and DATA.idx in /"), ("half", "is a Megatron prefix, but half.idx is missing"),
         ("other", "is a Megatron prefix, but other.bin is missing"), ("e", "is a folder; give a text"), ("empty.txt", "is empty"),
     ):  # fmt: skip
         with pytest.raises(InputError) as caught:
