@@ -71,7 +71,8 @@ GENERAL: Final = "general"
 
 
 def topic_text(topics: Sequence[str], engines: Sequence[str]) -> str:
-    """A part of the help: of a group of keys (pin, or pins), of one key with those below it, or the names of recipes, clusters or engines. Raises InputError.
+    """A part of the help: of a group of keys (pin, or pins), of one key with those below it, or the names of recipes, clusters or
+    engines. Raises InputError.
 
     >>> print(topic_text(["memory.limit_gib"], []))
       memory.limit_gib               number of GiB: a rank may use [the GPU's]
