@@ -72,6 +72,18 @@ def lacking(answer: Answer, share: float = 1.0) -> str:
     return ", ".join(missed)
 
 
+def too_dear(answer: Answer) -> bool:
+    """Whether the plan misses the cost alone: fewer GPUs may cost less, and more hardly ever do."""
+    targets = answer.settings.targets
+    others = msgspec.structs.replace(answer.settings, targets=msgspec.structs.replace(targets, cost=None))
+    return targets.cost is not None and bool(lacking(answer)) and not lacking(msgspec.structs.replace(answer, settings=others))
+
+
+def cost_of(point: Point) -> float:
+    """What the training costs by the point's plan; 0 without one, or a price."""
+    return (point.answer.cost or 0.0) if point.answer is not None else 0.0
+
+
 def finer(target: float) -> Callable[[float], str]:
     """Writes amounts with so many digits that none looks like the target which it misses.
 
@@ -158,14 +170,15 @@ def soonest_within(load: Load, settings: Settings, *, bounded: bool) -> tuple[An
             break
     if not within:
         priced = [point for point in tried if point.answer is not None]
-        raise _not_reached(settings, most, [min(priced or tried, key=lambda point: point.answer.cost or 0.0 if point.answer else 0.0)])
+        raise _not_reached(settings, most, [min(priced or tried, key=cost_of)])
     soonest = min(within, key=lambda answer: answer.days)
     return whole(load, {"gpus": str(soonest.plan.world_size)}), tuple(tried)
 
 
 def least_gpus(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer, tuple[Point, ...]]:
     """The least number of GPUs whose fastest plan reaches the targets: of powers of two (of nodes, where it is more than one), then of
-    whole nodes between the first that does and its half. `bounded`: the settings' GPUs are the most. Raises NoPlanError."""
+    whole nodes between the first that does, or that misses the cost alone, and its half. `bounded`: the settings' GPUs are the most. Raises
+    NoPlanError."""
     node, most = _sought(settings, bounded=bounded)
     tried: list[Point] = []
 
@@ -173,7 +186,17 @@ def least_gpus(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer
         tried.append(tried_for_targets(load, {"gpus": str(size)}))
         return tried[-1].answer is not None and not tried[-1].why
 
-    too_few, hit = 0, None
+    def first_between(few: int, many: int) -> int | None:
+        """The first number of GPUs between these that reaches all: with more the cost is missed, with fewer the rest."""
+        unit = max(node, math.ceil((many - few) / BETWEEN / node) * node) if many > node else 1
+        for size in range(few + unit, many, unit):
+            if reaches(size):
+                return size
+            if tried[-1].answer is not None and too_dear(tried[-1].answer):
+                return None if unit <= node else first_between(size - unit, size)
+        return None if unit <= node or not many - few > unit else first_between(range(few, many, unit)[-1], many)
+
+    too_few, hit, dear = 0, None, False
     for size in sizes(node, most):
         if any(point.answer is not None and size < needed_at_peak(point.answer) for point in tried):
             too_few = size
@@ -181,8 +204,14 @@ def least_gpus(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer
         if reaches(size):
             hit = size
             break
+        if not dear and tried[-1].answer is not None and too_dear(tried[-1].answer):
+            dear = True
+            if (hit := first_between(too_few, size)) is not None:
+                return whole(load, {"gpus": str(hit)}), tuple(tried)
         too_few = size
     if hit is None:
+        if dear:
+            raise _not_reached(settings, most, [min((one for one in tried if one.answer and too_dear(one.answer)), key=cost_of)])
         if tried and tried[-1].keys["gpus"] != str(too_few):  # what the most that may be asked for would reach is the answer
             reaches(too_few)
         raise _not_reached(settings, most, tried[-1:])

@@ -484,3 +484,15 @@ def test_host_memory_and_a_warm_up_that_are_hardly_meant_are_said(capsys: pytest
     assert long == "warm-up: the rate rises for 8,000 of 23,842 steps, 34% of the training (train.warmup=)"
     (node,) = lines("train.tokens=500B", "cluster.host_memory=2 TB")
     assert "1862.6 GiB is of one GPU (14901.2 GiB a node of 8)" in node
+
+
+def test_days_and_a_cost_are_reached_between_numbers_of_which_one_is_too_few_and_the_next_too_dear() -> None:
+    """480 samples divide badly by 64: 32 GPUs take 9.7 hours, 64 cost 765, and it was said that up to 16,384 reach neither."""
+    asked = {"recipe": "gpt2_xl", "cluster": "dgx_h100", "engine": "megatron", "train": {"global_batch_size": 480, "tokens": "50B"}}
+    asked |= {"cluster.price_per_gpu_hour": 2}
+    found = so.plan(**asked, target={"days": 0.375, "cost": 650})
+    assert (found.plan.world_size, found.days < 0.375) == (40, True)
+    assert found.cost is not None
+    assert found.cost < 650
+    with pytest.raises(so.NoPlanError, match=r"not reached with up to 64 GPUs \(40 GPUs: cost 6\d\d"):
+        so.plan(**asked, target={"days": 0.375, "cost": 600}, gpus=64)
