@@ -10,15 +10,16 @@ where nothing is found (said on standard error).
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 from xml.etree import ElementTree
 
 from rich.console import Console
@@ -37,6 +38,12 @@ SLOWDOWNS: Final = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdo
 LEAST_DISK: Final = 0.02
 LEAST_MEMORY: Final = 0.03
 """Shares that must be free: below them the next checkpoint, or the next allocation, is in danger."""
+LEAST_WINDOW: Final = 10
+"""Steps at least whose losses' median is compared."""
+RISEN: Final = 1.2
+"""Times its least, from which on a loss is said to rise."""
+RISEN_BY: Final = 0.5
+"""How far above its least a loss must be for that: batches differ by less."""
 STALLED: Final = 20.0
 """Times its usual step that a run's last step may be ago: saves and evaluations take longer than a step."""
 STALLED_S: Final = 120.0
@@ -143,18 +150,47 @@ def disk(folder: Path) -> Iterator[str]:
         yield f"the disk of {folder} has names for {state.f_favail:,} more files"
 
 
+def rising(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What is wrong with the loss of a run's steps, in order: it is none, or well above what it was; "" where neither is so, or of few
+    steps.
+
+    >>> rising({"loss": loss} for loss in [5.5, 5.5, 26, 307] + 36 * [25.8])
+    'the loss is 25.8 in the last 10 steps, and was 5.5: the training may diverge (a lower train.lr=, or train.clip=)'
+    >>> rising({"loss": 5.5 - step / 100} for step in range(100)), rising({"loss": loss} for loss in (5.5, 307, 25.8))
+    ('', '')
+    """
+    losses = [float(row["loss"]) for row in rows if isinstance(row.get("loss"), int | float)]
+    if losses and not math.isfinite(losses[-1]):
+        return f"the loss is {losses[-1]}: the training has diverged"
+    size = max(LEAST_WINDOW, len(losses) // 20)
+    if len(losses) < 3 * size:
+        return ""
+    parts = [losses[:3], *(losses[start : start + size] for start in range(0, len(losses) - size + 1, size))]
+    least, last = min(map(median, parts)), median(losses[-size:])
+    if last < least * RISEN or last - least < RISEN_BY:
+        return ""
+    what = f"the loss is {last:.3g} in the last {size} steps, and was {least:.3g}"
+    return f"{what}: the training may diverge (a lower train.lr=, or train.clip=)"
+
+
 def progress(folder: Path, now: float) -> Iterator[str]:
-    """A run that has not ended and makes no steps. `now`: seconds, as the files' times."""
+    """A run that makes no steps, though it has not ended, or whose loss rises. `now`: seconds, as the files' times."""
     metrics = folder / "metrics.jsonl"
-    if not metrics.is_file() or (folder / "status.json").is_file():
+    if not metrics.is_file():
         return
     rows = []
-    for line in metrics.read_text(errors="replace").splitlines()[-50:]:
+    for line in metrics.read_text(errors="replace").splitlines():
         try:
             rows.append(json.loads(line))
         except ValueError:
             continue  # the last line is being written
-    times = [row["step_time_s"] for row in rows if isinstance(row, dict) and row.get("step_time_s")]
+    rows = [row for row in rows if isinstance(row, dict)]
+    if said := rising(rows):
+        yield f"{folder}: {said}"
+    if (folder / "status.json").is_file():
+        return
+    rows = rows[-50:]
+    times = [row["step_time_s"] for row in rows if row.get("step_time_s")]
     ago = now - metrics.stat().st_mtime
     if times and ago > max(STALLED * median(times), STALLED_S):
         yield f"{folder}: step {rows[-1]['step']} was {ago:.0f} s ago, and a step takes {median(times):.3g} s"

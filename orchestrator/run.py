@@ -33,6 +33,7 @@ from orchestrator.engines.engine import OwnLoop
 from orchestrator.errors import InputError, LaunchError, NoPlanError, no_room
 from orchestrator.folder import all_files, clear_folder, held, new_folder, with_outside, write_folder
 from orchestrator.hardware.catalog import by_driver_name
+from orchestrator.health import rising
 from orchestrator.job import File, Job
 from orchestrator.launch import render, schedulers
 from orchestrator.launch.stopped import saved_step, stopped
@@ -492,6 +493,7 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
         after = pictures.after_run(settings, plan, out)
         said = [] if after is None else pictures.after_lines(settings, plan, out, after)
         said += pictures.stack_lines(settings, plan, outcome.rows)
+    said += filter(None, [rising(outcome.rows)])
     local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured, after=said)
     if pictures.wanted():
         with reporting_full_disk("the report"):

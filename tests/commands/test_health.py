@@ -71,6 +71,20 @@ def test_a_run_that_makes_no_steps_is_said_until_it_has_ended(tmp_path: Path) ->
     assert list(health.progress(tmp_path, now + 200)) == []
 
 
+def test_a_loss_that_rises_is_said_of_a_run_that_goes_on_and_of_one_that_has_ended(tmp_path: Path) -> None:
+    """5.5 to 307 and back to 25.8 was "Finished", and nothing wrong was found."""
+    losses = [5.545, 5.544, 26.1, 124.6, 307.0, *(25.8 for _ in range(55))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in enumerate(losses)))
+    for _ in range(2):
+        (said,) = health.progress(tmp_path, time.time())
+        assert "the loss is 25.8 in the last 10 steps, and was 5.54: the training may diverge" in said
+        (tmp_path / "status.json").write_text("{}")
+    falls = [{"loss": 6.0 / (1 + step / 50) + (step % 7) / 10} for step in range(400)]
+    assert health.rising(falls) == ""
+    assert health.rising([{"loss": 0.003 * (1 + step % 5)} for step in range(100)]) == "", "small losses differ by times, and by little"
+    assert "has diverged" in health.rising([{"loss": 5.0}, {"loss": float("nan")}])
+
+
 def test_the_command_imports_no_engine_and_ends_with_one_where_something_is_wrong(tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\ncat <<'END'\n{GPU.format(**{**WELL, 'errors': 7})}\nEND\n")
