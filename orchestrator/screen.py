@@ -223,7 +223,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if settings.batch_of_length is not None:
         say(text.batch_text(plan.training, settings.batch_of_length))
     say(f"data: {data_text(settings, plan.sample_multiple)}")
-    if plan.training.lengths is not None and (epochs := epochs_of(plan.training, plan.sample_multiple)) > MANY_EPOCHS:
+    counted = settings.run.data is not None  # of data.lengths= alone nobody knows how many there are
+    if counted and plan.training.lengths is not None and (epochs := epochs_of(plan.training, plan.sample_multiple)) > MANY_EPOCHS:
         often = f"{format_amount(epochs, 2)} epochs: samples are seen again and again"
         say(f"warning: {often}, fine-tuning usually takes 1 to 5 (train.epochs=3)")
     if settings.training.task == "pretrain" and settings.entry is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from orchestrator.rl.job import Algorithm
 from orchestrator.words.terms import section
 
 NOT_PRICED = "generation, log-probabilities, other models and their memory are not priced: plan task=rl prices the whole job"
@@ -78,4 +79,5 @@ def otherwise(content: Mapping[str, Any], command: Sequence[str] = ()) -> str:
     more = ["a sample is a chosen and a rejected response, twice the time and activations of one"] if kind in PAIRS else []
     more += ["a reference model passes them too, with weights of its own unless adapters are trained"] if kind in REFERRED else []
     more += ["generation, rewards and other models are not in it"] if kind in GENERATED else []
-    return f"{said}: {'; '.join(more or ['its loss takes what nobody here knows'])}. Priced is supervised training alone"
+    whole = f" (plan task=rl rl.algorithm={kind} prices the whole job)" if kind in get_args(Algorithm) else ""
+    return f"{said}: {'; '.join(more or ['its loss takes what nobody here knows'])}. Priced is supervised training alone{whole}"

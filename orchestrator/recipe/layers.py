@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -18,6 +18,7 @@ from orchestrator.recipe.clusters import SUFFIXES, read_named, stored
 from orchestrator.recipe.keys import FREE_WITH_PLAN, GROUPS, KEYS, OPEN_GROUPS, PRINTED
 from orchestrator.recipe.read import Tree, check_key, read_yaml
 from orchestrator.recipe.sources import check_layer, check_path, without_replaced
+from orchestrator.rl.job import Algorithm
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -38,6 +39,10 @@ OF_A_CLUSTER: Final = {key.removeprefix("cluster.") for key in OTHERS} - {"mixed
 """Members of a cluster's mapping that its YAML does not have: a run's own keys, which stand there as they do on the command line."""
 
 
+OTHERWISE_CALLED: Final = {"distillation": "distill", "gkd": "distill", "rlhf": "ppo"}
+"""Algorithms of task=rl by other names."""
+
+
 def flatten(tree: Tree, where: str) -> Flat:
     """The tree's values by full key name. A cluster may be a mapping; any other group must hold known keys. Raises InputError."""
     prefix = f"{where}: " if where else ""
@@ -53,7 +58,10 @@ def flatten(tree: Tree, where: str) -> Flat:
                 raise InputError(full, shown(value), f"is given twice, first as {main}={shown(flat[main].text)}")
             flat[main] = Given(typed(full, value), value)
         except InputError as error:
-            raise InputError(f"{prefix}{error.key}", error.value, error.why, error.choices) from None
+            why = error.why
+            if full == "task" and (algorithm := OTHERWISE_CALLED.get(str(value), str(value))) in get_args(Algorithm):
+                why += f"; task=rl rl.algorithm={algorithm} plans it"
+            raise InputError(f"{prefix}{error.key}", error.value, why, error.choices) from None
     return flat
 
 

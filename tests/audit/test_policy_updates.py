@@ -79,6 +79,7 @@ def test_preferences_get_no_chance_and_no_change_by_the_price_of_supervised_trai
     found = so.audit(tmp_path / name, gpus=8, cluster="dgx_h100", **({} if name == "dpo.sh" else {"recipe": "qwen3_8b"}))
     shown = str(found)
     assert f"\notherwise  {said}" in shown
+    assert ("plan task=rl rl.algorithm=dpo prices the whole job" in shown) == ("dpo" in name)
     assert found.legal
     assert found.fits is None
     assert found.summary()["otherwise"].startswith(said)

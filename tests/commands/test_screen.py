@@ -123,6 +123,13 @@ def test_how_often_each_source_is_passed_is_said_before_the_start(tmp_path: Path
     assert "warning: web.jsonl" not in few
 
 
+def test_epochs_are_of_samples_that_somebody_counted() -> None:
+    """data.lengths= as a mean says no number: 287 epochs were warned of."""
+    keys = {"recipe": "qwen3_8b_sft", "gpus": 8, "cluster": "dgx_h100", "train": {"steps": 10000}}
+    said = str(so.plan(**keys, data={"lengths": "900+600"}))
+    assert "epochs" not in said
+
+
 def test_an_index_counts_its_own_tokens_and_a_tokenizer_s_are_of_four_bytes(tmp_path: Path) -> None:
     prefix = tmp_path / "ids"
     prefix.with_suffix(".bin").write_bytes(bytes(4 * 2048))

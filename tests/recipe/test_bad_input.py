@@ -63,6 +63,7 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown engine": ((*TINY, "engine=deepspeeed"), "engine=deepspeeed: is not known; choose one of auto, megatron"),
     "unknown launch": (("recipe=gpt_tiny", "launch=docker"), "launch=docker: is not known; choose one of auto, none, local, slurm"),
     "unknown family": ((*TINY, "model.family=rwkv"), "model.family=rwkv: is not known; choose one of bert, "),
+    "a task by its algorithm": ((*TINY, "task=dpo"), "task=dpo: is not known; task=rl rl.algorithm=dpo plans it; choose one of pretrain"),
     "unknown precision": ((*TINY, "train.precision=int8"), "train.precision=int8: is not known; choose one of bf16, fp16, fp32, fp8"),
     "precision that the GPU lacks": (
         (*TINY, "cluster=v100_16gb", "train.precision=bf16"),
