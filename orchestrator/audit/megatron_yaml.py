@@ -184,7 +184,9 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
     made = {name: value for name, value in tool.made.items() if name not in fields}
     if EXPERT_TP in made and not megatron.has_experts(fields, seen):
         fields[EXPERT_TP] = made.pop(EXPERT_TP)  # of which nothing is said to who has no experts
-    notes += [f"{name}={str(value).lower()}: the recipes' own where the file does not say" for name, value in made.items()]
+    for name, value in made.items():
+        of = "of all but deepseek_v2's, olmoe's, glm_45v's and qwen3_vl's, which have tp's" if (name, tool) == (EXPERT_TP, BRIDGE) else ""
+        notes.append(f"{name}={str(value).lower()}: the recipes' own {of or 'where the file does not say'}")
     fields |= made
     if fields.get("optimizer_cpu_offload") and tool is not MEGATRON_LM:
         fields.setdefault(megatron.OFFLOADED, 0.0)  # the class's default is none of it (core/optimizer/optimizer_config.py)

@@ -536,7 +536,7 @@ MS_SWIFT: Final = Tool(
     adapt=_swift,
     made={
         "bf16": True, "use_distributed_optimizer": True, "moe_token_dispatcher_type": "alltoall", "overlap_grad_reduce": False,
-        "overlap_param_gather": False, EXPERT_TP: 1,
+        "overlap_param_gather": False, EXPERT_TP: 1, "global_batch_size": 16,
     },
     off={"recompute_granularity": "none"},
     nulls=False,  # swift/cli/main.py makes it the word None of a command line

@@ -559,8 +559,23 @@ def test_the_experts_own_tp_is_the_programs_default(text: str, name: str, etp: i
     assert (found.plan.tp, found.plan.etp) == (2, etp)
     said = [line for line in found.reading.assumed if line.startswith("expert_tensor_parallel_size=1")]
     assert bool(said) == (etp == 1)
+    assert any("of all but deepseek_v2's, olmoe's, glm_45v's" in line for line in said) == (text.startswith(BRIDGE[:20]) and etp == 1)
     dense = so.audit(tmp_path / name, recipe="qwen3_8b", cluster="dgx_h100")
     assert dense.setup.etp == 1
+
+
+def test_ms_swifts_batch_is_16_where_nothing_is_said_and_its_words_of_experts_are_known(tmp_path: Path) -> None:
+    """megatron_args.py:483; register.py:171 (transformers' experts_implementation)."""
+    (tmp_path / "run.sh").write_text(re.sub(r"--global_batch_size \d+", "", SWIFT))
+    found = so.audit(tmp_path / "run.sh", recipe="qwen3_8b", cluster="dgx_h100")
+    assert found.plan is not None
+    assert found.plan.global_batch_size == 16
+    assert any(line.startswith("global_batch_size=16: the recipes' own") for line in found.reading.assumed)
+    plain = "swift sft --model a/b --tuner_type lora --per_device_train_batch_size 2 --learning_rate 1e-4 --max_length 2048 "
+    reading = formats.read(plain + "--experts_impl grouped_mm --router_aux_loss_coef 1e-3", "run.sh").reading
+    assert reading.unknown == ()
+    assert any(line.startswith("experts_impl=") for line in reading.unpriced)
+    assert any(line.startswith("router_aux_loss_coef=") for line in reading.result)
 
 
 def test_a_change_of_ms_swifts_tp_that_the_experts_follow_is_written() -> None:
