@@ -21,7 +21,7 @@ from orchestrator.cost.uncertainty import pairs_of
 from orchestrator.engine_prices import EnginePrices, kept_limit
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.engine import Entry, OwnLoop
-from orchestrator.engines.entry import engine_of_entry, entry_job, own_loop
+from orchestrator.engines.entry import engine_of_copy, engine_of_entry, entry_job, own_loop
 from orchestrator.errors import InputError, NoPlanError, OrchestratorError
 from orchestrator.job import Job
 from orchestrator.launch import render, schedulers
@@ -179,7 +179,7 @@ class Planner:
         settings = self.settings
         name = settings.engine if settings.plan is None else settings.plan.engine
         if settings.entry is not None and name == "auto":
-            name = engine_of_entry(ENGINES)
+            name = engine_of_entry(ENGINES, settings.entry)
         if name != "auto":
             if name in ENGINES and not passthrough.reaches(ENGINES[name].passes, settings.extra):
                 passthrough.check_reached(name, settings.extra, {other: engine.passes for other, engine in ENGINES.items()})
@@ -206,8 +206,9 @@ class Planner:
         if run.init_from is None and run.export_to is None:
             return list(engines)
         key, folder = ("model.init_from", run.init_from) if run.init_from is not None else ("model.export_to", run.export_to)
-        if settings.entry is not None:
-            raise InputError(key, folder, f"is for our workers; entry={settings.entry} loads and writes weights itself")
+        if settings.entry is not None and not engine_of_copy(settings.entry):
+            why = "loads and writes weights itself, unless it is a copy of a program in orchestrator/programs"
+            raise InputError(key, folder, f"is for our workers; entry={settings.entry} {why}")
         kind = None if run.init_from is None else recipe.model_type(run.init_from)
         reasons = {engine.name: engine.why_no_exchange(settings.architecture, kind) for engine in engines}
         able = [engine for engine in engines if reasons[engine.name] is None]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hand_plans import BERT, GPT, LLAMA, T5, make_plan, training_for
 from msgspec.structs import replace
 
+import orchestrator as so
 from orchestrator.engines import ENGINES, translation
 from orchestrator.engines import entry as entries
 from orchestrator.engines import traced as recorded
@@ -151,8 +154,24 @@ def test_a_timeout_is_whole_minutes_where_it_is_said() -> None:
         assert entries.timeout_minutes(plan(run=RunSettings(step_timeout_s=seconds))) == minutes
 
 
+@pytest.mark.parametrize(("of", "engine"), [("hugging_face", "deepspeed"), ("megatron", "megatron")])
+def test_a_copy_of_our_program_loads_and_exports_weights_as_ours_does(of: str, engine: str, tmp_path: Path) -> None:
+    """A pretrained classifier with labels of one's own: entry= and model.init_from= excluded each other."""
+    program = tmp_path / "mine.py"
+    program.write_text(files("orchestrator.programs").joinpath(f"{of}.py").read_text() + "# mine\n")
+    assert entries.engine_of_entry(ENGINES, str(program)) == entries.engine_of_copy(str(program)) == engine
+    keys = {"recipe": "llama_tiny", "gpus": 2, "cluster": "cpu", "model": {"export_to": str(tmp_path / "out")}}
+    answer = so.plan(**keys, entry=str(program))
+    assert (answer.plan.engine, answer.plan.run.export_to) == (engine, str(tmp_path / "out"))
+    program.write_text("print('mine')\n")
+    with pytest.raises(
+        InputError, match=r"model.export_to=.* is for our workers; entry=.*mine.py loads and writes weights itself, unless it"
+    ):
+        so.plan(**keys, entry=str(program))
+
+
 def test_a_program_is_started_by_an_engine_that_starts_some_and_from_no_checkpoint_of_ours() -> None:
-    assert entries.engine_of_entry(ENGINES) == next(name for name in ENGINES if ENGINES[name].entry is not None)
+    assert entries.engine_of_entry(ENGINES, "mine.py") == next(name for name in ENGINES if ENGINES[name].entry is not None)
     assert entries.entry_job(ENGINES, plan(), JOB, entry()).program == "mine.py"
     with pytest.raises(InputError, match=r"train.resume=old: is a checkpoint of our worker, and entry= starts another program"):
         entries.entry_job(ENGINES, plan(run=RunSettings(resume="old")), JOB, entry())
