@@ -206,7 +206,7 @@ class Planner:
         if run.init_from is None and run.export_to is None:
             return list(engines)
         key, folder = ("model.init_from", run.init_from) if run.init_from is not None else ("model.export_to", run.export_to)
-        if settings.entry is not None and not engine_of_copy(settings.entry):
+        if settings.entry is not None and not engine_of_copy(ENGINES, settings.entry):
             why = "loads and writes weights itself, unless it is a copy of a program in orchestrator/programs"
             raise InputError(key, folder, f"is for our workers; entry={settings.entry} {why}")
         kind = None if run.init_from is None else recipe.model_type(run.init_from)

@@ -102,6 +102,9 @@ class Engine(Value, frozen=True, kw_only=True):
     entry: Callable[[Plan, Job, Entry], Job] | None = None
     """The job with a user's own program in our worker's place; raises InputError where it can't be started with the plan. None: with no
     plan of this engine."""
+    copied: str = ""
+    """What a program imports from orchestrator.programs that is a copy of this engine's there: it is of this engine, and loads and exports
+    weights as that does."""
     why_no_exchange: Callable[[Architecture, str | None], str | None] = lambda architecture, model_type: (
         "this engine's worker neither loads nor writes checkpoints of Hugging Face's"
     )

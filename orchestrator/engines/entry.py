@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from orchestrator.engines.engine import Engine, Entry, OwnLoop
 from orchestrator.errors import InputError
@@ -42,23 +41,19 @@ def own_loop(engine: Engine, plan: Plan, asked: str, *, checkout: bool = False) 
     return (None, absent) if absent else (loop, "the default")
 
 
-HOOKS: Final = {"hugging_face_hooks": "deepspeed", "megatron_hooks": "megatron"}
-"""Engines of the programs in orchestrator/programs, by what a copy of one imports from there."""
-
-
-def engine_of_copy(program: str) -> str | None:
-    """The engine of the program in orchestrator/programs that a user's is a copy of, by what it imports: it loads the weights of
-    model.init_from=, and writes those of model.export_to=, as ours does. None: it is no copy, or not here."""
+def engine_of_copy(engines: Mapping[str, Engine], program: str) -> str | None:
+    """The engine of the program in orchestrator/programs that a user's is a copy of (Engine.copied). None: it is no copy, or not here."""
     with suppress(OSError, ValueError):
         text = Path(program).read_text(encoding="utf-8")
-        return next((engine for hooks, engine in HOOKS.items() if f"orchestrator.programs import {hooks}" in text), None)
+        copies = (name for name, engine in engines.items() if engine.copied and f"orchestrator.programs import {engine.copied}" in text)
+        return next(copies, None)
     return None
 
 
 def engine_of_entry(engines: Mapping[str, Engine], program: str) -> str:
     """What engine=auto means beside entry=: that of the program which it is a copy of, else the first in the declared order that starts a
     user's program; another one is said."""
-    return engine_of_copy(program) or next(name for name, engine in engines.items() if engine.entry is not None)
+    return engine_of_copy(engines, program) or next(name for name, engine in engines.items() if engine.entry is not None)
 
 
 def entry_job(engines: Mapping[str, Engine], plan: Plan, job: Job, entry: Entry) -> Job:

@@ -159,7 +159,7 @@ def test_a_copy_of_our_program_loads_and_exports_weights_as_ours_does(of: str, e
     """A pretrained classifier with labels of one's own: entry= and model.init_from= excluded each other."""
     program = tmp_path / "mine.py"
     program.write_text(files("orchestrator.programs").joinpath(f"{of}.py").read_text() + "# mine\n")
-    assert entries.engine_of_entry(ENGINES, str(program)) == entries.engine_of_copy(str(program)) == engine
+    assert entries.engine_of_entry(ENGINES, str(program)) == entries.engine_of_copy(ENGINES, str(program)) == engine
     keys = {"recipe": "llama_tiny", "gpus": 2, "cluster": "cpu", "model": {"export_to": str(tmp_path / "out")}}
     answer = so.plan(**keys, entry=str(program))
     assert (answer.plan.engine, answer.plan.run.export_to) == (engine, str(tmp_path / "out"))

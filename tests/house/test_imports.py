@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "screen": COMMANDS,
     "rehearsal": PURE,
     "tuning": COMMANDS,
-    "run": COMMANDS | {"rehearsal", "tuning"},
+    "run": COMMANDS | {"rehearsal", "tuning", "health"},
     "replan": COMMANDS,
     "asking": COMMANDS,
     "pictures": COMMANDS,

@@ -31,6 +31,7 @@ ENGINE: Final = Engine(
         is_instrument=True,
     ),
     entry=start,
+    copied="hugging_face_hooks",
     why_no_exchange=why_no_exchange,
     reshardable=has_states_by_place,
     saves_beside=has_states_by_place,

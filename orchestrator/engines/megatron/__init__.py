@@ -32,6 +32,7 @@ ENGINE: Final = Engine(
         why_no_resume=why_other_samples,
     ),
     entry=start,
+    copied="megatron_hooks",
     why_no_exchange=why_no_exchange,
     saves_beside=lambda plan: True,
     why_no_resume=why_other_samples,
