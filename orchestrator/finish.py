@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from orchestrator.commands import command_of
 from orchestrator.errors import InputError
+from orchestrator.health import rising
 from orchestrator.launch import program_metrics
 from orchestrator.launch.local import Outcome, Row, by_step, describe_failure, hang, now, write_status
 from orchestrator.launch.render import SAME_AGAIN, TRY_AGAIN
@@ -58,7 +59,8 @@ def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int =
     if restarts < allowed and _worth_a_restart(outcome):
         outcome = replace(outcome, status="requeued", exit_status=TRY_AGAIN)
     predicted = in_plan(out / "plan.json", "predicted", "step_time_s")
-    write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured_step_time(rows))
+    after = [*filter(None, [rising(rows)])]
+    write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured_step_time(rows), after=after)
     return outcome
 
 

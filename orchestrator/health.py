@@ -2,13 +2,14 @@
 
     python -m orchestrator.health [FOLDER]
 
-FOLDER: of a run; its disk and its last step are looked at too. Or a checkpoint (runs/RUN/checkpoints/step_000100): every file is read, and
-compared with the digest that it was written with. A line for each thing that is wrong; exit status 1 where there is one, 0
-where nothing is found (said on standard error).
+FOLDER: of a run; its disk, loss and last step are looked at too, and standard error says how far it is. Or a checkpoint
+(runs/RUN/checkpoints/step_000100): every file is read, and compared with the digest that it was written with. A line for each
+thing that is wrong; exit status 1 where there is one, 0 where nothing is found (said on standard error).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -28,9 +29,13 @@ from rich.progress import track
 from orchestrator import digests
 from orchestrator.commands import command_of
 from orchestrator.errors import InputError
-from orchestrator.units import format_bytes
+from orchestrator.launch.program_metrics import rows_of
+from orchestrator.launch.stopped import in_plan
+from orchestrator.units import format_bytes, format_seconds
 
 UNFIT: Final = 1
+METRICS: Final = "metrics.jsonl"
+STATUS: Final = "status.json"
 NVIDIA_SMI_S: Final = 30.0
 """A driver that hangs is a broken GPU; on a loaded node of eight GPUs the whole query takes seconds."""
 SLOWDOWNS: Final = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
@@ -61,6 +66,8 @@ def _run(words: Sequence[str]) -> int:
     found = [*gpus(), *ports(Path("/sys/class/infiniband")), *memory(Path("/proc/meminfo").read_text())]
     if folder is not None:
         found += [*disk(folder), *progress(folder, time.time())]
+        if said := where(folder, time.time()):
+            print(f"health: {folder}: {said}", file=sys.stderr)
     for line in found:
         print(f"health: {line}")
     if not found:
@@ -175,25 +182,46 @@ def rising(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def progress(folder: Path, now: float) -> Iterator[str]:
     """A run that makes no steps, though it has not ended, or whose loss rises. `now`: seconds, as the files' times."""
-    metrics = folder / "metrics.jsonl"
+    metrics = folder / METRICS
     if not metrics.is_file():
         return
-    rows = []
-    for line in metrics.read_text(errors="replace").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue  # the last line is being written
-    rows = [row for row in rows if isinstance(row, dict)]
+    rows = rows_of(metrics)
     if said := rising(rows):
         yield f"{folder}: {said}"
-    if (folder / "status.json").is_file():
+    if (folder / STATUS).is_file():
         return
-    rows = rows[-50:]
-    times = [row["step_time_s"] for row in rows if row.get("step_time_s")]
+    times = recent_times(rows)
     ago = now - metrics.stat().st_mtime
     if times and ago > max(STALLED * median(times), STALLED_S):
         yield f"{folder}: step {rows[-1]['step']} was {ago:.0f} s ago, and a step takes {median(times):.3g} s"
+
+
+def recent_times(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Seconds of each of the last 50 steps."""
+    return [row["step_time_s"] for row in rows[-50:] if row.get("step_time_s")]
+
+
+def where(folder: Path, now: float) -> str:
+    """A line on how far the run in this folder is: its step, loss, speed and when it ends, or how it ended; "" for a folder that no plan is
+    in. `now`: seconds since 1970."""
+    steps, predicted = (in_plan(folder / "plan.json", *names) for names in (("training", "steps"), ("predicted", "step_time_s")))
+    if steps is None:
+        return ""
+    rows = rows_of(folder / METRICS)
+    last, times = next(reversed(rows), {}), recent_times(rows)
+    step = last.get("step", 0)
+    parts = [f"step {step:,} of {steps:,.0f}"]
+    if isinstance(last.get("loss"), int | float):
+        parts.append(f"loss {last['loss']:.4g}")
+    if times:
+        parts.append(f"{format_seconds(median(times))} a step" + (f" (predicted {format_seconds(predicted)})" if predicted else ""))
+    if (folder / STATUS).is_file():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            parts.append(str(json.loads((folder / STATUS).read_text())["status"]))
+    elif times and step < steps:
+        ends = time.localtime(now + (steps - step) * median(times))
+        parts.append(f"ends about {time.strftime('%Y-%m-%d %H:%M', ends)}, saves and evaluations apart")
+    return ", ".join(parts)
 
 
 main = command_of(__doc__, _run)

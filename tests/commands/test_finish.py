@@ -38,6 +38,14 @@ def test_the_folder_says_what_happened(tmp_path: Path, code: int, status: str, e
     assert (written["predicted_step_time_s"], written["measured_step_time_s"]) == (0.5, 0.6)
 
 
+def test_a_risen_loss_is_in_the_status(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "loss": 2.0 * step}) + "\n" for step in range(1, 41)))
+    assert main([str(tmp_path), "slurm-7.log", "0", "t"]) == 0
+    (said,) = json.loads((tmp_path / "status.json").read_text())["after"]
+    assert said.startswith("the loss is 71 in the last 10 steps, and was 4")
+
+
 def test_an_empty_folder_gets_a_status_too(tmp_path: Path) -> None:
     assert main([str(tmp_path), "slurm-7.log", "1", "t"]) == 0
     written = json.loads((tmp_path / "status.json").read_text())

@@ -85,6 +85,20 @@ def test_a_loss_that_rises_is_said_of_a_run_that_goes_on_and_of_one_that_has_end
     assert "has diverged" in health.rising([{"loss": 5.0}, {"loss": float("nan")}])
 
 
+def test_how_far_a_run_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"training": {"steps": 4000}, "predicted": {"step_time_s": 0.221}}))
+    assert health.where(tmp_path, 0.0) == "step 0 of 4,000"
+    rows = [{"step": step, "step_time_s": 0.599, "loss": 5.2} for step in range(1, 70)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    far, now = "step 69 of 4,000, loss 5.2, 599 ms a step (predicted 221 ms)", 1.8e9
+    ends = time.strftime("%Y-%m-%d %H:%M", time.localtime(now + 3931 * 0.599))
+    assert health.where(tmp_path, now) == f"{far}, ends about {ends}, saves and evaluations apart"
+    health.main([str(tmp_path)])
+    assert f"health: {tmp_path}: {far}, ends about " in capsys.readouterr().err
+    (tmp_path / "status.json").write_text(json.dumps({"status": "finished"}))
+    assert health.where(tmp_path, now) == f"{far}, finished"
+
+
 def test_the_command_imports_no_engine_and_ends_with_one_where_something_is_wrong(tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\ncat <<'END'\n{GPU.format(**{**WELL, 'errors': 7})}\nEND\n")
