@@ -131,6 +131,15 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, steps=None, missing=missing, assumed=tuple(kept))
 
 
+def places(reading: Reading, name: str) -> dict[str, str]:
+    """Choices that the file of this reading says for a command that names it, with their place there."""
+    if reading.fsdp:
+        return {"recompute": f"fsdp_config.{CHECKPOINTS[0]} in {name}"} if reading.setup.recompute == "full" else {}
+    said = {choice: place for choice, place in reading.elsewhere.items() if choice not in BY_THE_MODEL}
+    own = {"zero_stage": "zero_stage", "offload_optimizer": "offload_optimizer_device"} if reading.setup.zero_stage else {}
+    return {choice: f"deepspeed_config.{field} in {name}" for choice, field in own.items()} | said
+
+
 def _megatron(given: Given, precision: str) -> Reading:
     """The reading of a configuration for the Megatron-LM plugin. Raises InputError."""
     said = {term.ours: (term.theirs, given.get(term.theirs)) for term in PLUGIN}

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import yaml
@@ -69,6 +70,8 @@ class Overrides(NamedTuple):
     launcher: tuple[str, ...]
     said: Callable[[str, str], str]
     """A setting as such a word."""
+    bare: Mapping[str, Place] = MappingProxyType({})
+    """Flags without a value, by name."""
 
 
 def _adapters(words: Sequence[str]) -> str:
@@ -151,11 +154,12 @@ def trainers_flags(script: Script) -> Overrides | None:
 
 def flags_of(words: Sequence[Word], launcher: Sequence[str]) -> Overrides:
     given: dict[str, list[Word]] = {}
-    flag = ""
+    flag, flagged = "", dict[str, Word]()
     for one in words:
         name, equals, _ = one.text.partition("=")
         if name.startswith("--"):
             flag = name.removeprefix("--").replace("-", "_")
+            flagged[flag] = one
             given[flag] = [Word((shell.Piece(one.text[len(name) + 1 :]),))] if equals else []
         elif flag:
             given[flag].append(one)
@@ -169,7 +173,8 @@ def flags_of(words: Sequence[Word], launcher: Sequence[str]) -> Overrides:
         found = [_value(text) for text in said]
         content[name] = True if not found else found[0] if len(found) == 1 else found
     places = {name: Place(values[0], 0) for name, values in given.items() if len(values) == 1}
-    return Overrides(content, places, tuple(notes), tuple(launcher), lambda path, value: f"--{path} {shlex.quote(value)}")
+    bare = {name: Place(flagged[name], 0) for name, values in given.items() if not values}
+    return Overrides(content, places, tuple(notes), tuple(launcher), lambda path, value: f"--{path} {shlex.quote(value)}", bare)
 
 
 def _unpacked(words: Sequence[Word]) -> tuple[Word, ...]:
@@ -200,7 +205,9 @@ def changed(text: str, found: Overrides, changes: Mapping[str, Any]) -> str | No
     added = ""
     for path, value in changes.items():
         said = word(value)
-        if path not in found.places:
+        if path in found.bare and (span := found.bare[path].span()) is not None:
+            edits.append((span, found.said(path, said).encode()))
+        elif path not in found.places:
             added += " " + found.said(path, said)
         elif (span := found.places[path].span()) is None or shlex.quote(said) != said:
             return None

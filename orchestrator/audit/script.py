@@ -156,9 +156,12 @@ def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Sou
     if of.setup.recompute == "full":
         chosen["recompute"] = "full"
     reading = source.reading.divided_by(file) if of.setup.zero_stage or of.missing else source.reading
+    places = accelerate.places(of, path.name)
+    if "recompute" in places and source.reading.setup.recompute == "full":
+        places["recompute"] = f"gradient_checkpointing here and {places['recompute']}"
     said = [line for line in of.assumed if line.startswith("FSDP's")]
     reading = replace(reading, setup=replace(reading.setup, **chosen), missing=of.missing, fsdp=of.fsdp,
-                      assumed=(*reading.assumed, *said), unpriced=(*reading.unpriced, *of.unpriced))  # fmt: skip
+                      elsewhere=reading.elsewhere | places, assumed=(*reading.assumed, *said), unpriced=(*reading.unpriced, *of.unpriced))  # fmt: skip
     return structs.replace(source, reading=replace(reading, keys={**reading.keys, **{k: v for k, v in of.keys.items() if k == "gpus"}}))
 
 

@@ -60,6 +60,23 @@ GPUS: Final = Extensible("orchestrator.gpus", Gpu, {row["name"]: _gpu(row) for r
 """Catalog by name; other packages' entry points are part of it."""
 POWER_W: Final = {row["name"]: float(row["power_w"]) for row in _ROWS if row["power_w"]}
 DRIVER_NAMES: Final = {row["driver"]: row["name"] for row in _ROWS if row["driver"]}
+GEFORCE: Final = tuple(name for driver, name in DRIVER_NAMES.items() if driver.startswith("GeForce"))
+"""GPUs whose driver lets none reach another's memory over PCIe: what one sends the other passes the host's ("GeForce cards don't support
+GPU Direct P2P", NVIDIA/nccl issue 1309)."""
+THROUGH_HOST: Final = 0.6
+"""Share of a slot's bandwidth between two of these. nccl-tests' all-reduce on RTX 5090: 35 GB/s among 4, 28 among 8, of 63 (NVIDIA/nccl
+issue 1639), 0.56 and 0.44; copies between RTX 4090 in both directions 0.33 to 0.48 of 31.5 each (issue 814). With the share of any link
+that collectives reach (calibration's `inner_efficiency`, 0.8) it is 0.48."""
+
+
+def between_slots(gpu: Gpu) -> float:
+    """Bytes/s over PCIe from a GPU to another of its node.
+
+    >>> [round(between_slots(GPUS[name]) / GB, 1) for name in ("RTX-4090", "RTX-A6000")]
+    [18.9, 31.5]
+    """
+    return gpu.pcie * (THROUGH_HOST if gpu.name in GEFORCE else 1.0)
+
 
 NEAR: Final = 1.25
 """Times as high as another's a GPU's peak may be for the other to tell what it reaches: an H20 has a seventh of an H100's, which no power

@@ -6,6 +6,7 @@ gpu: H100-SXM-80GB            # a catalog name, or its figures: {name, memory, m
 gpus_per_node: 8
 levels:                       # from the inside out; size: a number of GPUs, node, or unlimited
 - {name: nvlink, size: node, bandwidth: nvlink, latency: 1.9 us}      # nvlink, pcie: the GPU's own, from the catalog
+                              # (pcie among GeForce cards, which have no peer-to-peer: 0.6 of it; say a figure where you measured one)
 - {name: infiniband, size: unlimited, bandwidth: 400 Gbit/s, latency: 4 us}
                               # of several types a bandwidth may be a list, one for each: [400 Gbit/s, 200 Gbit/s]
                               # mesh: true where each pair of GPUs has a link of its own and no switch (AMD's Infinity Fabric)
@@ -28,7 +29,7 @@ import msgspec
 
 from orchestrator.engines.megatron_versions import number
 from orchestrator.errors import InputError, nearest, unknown
-from orchestrator.hardware.catalog import GPUS
+from orchestrator.hardware.catalog import GPUS, between_slots
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, Stack, Vendor, is_cpu, segment, slowest
 from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, Key, parse, quantity, shown
 from orchestrator.recipe.cluster_fields import with_fields
@@ -115,7 +116,8 @@ def cluster_from(
     counted = sum(count for _, count in parts)
     if parts and counted != num_gpus:
         raise InputError("gpus", num_gpus, f"the cluster's types are {types} = {counted} GPUs; cluster.gpu= says other numbers")
-    host_bandwidth = min(_rate(f"{where}: host_bandwidth", tree["host_bandwidth"], one) for one in ([one for one, _ in parts] or [gpu]))
+    each = [one for one, _ in parts] or [gpu]
+    host_bandwidth = min(_rate(f"{where}: host_bandwidth", tree["host_bandwidth"], one, one.pcie) for one in each)
     host_memory = round(quantity(f"{where}: host_memory", tree["host_memory"], BYTES))
     software = _software(tree.get("software"), where, gpu, software)
     of_each = [_levels(tree["levels"], where, num_gpus, node, one, (index, len(parts))) for index, (one, _) in enumerate(parts)]
@@ -172,7 +174,7 @@ def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu, part: tupl
             Level(
                 name=_text(f"{key}.name", item["name"]),
                 size=size,
-                bandwidth=_rate(f"{key}.bandwidth", _of_part(f"{key}.bandwidth", item["bandwidth"], part), gpu),
+                bandwidth=_rate(f"{key}.bandwidth", _of_part(f"{key}.bandwidth", item["bandwidth"], part), gpu, between_slots(gpu)),
                 latency=quantity(f"{key}.latency", item["latency"], SECONDS, zero=True, most=MOST_LATENCY_S),
                 source=str(item.get("source") or ""),
                 mesh=parse(Key(name=f"{key}.mesh", type=bool, help=""), item.get("mesh") or "false"),
@@ -198,12 +200,13 @@ MOST_LATENCY_S: Final = 0.1
 _OWN_LINK = re.compile(r"(nvlink|pcie)(?: */ *([1-9]))?\Z")
 
 
-def _rate(key: str, raw: Any, gpu: Gpu) -> float:
-    """Bytes/s: a number and a unit, or the GPU's own link, "nvlink" or "pcie", of which "pcie / 2" is the half."""
+def _rate(key: str, raw: Any, gpu: Gpu, pcie: float) -> float:
+    """Bytes/s: a number and a unit, or the GPU's own link, "nvlink" or "pcie", of which "pcie / 2" is the half. `pcie`: bytes/s of the
+    latter, to the host or to another GPU."""
     match = _OWN_LINK.match(raw) if isinstance(raw, str) else None
     if match is None:
         return quantity(key, raw, RATES)
-    whole: float = getattr(gpu, match.group(1))
+    whole = gpu.nvlink if match.group(1) == "nvlink" else pcie
     if not whole:
         raise InputError(key, shown(raw), f"is not known of {gpu.name}: give a number and a unit, such as 63 GB/s")
     return whole / int(match.group(2) or 1)

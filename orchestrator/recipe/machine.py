@@ -6,7 +6,7 @@ import msgspec
 
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
-from orchestrator.hardware.catalog import GPUS, by_driver_name
+from orchestrator.hardware.catalog import GPUS, between_slots, by_driver_name
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
 from orchestrator.recipe.clusters import UNSAID, changed, changed_cluster, cluster_from, read_named, stored
 from orchestrator.recipe.keys import Inputs
@@ -104,7 +104,7 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
     linked = machine.nvlink and gpu.nvlink > 0
     amd = gpu.vendor == "amd"
     links = ("xgmi", gpu.nvlink * min(1.0, (machine.num_gpus - 1) / XGMI_PEERS)) if amd else ("nvlink", gpu.nvlink)
-    name, bandwidth, latency = (*links, NVLINK_LATENCY) if linked else ("pcie", gpu.pcie, PCIE_LATENCY)
+    name, bandwidth, latency = (*links, NVLINK_LATENCY) if linked else ("pcie", between_slots(gpu), PCIE_LATENCY)
     source = "rocm-smi, AMD data sheets" if amd else "nvidia-smi, NVIDIA datasheets"
     return Cluster(
         name="here",

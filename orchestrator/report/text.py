@@ -15,6 +15,7 @@ from rich.text import Text
 
 from orchestrator.cost.memory_policy import USUAL_RISK
 from orchestrator.cost.uncertainty import BEYOND, pairs_of
+from orchestrator.hardware.catalog import between_slots
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.routing import Unevenness, times
 from orchestrator.model.spec import ModelSpec
@@ -27,7 +28,7 @@ from orchestrator.strategy.divisible import batches, counts, left_over
 from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, PUBLISHED, RANK_ORDER, option_words, unusual
-from orchestrator.units import TFLOPS, format_amount, format_bytes, format_count, format_seconds
+from orchestrator.units import GB, TFLOPS, format_amount, format_bytes, format_count, format_seconds
 
 WIDTH = 100
 """Columns that every terminal and log has."""
@@ -328,8 +329,14 @@ def _causes(heading: str, causes: dict[str, float], unit: str, total: float) -> 
 
 
 def _stack(cluster: Cluster) -> str:
-    """The words that say that the nodes' software is taken to be as it comes; "" where it is not."""
-    return "; a stock stack, unless cluster.stack=tuned" if cluster.stack == "stock" and not cluster.is_cpu else ""
+    """The words that the nodes' software is taken to be as it comes, and traffic to pass the host's memory; "" where neither is."""
+    stock = "; a stock stack, unless cluster.stack=tuned" if cluster.stack == "stock" and not cluster.is_cpu else ""
+    slots = between_slots(cluster.gpu)
+    staged = [level.name for level in cluster.levels if level.bandwidth == slots < cluster.gpu.pcie]
+    if not staged:
+        return stock
+    said = f"{slots / GB:.1f} GB/s among GPUs, as {cluster.gpu.name} has no peer-to-peer"
+    return f"{stock}; {said}, unless cluster.levels.{staged[0]}.bandwidth="
 
 
 def _source(plan: Plan) -> str:

@@ -99,3 +99,26 @@ def test_supervised_training_under_accelerate_s_fsdp_is_changed_by_its_words_alo
     wider = next(change for change in found.changes if change.what.startswith("micro_batch_size"))
     assert "+" in wider.diff
     assert "--deepspeed" not in wider.diff
+
+
+def test_recompute_under_accelerate_is_changed_at_its_flag_or_said_where_accelerate_s_file_has_it(tmp_path: Path) -> None:
+    """The flag stayed, with its opposite at the end of the command; beside accelerate's own word there was "no place" for the change."""
+    (tmp_path / "fsdp2.yaml").write_text(FSDP2)
+    (tmp_path / "sft.sh").write_text(TRL.format(program="sft", more=""))
+    without = next(one for one in so.audit(tmp_path / "sft.sh", gpus=8, cluster="dgx_h100").changes if "recompute full -> none" in one.what)
+    assert without.text == TRL.format(program="sft", more="").replace("checkpointing", "checkpointing false")
+    (tmp_path / "fsdp2.yaml").write_text(FSDP2.replace("fsdp_version: 2", "fsdp_version: 2, fsdp_activation_checkpointing: true"))
+    found = so.audit(tmp_path / "sft.sh", gpus=8, cluster="dgx_h100")
+    without = next(one for one in found.changes if "recompute full -> none" in one.what)
+    place = "gradient_checkpointing here and fsdp_config.fsdp_activation_checkpointing in fsdp2.yaml"
+    assert without.elsewhere == f"recompute=none is said by {place}"
+    assert "no place where" not in str(found).partition("\n2. ")[0]
+
+
+def test_the_zero_stage_that_accelerate_s_file_says_is_named_there(tmp_path: Path) -> None:
+    """The audit said "the file has no place where this could be said", of a stage that deepspeed_config has."""
+    (tmp_path / "fsdp2.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_processes: 8\n")
+    (tmp_path / "sft.sh").write_text(TRL.format(program="sft", more=""))
+    changes = so.audit(tmp_path / "sft.sh", gpus=8, cluster="dgx_h100").changes
+    stage = next(one for one in changes if one.what.startswith("zero_stage 3 -> "))
+    assert stage.elsewhere == "zero_stage=1 is said by deepspeed_config.zero_stage in fsdp2.yaml"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -51,3 +53,18 @@ def test_a_plan_for_nodes_that_nobody_spoke_of_says_what_its_prices_take_them_fo
     assert "a stock stack, unless cluster.stack=tuned" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", *SHAPE, "cluster=dgx_h100"]) == 0
     assert "stack" not in capsys.readouterr().out
+
+
+def test_a_plan_for_geforce_cards_says_that_their_traffic_passes_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from orchestrator.__main__ import main
+
+    def said(gpu: str, bandwidth: str) -> str:
+        level = f"{{name: slots, size: node, bandwidth: {bandwidth}, latency: 5 us}}"
+        text = f"gpu: {gpu}\ngpus_per_node: 4\nlevels: [{level}]\nhost_bandwidth: pcie\nhost_memory: 64 GB\n"
+        (tmp_path / "c.yaml").write_text(text)
+        assert main(["plan", "recipe=gpt_tiny", f"cluster={tmp_path / 'c.yaml'}", "gpus=4"]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "; 18.9 GB/s among GPUs, as RTX-4090 has no peer-to-peer, unless cluster.levels.slots.bandwidth=" in said("RTX-4090", "pcie")
+    assert "peer-to-peer" not in said("RTX-4090", "25 GB/s")
+    assert "peer-to-peer" not in said("RTX-A6000", "pcie")

@@ -385,7 +385,27 @@ def test_every_gpu_of_the_catalog_is_planned_for_where_it_is_found(gpu: Gpu) -> 
         linked = nvlink and gpu.nvlink > 0
         links = ("nvlink", gpu.nvlink) if gpu.vendor == "nvidia" else ("xgmi", gpu.nvlink * 3 / 7)  # of seven to the other three
         assert (cluster.name, cluster.gpu, cluster.host_bandwidth) == ("here", gpu, gpu.pcie)
-        assert (cluster.levels[0].name, cluster.levels[0].bandwidth) == (links if linked else ("pcie", gpu.pcie))
+        assert (cluster.levels[0].name, cluster.levels[0].bandwidth) == (
+            links if linked else ("pcie", gpu.pcie * (0.6 if gpu.name in GEFORCE else 1))
+        )
+
+
+GEFORCE = ("RTX-3090", "RTX-4090", "RTX-5090")
+"""Cards without peer-to-peer, whose traffic passes the host's memory."""
+
+
+@pytest.mark.parametrize("name", ["RTX-3090", "RTX-4090", "RTX-5090", "RTX-A6000", "TITAN-RTX", "L40S", "H100-PCIE-80GB"])
+def test_pcie_between_geforce_cards_passes_the_host_s_memory(name: str) -> None:
+    """It was the whole slot's, 31.5 GB/s among RTX 4090, of which nccl-tests reach about half."""
+    level = {"name": "pcie", "size": "node", "latency": "5 us"}
+    tree: dict[str, Any] = {"gpu": name, "gpus_per_node": "4", "host_memory": "64 GB", "host_bandwidth": "pcie"}
+    found = cluster_from({**tree, "levels": [{**level, "bandwidth": "pcie"}]}, "c", "c", 4)
+    share = 0.6 if name in GEFORCE else 1
+    assert found.levels[0].bandwidth == pytest.approx(share * GPUS[name].pcie)
+    assert found.host_bandwidth == GPUS[name].pcie
+    half = cluster_from({**tree, "levels": [{**level, "bandwidth": "pcie / 2"}]}, "c", "c", 4)
+    assert half.levels[0].bandwidth == pytest.approx(share * GPUS[name].pcie / 2)
+    assert cluster_from({**tree, "levels": [{**level, "bandwidth": "25 GB/s"}]}, "c", "c", 4).levels[0].bandwidth == 25e9
 
 
 def test_a_level_takes_the_gpus_own_link(tmp_path: Path) -> None:
