@@ -16,7 +16,7 @@ from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.rl import text
 from orchestrator.rl.choose import Chosen
-from orchestrator.rl.job import RlJob
+from orchestrator.rl.job import WRITTEN, RlJob
 from orchestrator.rl.programs import PROGRAMS
 from orchestrator.rl.step import Step, longest
 from orchestrator.words.rollouts import LANGUAGES, Rollout
@@ -98,7 +98,7 @@ def check_asked(job: RlJob, training: Training, name: str) -> None:
     if keys.algorithm == "dpo":
         why = "verl and slime have no DPO, and NeMo RL's takes no packed samples (algorithms/dpo.py)"
         raise InputError("write", name, f"is written for rl.algorithm=grpo or ppo: {why}")
-    if keys.algorithm not in ("grpo", "ppo"):
+    if keys.algorithm not in WRITTEN:
         raise InputError("write", name, f"is written for rl.algorithm=grpo or ppo, and {keys.algorithm} has settings of its own")
     if keys.critic is not None and name == "slime":
         raise InputError("rl.critic", keys.critic, "is not told to slime: its critic is of the policy's size and layout")

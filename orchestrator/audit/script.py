@@ -161,7 +161,8 @@ def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Sou
         places["recompute"] = f"gradient_checkpointing here and {places['recompute']}"
     said = [line for line in of.assumed if line.startswith("FSDP's")]
     reading = replace(reading, setup=replace(reading.setup, **chosen), missing=of.missing, fsdp=of.fsdp,
-                      elsewhere=reading.elsewhere | places, assumed=(*reading.assumed, *said), unpriced=(*reading.unpriced, *of.unpriced))  # fmt: skip
+                      elsewhere=reading.elsewhere | places, assumed=(*reading.assumed, *said),
+                      unpriced=(*reading.unpriced, *of.unpriced))  # fmt: skip
     return structs.replace(source, reading=replace(reading, keys={**reading.keys, **{k: v for k, v in of.keys.items() if k == "gpus"}}))
 
 

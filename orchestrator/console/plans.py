@@ -21,6 +21,7 @@ from orchestrator.recipe import Settings
 from orchestrator.report.comparison import comparison_tables, sweep_table
 from orchestrator.report.memory import risk_key
 from orchestrator.report.text import choice
+from orchestrator.rl.job import GENERATES_NOTHING, WRITTEN
 from orchestrator.screen import SearchProgress, next_text, not_here_text, notes_text, screen, show_found
 from orchestrator.search.unasked import seconds_of
 from orchestrator.units import format_amount, format_seconds
@@ -129,7 +130,11 @@ def _plan_rl(settings: Settings, *, as_json: bool, out: Sequence[str]) -> None:
     else:
         print(settings.why_cluster)
         print(answer)
-        print("Next: write=verl,nemo_rl,slime out=FOLDER writes both halves for these programs; rl.tp=2 rl.placement=split asks for others")
+        asks = "rl.tp=2 rl.placement=split asks for others"
+        if (job := settings.reinforcement) is not None and job.keys.algorithm in WRITTEN:
+            print(f"Next: write=verl,nemo_rl,slime out=FOLDER writes both halves for these programs; {asks}")
+        elif job is not None and job.keys.algorithm not in GENERATES_NOTHING:
+            print(f"Next: {asks}")
     if out:
         print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
 

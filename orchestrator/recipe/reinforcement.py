@@ -13,7 +13,7 @@ from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
 from orchestrator.recipe.lengths import said_lengths
-from orchestrator.rl.job import GENERATES_NOTHING, Responses, RlJob, RlKeys
+from orchestrator.rl.job import BY_A_REFERENCE, GENERATES_NOTHING, Responses, RlJob, RlKeys
 from orchestrator.rl.programs import NEMO_RL, PROGRAMS
 from orchestrator.rl.step import longest
 
@@ -50,12 +50,15 @@ def with_task(merged: Flat, layers: Sequence[Flat], *, known: bool) -> Flat:
     for name in OF_THE_STEP:
         if name in said:
             raise InputError(name, shown(said[name].text), "follows from rl.prompts, rl.samples, rl.updates and the lengths in task=rl")
-    for name in NEEDED:
-        if f"rl.{name}" not in merged:
-            raise InputError(f"rl.{name}", None, "is missing: task=rl needs it", [f"rl.{each}" for each in NEEDED])
+    algorithm = value_of(merged, "rl.algorithm", RlKeys.algorithm)
+    pair = {"rl.samples": Given(2, "2")} if algorithm in GENERATES_NOTHING and "rl.samples" not in merged else {}
+    if lacking := [f"rl.{name}" for name in NEEDED if f"rl.{name}" not in merged | pair]:
+        raise InputError(lacking[0], None, f"is missing: task=rl needs {'=, '.join(lacking)}=")
+    if algorithm in BY_A_REFERENCE and value_of(merged, "rl.reference", None) is False:
+        raise InputError("rl.reference", "false", f"is not possible: the loss of rl.algorithm={algorithm} compares with a reference")
     kept = {name: value for name, value in merged.items() if name not in OF_THE_STEP and (name in said or name not in LEARNING)}
     usual = {name: Given(value, str(value)) for name, value in USUAL.items() if name not in kept}
-    return kept | usual | {name: Given(1, "1") for name in ("train.global_batch_size", "train.seq_length")}
+    return kept | usual | pair | {name: Given(1, "1") for name in ("train.global_batch_size", "train.seq_length")}
 
 
 def rl_job(merged: Flat, architecture: Architecture, model_of: Callable[[str], Architecture]) -> RlJob | None:

@@ -12,6 +12,10 @@ from orchestrator.values import Value
 
 Algorithm = Literal["grpo", "ppo", "dpo", "online_dpo", "distill"]
 GENERATES_NOTHING: Final = ("dpo",)
+WRITTEN: Final = ("grpo", "ppo")
+"""What verl's, NeMo RL's and slime's files are written for."""
+BY_A_REFERENCE: Final = ("dpo", "online_dpo")
+"""Their loss takes a frozen model's log-probabilities, whatever rl.reference says."""
 """Algorithms that learn from given responses."""
 Placement = Literal["auto", "colocated", "split"]
 Reward = Literal["rule", "model"]
@@ -77,7 +81,7 @@ class RlKeys(Value, frozen=True, kw_only=True):
         low=1, high=MOST)] = None  # fmt: skip
     algorithm: Annotated[Algorithm, Key(
         "rl.algorithm",
-        "grpo; ppo: with a critic; dpo: pairs of given responses (rl.samples=2), nothing is generated; online_dpo: pairs of the step's own "
+        "grpo; ppo: with a critic; dpo: pairs of given responses, nothing is generated; online_dpo: pairs of the step's own "
         "samples; both by a reference; distill: by a teacher's log-probabilities")] = "grpo"  # fmt: skip
     critic: Annotated[str | None, _model("critic")] = None
     reward_model: Annotated[str | None, _model("reward_model")] = None

@@ -16,7 +16,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.training import Lengths, Training
 from orchestrator.plan import Plan
 from orchestrator.rl.generation import Generation, dealt
-from orchestrator.rl.job import RlJob, RlKeys
+from orchestrator.rl.job import BY_A_REFERENCE, RlJob, RlKeys
 from orchestrator.rl.lengths import drawn, squares
 from orchestrator.rl.programs import PROGRAMS
 from orchestrator.units import GB
@@ -211,7 +211,7 @@ def forwards(keys: RlKeys) -> list[tuple[str, Model]]:
     learns = keys.algorithm in ("grpo", "ppo")
     each: list[tuple[str, Model, bool]] = [
         ("reward", "reward", keys.reward == "model"),
-        ("reference log-probabilities", "reference", keys.reference or keys.algorithm in ("dpo", "online_dpo")),
+        ("reference log-probabilities", "reference", keys.reference or keys.algorithm in BY_A_REFERENCE),
         ("teacher log-probabilities", "teacher", keys.algorithm == "distill"),
         ("old log-probabilities", "policy", learns),
         ("values", "critic", keys.algorithm == "ppo"),

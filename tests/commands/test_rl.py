@@ -60,7 +60,13 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
         ((*WORDS[:4], "rl.prompts=1000000", "rl.samples=3", "rl.prompt_length=200", *LENGTHS), "rl.samples=3: makes 3,000,000 samples"),
         ((*WORDS, *LENGTHS, "rl.updates=257"), "rl.updates=257: is more than the 256 samples of a step"),
         ((*WORDS, "rl.response_length=none.csv"), "rl.response_length=none.csv: is no mean, no mean+deviation, and as a file"),
-        (WORDS, "rl.response_length: is missing"),
+        (WORDS, "rl.response_length: is missing: task=rl needs rl.response_length=\n"),
+        ((*WORDS[:4], "rl.samples=2"), "rl.prompts: is missing: task=rl needs rl.prompts=, rl.prompt_length=, rl.response_length=\n"),
+        ((*WORDS[:4], "rl.algorithm=dpo"), "rl.prompts: is missing: task=rl needs rl.prompts=, rl.prompt_length=, rl.response_length=\n"),
+        (
+            (*WORDS[:5], WORDS[6], *LENGTHS, "rl.algorithm=dpo", "rl.reference=false"),
+            "rl.reference=false: is not possible: the loss of rl.",
+        ),
         ((*WORDS, *LENGTHS, "train.global_batch_size=64"), "train.global_batch_size=64: follows from rl.prompts"),
         ((*WORDS[1:4], "rl.prompts=32"), "rl.prompts=32: is of reinforcement learning: task=rl beside it"),
         ((*WORDS[:5], "rl.samples=1", WORDS[6], *LENGTHS, "rl.algorithm=online_dpo"), "rl.samples=1: makes no pair"),
@@ -223,3 +229,18 @@ def test_an_engine_that_is_asked_for_is_tried_on_every_division_that_it_divides(
         "prompts": 32, "samples": 8, "prompt_length": 200, "response_length": 800, "tp": 4, "placement": "split",
         "staleness": 1})  # fmt: skip
     assert (found.step.generation.layout.tp, found.step.generation_gpus) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("rl.samples=8",), "Next: write=verl,nemo_rl,slime out=FOLDER writes both halves for these programs; rl.tp=2 rl.placement=split"),
+        (("rl.samples=2", "rl.algorithm=online_dpo"), "Next: rl.tp=2 rl.placement=split asks for others"),
+        (("rl.algorithm=dpo",), ""),  # of pairs, whatever rl.samples is left out
+    ],
+)
+def test_what_is_advised_next_is_taken(words: tuple[str, ...], advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under dpo, write= (which refuses it) and choices of a generation that it has not were advised."""
+    assert main(["plan", *WORDS[:5], WORDS[6], *LENGTHS, *words]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: ")]
+    assert [line.startswith(advice) for line in said] == [True] * bool(advice)
