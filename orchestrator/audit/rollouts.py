@@ -58,6 +58,8 @@ def otherwise(content: Mapping[str, Any], command: Sequence[str] = ()) -> str:
 
     >>> otherwise({"stage": "kto"})[:36]
     'stage=kto: a reference model passes '
+    >>> otherwise({"stage": "dpo", "pref_loss": "orpo"})[10:80]
+    'pref_loss=orpo: a sample is a chosen and a rejected response, twice th'
     >>> otherwise({"beta": 0.1}, ("accelerate", "launch", "trl/scripts/dpo.py"))[:39]
     'dpo.py: a sample is a chosen and a reje'
     >>> otherwise({"stage": "sft", "beta": 0.1}), otherwise({"learning_rate": 0.1}, ("torchrun", "sft.py"))
@@ -67,6 +69,7 @@ def otherwise(content: Mapping[str, Any], command: Sequence[str] = ()) -> str:
     named |= {"reward_model": "reward"} if content.get("reward_model") is True else {}
     named |= {name: name for name in ("dpo", "rm") if section(content, name) and section(content, "policy")}
     said, kind = next(((name if name == kind else f"{name}={kind}", kind) for name, kind in named.items()), ("", ""))
+    perhaps = ""
     if not named:
         word, found = next(((word, match) for word in command if (match := PROGRAM.search(word))), ("", None))
         said, kind = (word.rpartition("/")[2], found.group(1)) if found else ("", "")
@@ -74,10 +77,16 @@ def otherwise(content: Mapping[str, Any], command: Sequence[str] = ()) -> str:
             said, kind = "rlhf_type=dpo", "dpo"  # ms-swift's own where nothing is said
         elif not kind and content.get("beta") is not None and not isinstance(content["beta"], dict):
             said, kind = f"beta={content['beta']}", "dpo" if content.get("num_generations") is None else "grpo"
+            perhaps = " (ORPO and CPO, whose files look alike, have none)" if kind == "dpo" else ""
+    if kind == "dpo" and (loss := str(content.get("pref_loss")).lower()) in PAIRS and loss not in REFERRED:
+        said, kind = f"{said} pref_loss={loss}", loss
     if not kind or kind in ALIKE or of_a_policy(content):
         return ""
     more = ["a sample is a chosen and a rejected response, twice the time and activations of one"] if kind in PAIRS else []
-    more += ["a reference model passes them too, with weights of its own unless adapters are trained"] if kind in REFERRED else []
+    reference = f"a reference model passes them too, with weights of its own unless adapters are trained{perhaps}"
+    if str(content.get("precompute_ref_log_probs")).lower() == "true":
+        reference = "a reference model passes all samples before the first step (precompute_ref_log_probs)"
+    more += [reference] if kind in REFERRED else []
     more += ["generation, rewards and other models are not in it"] if kind in GENERATED else []
     whole = f" (plan task=rl rl.algorithm={kind} prices the whole job)" if kind in get_args(Algorithm) else ""
     return f"{said}: {'; '.join(more or ['its loss takes what nobody here knows'])}. Priced is supervised training alone{whole}"

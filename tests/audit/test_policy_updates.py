@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator as so
+from orchestrator.audit import formats
 from orchestrator.audit.audit import Audit
 
 VERL = """\
@@ -122,3 +123,25 @@ def test_the_zero_stage_that_accelerate_s_file_says_is_named_there(tmp_path: Pat
     changes = so.audit(tmp_path / "sft.sh", gpus=8, cluster="dgx_h100").changes
     stage = next(one for one in changes if one.what.startswith("zero_stage 3 -> "))
     assert stage.elsewhere == "zero_stage=1 is said by deepspeed_config.zero_stage in fsdp2.yaml"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("stage: dpo\npref_loss: sigmoid", "with weights of its own unless adapters are trained. Priced"),
+        ("stage: dpo\npref_loss: simpo", ""),  # LLaMA-Factory's finetuning_args.py, use_ref_model
+        ("stage: dpo\npref_loss: orpo", ""),
+        ("beta: 0.1", "unless adapters are trained (ORPO and CPO, whose files look alike, have none). Priced"),
+        (
+            "beta: 0.1\nprecompute_ref_log_probs: true",
+            "a reference model passes all samples before the first step (precompute_ref_log_probs)",
+        ),
+    ],
+)
+def test_a_reference_model_is_said_where_the_loss_has_one(tmp_path: Path, settings: str, said: str) -> None:
+    (tmp_path / "run.yaml").write_text(f"{settings}\nper_device_train_batch_size: 1\nlearning_rate: 5.0e-6\nbf16: true\nmax_length: 2048\n")
+    reading = formats.read((tmp_path / "run.yaml").read_text(), "run.yaml").reading
+    assert "twice the time and activations" in reading.otherwise
+    assert ("reference model" in reading.otherwise) == bool(said)
+    assert said in reading.otherwise
+    assert not any("precompute" in line for line in reading.unknown)
