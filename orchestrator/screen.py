@@ -197,6 +197,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         chance, pins = Planner(settings).chance_of_not_fitting(plan), settings.pins.given() if found.none_cautious else None
         own = plan.prices is not None and plan.prices.own_peaks
         say(risk_text(chance, found.limit, pins, own_peaks=own))
+    if settings.model_type is not None and (why := ENGINES[plan.engine].why_no_exchange(plan.model, settings.model_type)):
+        say(f"weights of model_type={settings.model_type} are another network's: {why}")
     if settings.unseen:
         say("images: what looks at them (vision_config) is left out: weights, bytes and seconds are the text model's alone")
     for resort in LAST_RESORTS:
@@ -297,8 +299,7 @@ def not_here_text(settings: Settings) -> str:
     out."""
     found = elsewhere(settings.run)
     lines = [f"note: {key}={path} is not on this machine: taken as it is, not checked\n" for key, path in found]
-    if settings.not_read:
-        lines.append(f"note: model.hf_config: {', '.join(settings.not_read)}: of other kinds of models than its model_type, not read\n")
+    lines += [f"note: model.hf_config: {said}\n" for said in settings.not_read]
     return "".join(lines)
 
 

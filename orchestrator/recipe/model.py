@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import gcd, lcm
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -76,10 +76,27 @@ def leaves_images_out(merged: Flat, architecture: Architecture) -> bool:
     return isinstance(read_object(Path(path), "model.hf_config", path).get("vision_config"), dict)
 
 
-def fields_not_read(merged: Flat, architecture: Architecture) -> tuple[str, ...]:
-    """What model.hf_config= has of other kinds of models, which its model type's reader leaves out."""
+def read_otherwise(merged: Flat, architecture: Architecture) -> tuple[str, ...]:
+    """What model.hf_config= says that its model type's reader leaves out, in sentences."""
+    config = _config_read(merged, architecture)
+    if config is None:
+        return ()
+    fields, head = families.not_read(config), families.without_head(config)
+    found = [f"{', '.join(fields)}: of other kinds of models than its model_type, not read"] if fields else []
+    if head is not None:
+        found.append(f"architectures={head} has no head: planned with the vocabulary's, as in pretraining")
+    return tuple(found)
+
+
+def model_type(merged: Flat, architecture: Architecture) -> str | None:
+    """The model_type of model.hf_config=, where a reader read it."""
+    config = _config_read(merged, architecture)
+    return None if config is None else config.get("model_type")
+
+
+def _config_read(merged: Flat, architecture: Architecture) -> Mapping[str, Any] | None:
     path = value_of(merged, "model.hf_config", None)
-    return () if path is None or architecture.traced is not None else families.not_read(read_object(Path(path), "model.hf_config", path))
+    return None if path is None or architecture.traced is not None else read_object(Path(path), "model.hf_config", path)
 
 
 def model_of(name: str) -> Architecture:

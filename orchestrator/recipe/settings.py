@@ -43,11 +43,12 @@ from orchestrator.recipe.model import (
     architecture_of,
     check_positions,
     check_precision,
-    fields_not_read,
     label_of,
     leaves_images_out,
     model_of,
+    model_type,
     padded_for_every_layout,
+    read_otherwise,
     training_of,
     with_epochs,
     with_fp8_recipe,
@@ -124,7 +125,9 @@ class Settings(Actions, frozen=True, kw_only=True):
     unseen: bool = False
     """Whether the model looks at images, and its text model alone is planned."""
     not_read: tuple[str, ...] = ()
-    """Fields of model.hf_config= that belong to other kinds of models."""
+    """What model.hf_config= says that was not read, in sentences."""
+    model_type: str | None = None
+    """The model_type of model.hf_config=."""
     software_unsaid: bool = False
     """Whether nobody said which releases the image of container.image= has."""
     explain_cluster: Cluster | None = None
@@ -212,7 +215,8 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         epochs=value_of(merged, "train.epochs", None),
         packs_unasked=bool(trained.training.packing) and "data.packing" not in merged and plan is None and continued is None,
         unseen=plan is None and leaves_images_out(merged, trained.architecture),
-        not_read=fields_not_read(merged, trained.architecture) if plan is None else (),
+        not_read=read_otherwise(merged, trained.architecture) if plan is None else (),
+        model_type=model_type(merged, trained.architecture) if plan is None else None,
         software_unsaid=plan is None and _is_software_unsaid(merged),
         explain_cluster=explain_cluster,
         slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),

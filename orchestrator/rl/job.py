@@ -15,7 +15,7 @@ GENERATES_NOTHING: Final = ("dpo",)
 WRITTEN: Final = ("grpo", "ppo")
 """What verl's, NeMo RL's and slime's files are written for."""
 BY_A_REFERENCE: Final = ("dpo", "online_dpo")
-"""Their loss takes a frozen model's log-probabilities, whatever rl.reference says."""
+"""Algorithms whose loss takes a frozen model's log-probabilities, whatever rl.reference says."""
 """Algorithms that learn from given responses."""
 Placement = Literal["auto", "colocated", "split"]
 Reward = Literal["rule", "model"]

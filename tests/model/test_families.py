@@ -239,7 +239,8 @@ BAD_CONFIGS: list[tuple[Any, str]] = [
     (LLAMA_CONFIG | {"rms_norm_eps": float("inf")}, "model.hf_config.rms_norm_eps=inf: must be a number of at least 0"),
     (
         LLAMA_CONFIG | {"rope_scaling": LLAMA_CONFIG["rope_scaling"] | {"high_freq_factor": 2.0}},
-        "model.hf_config.rope_scaling.high_freq_factor=2.0: megatron-core's llama3 scaling fixes it; only 4.0 can be expressed",
+        "model.hf_config.rope_scaling.high_freq_factor=2.0: megatron-core's llama3 scaling fixes it (engine=deepspeed takes the model's "
+        "own code: python -m orchestrator.describe, then model.description=); only 4.0 can be expressed",
     ),
     (LLAMA_CONFIG | {"rope_scaling": 8}, "model.hf_config.rope_scaling=8: must be an object"),
     (

@@ -113,3 +113,32 @@ def test_fields_of_other_kinds_of_models_are_said_to_be_left_out(
         printed = "".join(capsys.readouterr())
         assert (f"note: model.hf_config: {said}: of other kinds of models than its model_type, not read" in printed) == bool(said)
         assert ("of other kinds of models" in printed) == bool(said)
+
+
+BERT = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,
+        "vocab_size": 256, "max_position_embeddings": 128}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "engine", "another", "head"),
+    [
+        ({"architectures": ["BertModel"]}, "megatron", True, "BertModel"),
+        ({"architectures": ["BertForMaskedLM"]}, "megatron", True, ""),
+        ({"model_type": "megatron-bert", "architectures": ["MegatronBertForMaskedLM"]}, "megatron", False, ""),
+        ({"architectures": ["BertModel"]}, "deepspeed", False, "BertModel"),
+        ({"model_type": "megatron-bert"}, "deepspeed", True, ""),
+        (LLAMA | {"architectures": ["LlamaForCausalLM"]}, "megatron", False, ""),
+        (LLAMA | {"architectures": ["LlamaModel"]}, "megatron", False, "LlamaModel"),
+    ],
+)
+def test_a_model_that_the_engine_has_otherwise_or_with_another_head_is_said(
+    fields: dict[str, Any], engine: str, another: bool, head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A post-norm BERT, and an embedding model, were planned as megatron-core's pre-norm masked-LM pretraining without a word."""
+    (tmp_path / "config.json").write_text(json.dumps(BERT | fields))
+    words = [f"model.hf_config={tmp_path / 'config.json'}", "gpus=1", "cluster=cpu", "train.global_batch_size=4", "train.seq_length=64"]
+    assert main(["plan", *words, f"engine={engine}"]) == 0
+    printed = " ".join("".join(capsys.readouterr()).split())
+    kind = (BERT | fields)["model_type"]
+    assert (f"weights of model_type={kind} are another network's: engine={engine} has a " in printed) == another
+    assert (f"note: model.hf_config: architectures={head} has no head: planned with the vocabulary's" in printed) == bool(head)

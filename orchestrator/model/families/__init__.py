@@ -165,6 +165,17 @@ class _Seen(dict[str, Any]):
         return super().__getitem__(key)
 
 
+def without_head(config: Mapping[str, Any]) -> str | None:
+    """transformers' class of a model without any head (an embedding model), which is planned with the vocabulary's; None: no such.
+
+    >>> [without_head({"architectures": [name]}) for name in ("BertModel", "GPT2LMHeadModel", "LlamaForCausalLM")]
+    ['BertModel', None, None]
+    """
+    named = config.get("architectures")
+    first = str(named[0]) if isinstance(named, list) and named else ""
+    return first if first.endswith("Model") and not first.endswith(VOCABULARY_HEADS) else None
+
+
 def not_read(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields of other kinds of models, as "name=value", that the model type's reader does not look at, as transformers' class doesn't.
 

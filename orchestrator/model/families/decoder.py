@@ -13,6 +13,7 @@ from orchestrator.model.parts.mlp import Mlp
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Llama 3's scaling of rotary positions, fixed in megatron-core (rotary_pos_embedding.py, _apply_scaling); only the factor can be
 chosen."""
+BY_ITS_CODE = "engine=deepspeed takes the model's own code: python -m orchestrator.describe, then model.description="
 SCALINGS = ("default", "llama3", "linear", "yarn", "longrope")
 """transformers' names of the ways to stretch rotary positions that an Architecture can have."""
 
@@ -30,7 +31,7 @@ def rope(config: HfConfig, default_base: int = 10000) -> dict[str, Any]:
             return {"rotary_base": base}
         if kind == "llama3":
             for name, expected in LLAMA3_ROPE.items():
-                section.refuse_unless(name, expected, "megatron-core's llama3 scaling fixes it")
+                section.refuse_unless(name, expected, f"megatron-core's llama3 scaling fixes it ({BY_ITS_CODE})")
         if kind == "longrope" and "factor" not in section.fields:
             # modeling_rope_utils.py: how much longer the longest sequence is than what the frequencies were made for.
             trained = section.optional_integer("original_max_position_embeddings") or config.integer("original_max_position_embeddings")
