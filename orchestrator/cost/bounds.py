@@ -90,6 +90,8 @@ def beside(costs: CostModel, before: Candidate, after: Candidate, modes: Sequenc
         return _nothing
     if _everywhere(costs, after) < _everywhere(costs, before):
         return _nothing
+    if costs.same_passes(before, after):  # what differs is the same in every mode, and the share of the weakest one's seconds the largest
+        modes = modes[:1]
     kinds = [(kind, mode, layer.recomputable) for kind, layer in costs.kinds.items() for mode in (modes if layer.recomputable else NONE)]
     olds = [costs.layer(before, kind, mode) for kind, mode, _ in kinds]
     share, slowdown, ends = 1.0, max(1.0, costs.calibration.overlap_slowdown), list[tuple[LayerCost, LayerCost]]()

@@ -26,7 +26,7 @@ from orchestrator.cost.step import Played, StepPrice, Transfers, once_seconds, p
 from orchestrator.cost.workload import engine_workload
 from orchestrator.hardware.collectives import COLLECTIVES, Link
 from orchestrator.strategy.axes import pp
-from orchestrator.strategy.capabilities import StateBytes, Traits
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes, Traits
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.strategy.workload import Workload
@@ -168,6 +168,13 @@ class CostModel:
                 forward, backward = self.layer_floor_seconds(candidate, kind, states)
                 found.append((count, forward, forward + backward))
         return found
+
+    def same_passes(self, one: Candidate, other: Candidate) -> bool:
+        """Whether layers take the same seconds and keep the same bytes in both, ZeRO's gathers beside them included: it has none."""
+        if max(one.strategy.zero_stage, other.strategy.zero_stage) >= SHARDED_FROM_STAGE["gradient"]:
+            return False
+        of = self._layers.replicas.states_of
+        return self._alike(one, of(one.strategy)) == self._alike(other, of(other.strategy))
 
     def _alike(self, candidate: Candidate, states: StateBytes) -> tuple[object, ...]:
         return self._layers.alike(candidate.strategy, candidate.micro_batch_size, states)
