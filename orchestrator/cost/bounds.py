@@ -29,7 +29,7 @@ from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import getter
 from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.legality import overlaps_unasked, stages_offered
-from orchestrator.strategy.megatron_layout import even_chunks, of_another_kind, splits_vary, stages_of
+from orchestrator.strategy.megatron_layout import even_chunks, even_work, of_another_kind, splits_vary, stages_of
 from orchestrator.strategy.spec import CHOICES, Candidate, Options, Recompute, Strategy, ZeroStage
 
 ROUNDING = 1e-9
@@ -285,12 +285,13 @@ class Floors:
         return sum([run.count * (longest_s - costs.layer(candidate, run.layer.kind, "none").seconds) for run in others])
 
     def _divided(self, candidate: Candidate) -> float:
-        """Seconds of a step whose chunks hold a number of layers that is no choice (`even_chunks`): a stage works once a micro-batch has
+        """Seconds of a step whose chunks hold a number of layers that is no choice (`even_work`): a stage works once a micro-batch has
         come down to it through the first chunks of those before, and its last gradient goes back up."""
         costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
         stages = self._fixed_stages.get((pp, vpp))
         if stages is None:
-            split = stages_of(self.model, even_chunks(self.model, pp * vpp), pp)
+            of = even_work if self.capabilities.uneven_stages else even_chunks
+            split = stages_of(self.model, of(self.model, pp * vpp), pp)
             stages = self._fixed_stages[pp, vpp] = [_Held(_by_kind(stage.chunk(0)), _by_kind(stage.layers)) for stage in split]
         overhead = costs.calibration.microbatch_overhead_s
         layers = {kind: costs.layer(candidate, kind, "none") for kind in costs.workload.counts}

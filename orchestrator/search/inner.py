@@ -35,6 +35,7 @@ from orchestrator.strategy.legality import even_between
 from orchestrator.strategy.megatron_layout import (
     chunk_sizes,
     even_chunks,
+    even_work,
     first_layers,
     has_uneven_ends,
     held_first,
@@ -212,8 +213,10 @@ class Inner:
             return chunk_sizes(layout, self.model, self.pp, self.vpp)
         if self.pp == 1:
             return (self.layers,)
-        if not self.capabilities.uneven_stages or not (self._one_kind or splits_vary(self.model, self.pp, self.vpp)):
+        if not self.capabilities.uneven_stages:
             return even_chunks(self.model, self.pp * self.vpp)
+        if not (self._one_kind or splits_vary(self.model, self.pp, self.vpp)):
+            return even_work(self.model, self.pp * self.vpp)
         return None
 
     # ---- the ways to compute a stage

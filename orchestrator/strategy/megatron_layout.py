@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate, groupby
 from math import floor
 
 from orchestrator.errors import InputError
+from orchestrator.model.flops import forward_flops
 from orchestrator.model.parts.vision import part_of
 from orchestrator.model.spec import ModelSpec
 from orchestrator.strategy.layout import LayerSpan, Stage
@@ -76,8 +78,23 @@ def divided_layers(model: ModelSpec) -> int:
 def even_chunks(model: ModelSpec, chunks: int) -> tuple[int, ...]:
     """Transformer layers of each of so many chunks, vpp-major, as even as they go: the first ones have one more. Layers of multi-token
     prediction, which stand in the last chunk, count as layers of it."""
-    layers, predicting = transformer_layers(model), model.architecture.mtp_num_layers
-    last = max(0, (layers + predicting) // chunks - predicting) if chunks > 1 else layers
+    predicting = model.architecture.mtp_num_layers
+    return _chunks(model, chunks, max(0, (transformer_layers(model) + predicting) // chunks - predicting))
+
+
+@cache
+def even_work(model: ModelSpec, chunks: int) -> tuple[int, ...]:
+    """Transformer layers of each of so many chunks as `even_chunks` has them, but that the last one, which has the head, has as many fewer
+    as take as many operations as the head."""
+    layers = transformer_layers(model)
+    head = forward_flops(model.runs[-1].layer) * layers / sum(run.count * forward_flops(run.layer) for run in model.runs[1:-1])
+    return _chunks(model, chunks, min(even_chunks(model, chunks)[-1], max(0, round((layers + head) / chunks - head))))
+
+
+def _chunks(model: ModelSpec, chunks: int, last: int) -> tuple[int, ...]:
+    """So many chunks with `last` layers in the last of several."""
+    layers = transformer_layers(model)
+    last = last if chunks > 1 else layers
     base, extra = divmod(layers - last, max(1, chunks - 1))
     return (*(base + (index < extra) for index in range(chunks - 1)), last)
 
@@ -88,7 +105,7 @@ def of_another_kind(model: ModelSpec) -> int:
 
 
 def splits_vary(model: ModelSpec, pp: int, vpp: int) -> bool:
-    """Whether a search takes other splits into so many chunks than `even_chunks`: not where layers of several kinds go on behind the
+    """Whether a search takes other splits into so many chunks than `even_work`: not where layers of several kinds go on behind the
     stages' first chunks, as they do where kinds alternate."""
     return vpp == 1 or sum(even_chunks(model, pp * vpp)[:pp]) >= of_another_kind(model)
 

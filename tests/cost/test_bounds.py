@@ -22,7 +22,7 @@ from orchestrator.planning import Planner
 from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import stages_offered
-from orchestrator.strategy.megatron_layout import even_chunks, stages_of
+from orchestrator.strategy.megatron_layout import even_work, stages_of
 from orchestrator.strategy.spec import OFFERED, Candidate
 
 TRAITS = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, overlaps_param_gather=True)
@@ -171,16 +171,18 @@ def test_where_the_cheapest_recompute_frees_too_little_the_dearer_one_counts() -
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (8, 4), (16, 2)])
 def test_chunks_that_are_no_choice_are_counted_stage_by_stage(pp: int, vpp: int) -> None:
-    """Layers of gpt-oss alternate: interleaved its chunks are as even as they go, and the fullest stage bounds the step."""
+    """Layers of gpt-oss alternate: interleaved its chunks are one split, and the fullest stage bounds the step."""
     given = recipe.load(["recipe=gpt_oss_120b", "gpus=512"], detect.machine(), list(ENGINES))
     (engine,) = [engine for engine in Planner(given).space().planned if engine.name == "megatron"]
     costs = engine.costs(Planner(given).workload)
     cand = candidate(pp=pp, vpp=vpp, ep=32, dp=512 // pp, num_microbatches=4 * pp, recompute="full")
-    split = stages_of(costs.model, even_chunks(costs.model, pp * vpp), pp)
+    split = stages_of(costs.model, even_work(costs.model, pp * vpp), pp)
     seconds, peak = costs.score(cand, split)
     leaf = Floors(costs, MEGATRON, peak, pinned_layout=False).leaf(cand)
     assert 0.9 * seconds < leaf <= seconds * (1 + 1e-9)
-    assert leaf > Floors(costs, MEGATRON, peak, pinned_layout=True).leaf(cand), "of any split"
+    of_any = Floors(costs, MEGATRON, peak, pinned_layout=True).leaf(cand)
+    assert leaf >= of_any
+    assert leaf > of_any or (pp, vpp) == (2, 2), "whose stages are as long as each other"
 
 
 def test_the_time_floor_counts_what_hiding_a_reduction_costs() -> None:

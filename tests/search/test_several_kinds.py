@@ -14,12 +14,16 @@ from msgspec.structs import replace
 from small_engines import megatron_like
 from small_models import cluster, gpt, training
 
+from orchestrator import recipe
 from orchestrator.cost.bounds import Floors
 from orchestrator.cost.price import CostModel, StageCost
+from orchestrator.detect import machine
+from orchestrator.engines import ENGINES
 from orchestrator.model.spec import LayerRun, ModelSpec
+from orchestrator.planning import Planner
 from orchestrator.search.inner import Effort, Inner
 from orchestrator.search.partition import INFINITE, STRIDE, Partitions, Paths
-from orchestrator.strategy.megatron_layout import even_chunks, stages_of
+from orchestrator.strategy.megatron_layout import even_chunks, even_work, stages_of
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
 from orchestrator.strategy.tree import Leaf
@@ -129,3 +133,22 @@ def _beats(one: StageCost, other: StageCost) -> bool:
     """Whether another way is slower in something and faster in nothing."""
     mine, its = ((*each.forward_s, *each.backward_s, each.exposed_s, each.optimizer_s) for each in (one, other))
     return mine != its and all(a <= b for a, b in zip(mine, its, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gpt_oss_120b", "qwen3_next_80b_a3b"])
+def test_where_kinds_alternate_the_last_chunk_is_shorter_by_the_head(name: str) -> None:
+    """One split into chunks is searched there, which takes no longer than the even one."""
+    settings = recipe.load(
+        [f"recipe={name}", "gpus=256", "cluster=dgx_h100", "pin.pp=4", "pin.vpp=4", "pin.recompute=none"], machine(), list(ENGINES)
+    )
+    planner = Planner(settings)
+    plan = planner.fastest().plan
+    costs = next(engine for engine in planner.space().planned if engine.name == plan.engine).costs(planner.workload)
+    even, taken = even_chunks(costs.model, 16), even_work(costs.model, 16)
+    head, layer = (sum(costs.layer(plan.candidate, run.layer.kind, "none").seconds for run in runs) / len(runs)
+                   for runs in (costs.model.runs[-1:], costs.model.runs[1:-1]))  # fmt: skip
+    assert sum(taken) == sum(even)
+    assert taken[-1] < even[-1]
+    assert abs(even[-1] - taken[-1] - min(even[-1], head / layer)) < 1.5
+    assert plan.stages == stages_of(costs.model, taken, 4)
+    assert plan.prediction.step_time_s < costs.score(plan.candidate, stages_of(costs.model, even, 4))[0]
