@@ -92,7 +92,7 @@ def even_work(model: ModelSpec, chunks: int) -> tuple[int, ...]:
 
 
 def _chunks(model: ModelSpec, chunks: int, last: int) -> tuple[int, ...]:
-    """So many chunks with `last` layers in the last of several."""
+    """Transformer layers of each of so many chunks: `last` in the last of several, the others as even as they go."""
     layers = transformer_layers(model)
     last = last if chunks > 1 else layers
     base, extra = divmod(layers - last, max(1, chunks - 1))
