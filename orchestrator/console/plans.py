@@ -162,7 +162,10 @@ def tried_lines(answer: Answer, tried: Sequence[Point], *, all_of_them: bool = T
     asked = of_target if key == "gpus" else "the most that fits"
     if key == "train.global_batch_size":
         asked += " without gradient accumulation"
-    lines = [f"{key}={value}: {asked}, of {len(tried)} tried:"]
+    of_many = f"{len(tried)} tried"
+    if key == "gpus" and of_cost and value == questions.MOST_GPUS == max(int(point.keys[key]) for point in tried):
+        of_many += f" (without gpus= {value} at most)"
+    lines = [f"{key}={value}: {asked}, of {of_many}:"]
     nearest = sorted(tried, key=lambda one: abs(int(one.keys[key]) - value))[: None if all_of_them else SHOWN_TRIED]
     for point in sorted(nearest, key=lambda one: int(one.keys[key])):
         what = point.why.partition("; nearest")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -134,7 +135,7 @@ def test_the_least_gpus_reach_the_target_and_fewer_of_those_tried_do_not() -> No
     assert answer.plan == so.plan(**LLAMA, gpus=answer.plan.world_size, **{"train.tokens": "100B"}).plan
 
 
-def test_a_cost_alone_asks_for_the_soonest_end_within_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cost_alone_asks_for_the_soonest_end_within_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It was 4 GPUs, the least that keep it, which take 30 times as long."""
     keys = {**LLAMA, "train.tokens": "1T", "cluster.price_per_gpu_hour": 2.5, "engine": "megatron", "pin.cp": 1, "pin.pp": 1}
     costs = {gpus: so.plan(**keys, gpus=gpus).cost for gpus in (64, 128)}
@@ -158,6 +159,11 @@ def test_a_cost_alone_asks_for_the_soonest_end_within_it(capsys: pytest.CaptureF
     words = ["recipe=llama3_8b", "cluster=dgx_h100", "train.tokens=1T", "gpus=16", "cluster.price_per_gpu_hour=2.5", "target.cost=1e6"]
     assert main(["plan", *words]) == 0
     assert "gpus=16: the soonest end within the cost, of 5 tried:" in capsys.readouterr().out
+    monkeypatch.setattr(questions, "MOST_GPUS", 16)
+    assert main(["plan", *words[:3], *words[4:]]) == 0
+    assert re.search(r"gpus=16: the soonest end within the cost, of \d tried \(without gpus= 16 at most\):", capsys.readouterr().out)
+    assert main(["plan", *words[:3], "gpus=24", *words[4:]]) == 0
+    assert "at most" not in capsys.readouterr().out
 
 
 def test_fewer_gpus_that_the_batch_divides_better_are_named_where_they_are_faster(capsys: pytest.CaptureFixture[str]) -> None:
