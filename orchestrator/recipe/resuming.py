@@ -171,6 +171,15 @@ def _exported(checkpoint: Checkpoint, keys: Flat, given: Mapping[str, Any]) -> N
     del keys[TO]
 
 
+def frozen_base(resume: str) -> str | None:
+    """The folder of the weights that the run to continue did not train, and has in no checkpoint: its model.init_from=. None: it trained
+    all of them, or began with none."""
+    found = checkpoint_of(resume)
+    if found is None or found.plan is None or not (found.plan.training.lora is not None or found.plan.training.freeze):
+        return None
+    return found.plan.run.init_from
+
+
 def names_a_model(given: Mapping[str, Any]) -> bool:
     """Whether these keys say what is to be trained."""
     models = ("family", "hf_config", "description", "code", "traced", "init_from")

@@ -28,6 +28,7 @@ from orchestrator.recipe.described import SOURCES, with_description
 from orchestrator.recipe.keys import Actions, Largest, Targets
 from orchestrator.recipe.layers import (
     Flat,
+    Given,
     fields_of,
     filled,
     flatten,
@@ -66,6 +67,7 @@ from orchestrator.recipe.resuming import (
     check_changes,
     check_names,
     checkpoint_of,
+    frozen_base,
     names_a_model,
     recipe_of,
     with_long_form,
@@ -73,7 +75,7 @@ from orchestrator.recipe.resuming import (
 from orchestrator.recipe.saved import check_agreement, saved_plan
 from orchestrator.recipe.sources import check_here, data_settings, existing_folder
 from orchestrator.recipe.starting import container_options
-from orchestrator.recipe.weights import weight_settings, with_config
+from orchestrator.recipe.weights import FROM, weight_settings, with_config
 from orchestrator.rl.job import RlJob
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -413,8 +415,10 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture, *, plans_o
         raise InputError("train.step_timers", "false", "leaves tune= nothing to learn from: leave one of them out")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
-    data, weights = data_settings(merged, base, architecture), weight_settings(merged, base, architecture, plans_only=plans_only)
     resume = None if run.resume is None else existing_folder(RESUME, run.resume)
+    if resume is not None and run.init_from is None and (frozen := frozen_base(resume)) is not None:
+        merged = {**merged, FROM: Given(frozen if plans_only else existing_folder(FROM, frozen), frozen)}
+    data, weights = data_settings(merged, base, architecture), weight_settings(merged, base, architecture, plans_only=plans_only)
     return msgspec.structs.replace(run, **data, **weights, resume=resume)
 
 

@@ -312,3 +312,32 @@ def test_every_setting_of_the_training_is_the_data_the_states_or_a_choice() -> N
     settings = fields - {*resuming.MEASURED, "lora"}
     assert all(resuming.UNGROUPED.get(name, f"train.{name}") in KEYS for name in settings)
     assert "lora.rank" in KEYS
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 260, "max_position_embeddings": 128}  # fmt: skip
+
+
+@pytest.mark.parametrize(("trained", "kept"), [(("lora.rank=4",), True), ((), False)])
+def test_weights_that_a_run_did_not_train_are_those_it_began_with_when_it_goes_on(
+    trained: tuple[str, ...], kept: bool, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Adapters went on beside a base drawn from the seed, without a word: no checkpoint has frozen weights."""
+    (folder / "base").mkdir()
+    (folder / "base" / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "base" / "model.safetensors").write_bytes(b"")
+    words = ("engine=deepspeed", "cluster=cpu", "gpus=2", "train.seq_length=64", "train.global_batch_size=8", "train.steps=40")
+    planned(("model.init_from=base", *trained, *words, "launch=none", "out=old"), capsys)
+    finish(folder / "old", 20)
+    base = str((folder / "base").resolve())
+    plan, _ = planned((*AGAIN, "out=new"), capsys)
+    assert plan.run.init_from == (base if kept else None)
+    finish(folder / "new", 30)
+    plan, _ = planned(("train.resume=new", "launch=none", "out=newer"), capsys)
+    assert plan.run.init_from == (base if kept else None), "and those of a run that went on"
+    config = ("recipe=old/config.yaml", "model.init_from=null", "out=newest")
+    plan, _ = planned((*AGAIN, *config), capsys)
+    assert plan.run.init_from == (base if kept else None), "or of a recipe that says none"
+    shutil.rmtree(folder / "base")
+    if kept:
+        assert f"model.init_from={base}: no such folder" in refused(capsys, folder, (*AGAIN, "out=last"))
