@@ -22,7 +22,6 @@ from orchestrator.audit.reading import Reading, Setup, Source, differing
 from orchestrator.cost.memory_policy import LIKELY
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
-from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.parts.vision import Vision
 from orchestrator.plan import Plan
@@ -386,8 +385,7 @@ def divided(reading: Reading, settings: Settings) -> tuple[Reading, list[str]]:
 
 
 def of_images(reading: Reading, vision: Vision) -> Reading:
-    """The reading for a model that looks at images: with the parts that the file freezes, and images of the largest size that it has. Where
-    Megatron's text is frozen too, nothing of that is priced (rules/model.py, `tower_unplanned`)."""
+    """The reading for a model that looks at images: with the parts that the file freezes, and images of the largest size that it has."""
     parts = [part for part, frozen in reading.freezes.items() if frozen]
     adapted, keys, assumed = "lora.rank" in reading.keys, dict(reading.keys), reading.assumed
     if reading.image_pixels and vision.image_tokens is None:
@@ -395,9 +393,8 @@ def of_images(reading: Reading, vision: Vision) -> Reading:
         most = f"{reading.image_pixels} pixels, the most that one may have: {keys['train.image_tokens']} tokens"
         assumed = (*assumed, f"every sample has one image of {most}")
     priced = {*IMAGE_PIXELS} if "train.image_tokens" in keys else {*()}
-    if not ("language" in parts and reading.setup.engine == MEGATRON):
-        keys |= {"train.freeze": ",".join(parts)} if parts and not adapted else {}  # all but adapters is frozen anyway
-        priced |= {name for name, part in FREEZING if part in parts or not adapted}
+    keys |= {"train.freeze": ",".join(parts)} if parts and not adapted else {}  # all but adapters is frozen anyway
+    priced |= {name for name, part in FREEZING if part in parts or not adapted}
     unpriced = tuple(one for one in reading.unpriced if one.partition("=")[0].rpartition(".")[2] not in priced)
     return msgspec.structs.replace(reading, keys=keys, assumed=assumed, unpriced=unpriced)
 

@@ -12,6 +12,16 @@ from orchestrator.errors import InputError
 from orchestrator.words import terms
 
 
+def called(text: str) -> tuple[str, ...]:
+    """The functions that are called by their names, of what `content_of` has read.
+
+    >>> called("cfg = recipes.qwen3_8b_sft_config()\\ncfg.comm = Comm()")
+    ('qwen3_8b_sft_config', 'Comm')
+    """
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    return tuple(ast.unparse(node.func).rpartition(".")[2] for node in calls)
+
+
 class Set(NamedTuple):
     """An assignment, with the function that has it and the field's path below its object."""
 

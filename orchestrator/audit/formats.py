@@ -47,4 +47,4 @@ def _code(text: str, name: str) -> Source:
     tool = megatron_yaml.tool_of(content)
     if tool is None:
         raise InputError("audit", name, "sets no fields of Megatron-Bridge's or NeMo's configuration")
-    return megatron_yaml.read(text, name, content, tool, partial(code.changed, text, name), notes)
+    return megatron_yaml.read(text, name, content, tool, partial(code.changed, text, name), notes, code.called(text))

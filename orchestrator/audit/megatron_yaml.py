@@ -4,6 +4,7 @@ writes another setup into the file."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -22,6 +23,7 @@ from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same, 
 from orchestrator.words.tools import (
     BRIDGE,
     BRIDGE_FREEZES,
+    BRIDGE_FROZEN,
     EXPERT_TP,
     MEGATRON_LM,
     MS_SWIFT,
@@ -74,8 +76,8 @@ def read(
     text: str, name: str, content: Content, tool: Tool, change: Change | None = None, said: Sequence[str] = (), command: Sequence[str] = ()
 ) -> Source:
     """The file `name` with this text and content: what it says, and how it is edited. `change`: of what is neither YAML nor JSON; `said`:
-    what else was assumed; `command`: the words in front of the settings. Raises InputError for a value of the wrong type, and for models
-    that can't be described."""
+    what else was assumed; `command`: the words in front of the settings, or what a Python file calls. Raises InputError for a value of the
+    wrong type, and for models that can't be described."""
     content = resolved(content)
     seen, lists, notes = _seen(content, tool)
     path, length = seen.get("seq_length", ("", None))
@@ -83,8 +85,14 @@ def read(
     if longest:
         notes.append(f"every sequence has {path} = {length} tokens: shorter samples take less")
     policy = of_a_policy(content)
+    freezes = {}
+    if tool is BRIDGE:
+        freezes = {BRIDGE_FREEZES[path]: value is True for path, value in leaves(content) if path in BRIDGE_FREEZES}
+        recipe, parts = frozen_by(command)
+        if left := [part for part in parts if part not in freezes]:
+            notes.append(f"{recipe} freezes {' and '.join(left)} of its model, where the file does not say")
+            freezes |= dict.fromkeys(left, True)
     reading = _reading(seen, lists, [*said, *policy, *notes], tool, content)
-    freezes = {BRIDGE_FREEZES[path]: value is True for path, value in leaves(content) if tool is BRIDGE and path in BRIDGE_FREEZES}
     reading = replace(reading, longest=longest, of_rollouts=bool(policy), freezes=freezes, model=named_model(content))
     reading = replace(reading, otherwise=otherwise(content, command))
 
@@ -104,6 +112,16 @@ def read(
         return (change or partial(changed, text, name))(changes)
 
     return Source(text=text, reading=reading, edited=edited)
+
+
+def frozen_by(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The first of the words that is a recipe of Megatron-Bridge which freezes parts of its model, and the parts.
+
+    >>> frozen_by(("run_recipe.py", "--recipe", "qwen35_vl_27b_pretrain_mock_config"))
+    ('qwen35_vl_27b_pretrain_mock_config', ('vision',))
+    """
+    named = [word.removeprefix("--recipe=") for word in words]
+    return next(((name, parts) for name in named for pattern, parts in BRIDGE_FROZEN if re.fullmatch(pattern, name)), ("", ()))
 
 
 def _terms(path: str, tool: Tool) -> Table:

@@ -199,7 +199,9 @@ def gathered_bytes(layer: LayerSpec, precision: str, gpu: Gpu) -> tuple[float, f
     for products with adapters, which take the same input in 16 bits (pytorch/module/layernorm_linear.py, return_layernorm_output_gathered).
     None for NVFP4, too: its gathers are narrow, but wait for a maximum over all ranks and turn the columns afterwards, which nothing that
     was measured tells apart."""
-    if precision != "fp8" or any(isinstance(op, Gemm) and (op.pad_to or op.frozen) for op in layer.ops):
+    if precision != "fp8" or any(isinstance(op, Gemm) and op.pad_to for op in layer.ops):
+        return None
+    if any(weight.frozen for weight in layer.weights) and not all(weight.frozen for weight in layer.weights):
         return None
     return GATHERED_FP8_BYTES, (2 if gpu.has_mxfp8 else 1) * GATHERED_FP8_BYTES
 

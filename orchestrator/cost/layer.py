@@ -193,7 +193,8 @@ class LayerPrices:
             per_frozen = self.replicas.frozen_of(strategy, layer)
             copies = self.replicas.of(own, strategy, frozen, linears=layer.recomputable, per_frozen=per_frozen)
             if experts:
-                copies = copies.beside(self.replicas.of(routed, folded(strategy), ranks=dp.ranks(strategy), linears=True))
+                apart, ranks = self._frozen_experts(layer, routed), dp.ranks(strategy)
+                copies = copies.beside(self.replicas.of(routed, folded(strategy), apart, ranks, linears=True, per_frozen=per_frozen))
             if self._muon.has(layer):
                 update = sum(self._muon.update_s(layer, strategy, experts=of) for of in (False, True))
                 copies = copies._replace(optimizer_s=copies.optimizer_s + update)
@@ -203,6 +204,7 @@ class LayerPrices:
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
             _, itemsize = self.replicas.weights_of(strategy, linears=layer.recomputable)
             _, frozen_itemsize = self.replicas.frozen_of(strategy, layer)
+            frozen += self._frozen_experts(layer, experts) if experts else 0
             gathered = (parameters - frozen) * itemsize + frozen * frozen_itemsize
             scattered = float((parameters - frozen) * w.weight_itemsize)
         rest = _Rest(
@@ -230,7 +232,10 @@ class LayerPrices:
         if frozen:
             held += states(frozen, self.replicas.frozen_of(strategy, layer)[0], strategy).weights
         if experts:
-            held += states(experts, per_parameter, folded(strategy)).resident
+            still = self._frozen_experts(layer, experts)
+            held += states(experts - still, per_parameter, folded(strategy)).resident
+            if still:
+                held += states(still, self.replicas.frozen_of(strategy, layer)[0], folded(strategy)).weights
         return held
 
     def _grown(self, layer: LayerSpec, strategy: Strategy, dense: int, experts: int) -> tuple[int, int]:
@@ -249,6 +254,12 @@ class LayerPrices:
         if experts is None:
             experts = self._experts[layer.kind] = sum(weight.local_numel(1) for weight in layer.weights if weight.kind == "expert")
         return experts // (strategy.mesh.ep * strategy.mesh.etp)
+
+    def _frozen_experts(self, layer: LayerSpec, experts: int) -> int:
+        """Parameters of so many experts' that are not trained: all of a layer's, or none."""
+        if self._workload.trainable == inf or not any(weight.frozen for weight in layer.weights if weight.kind == "expert"):
+            return 0
+        return experts
 
     def floor_seconds(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[float, float]:
         """Seconds (forward, backward) that no price of this layer undercuts, whatever its recompute, its ZeRO stage and its offload.

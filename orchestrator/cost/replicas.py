@@ -103,8 +103,8 @@ class ReplicaPrices:
         key = (layer.kind, tensor_parallel, with_tied)
         count = self._frozen.get(key)
         if count is None:
-            frozen = (weight for weight in layer.weights if weight.frozen and (with_tied or not weight.tied))
-            count = self._frozen[key] = sum(weight.local_numel(tensor_parallel) for weight in frozen)
+            own = (weight for weight in layer.weights if weight.frozen and weight.kind != "expert" and (with_tied or not weight.tied))
+            count = self._frozen[key] = sum(weight.local_numel(tensor_parallel) for weight in own)
         return count
 
     def frozen_of(self, strategy: Strategy, layer: LayerSpec) -> tuple[StateBytes, float]:

@@ -63,7 +63,7 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     if modules and training.lora is not None:
         model = with_lora(model, training.lora)
     if training.freeze:
-        model = with_frozen(model, training.freeze)
+        model = with_frozen(model, training.freeze, modules=modules)
     if traits.tower_first:
         model = with_tower_first(model)
     if set(model.architecture.features()) & set(traits.unfused_attention):

@@ -46,7 +46,8 @@ def with_tower_first(model: ModelSpec) -> ModelSpec:
     each = [(f"{run.layer.kind}.{index}", run.layer) for run in seeing for index in range(run.count)]
     weights = [_weight_of_tower(name, weight) for name, layer in each for weight in layer.weights]
     ops = [op for _, layer in each for op in _ops_of_tower(layer)]
-    layer = replace(first.layer, weights=(*first.layer.weights, *weights), ops=(*first.layer.ops, *ops))
+    # A frozen embedding has no backward pass, the tower or its projector beside it has one.
+    layer = replace(first.layer, weights=(*first.layer.weights, *weights), ops=(*first.layer.ops, *ops), forward_only=False)
     return replace(model, runs=(replace(first, layer=layer), *others), edges=())
 
 

@@ -9,20 +9,23 @@ from msgspec.structs import replace
 
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import frozen_layer, trainable_parameters, with_lora
+from orchestrator.model.ops import Role
 from orchestrator.model.parts.vision import part_of
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 
 
-def with_frozen(model: ModelSpec, frozen: Collection[str]) -> ModelSpec:
-    """The model with these parts of it, of `SEEING`, frozen."""
+def with_frozen(model: ModelSpec, frozen: Collection[str], *, modules: bool = True) -> ModelSpec:
+    """The model with these parts of it, of `SEEING`, frozen. `modules`: of transformers' modules; Megatron's router keeps its input
+    whether it is trained or not (core/transformer/moe/moe_utils.py, RouterGatingLinearFunction)."""
+    keeping: tuple[Role, ...] = () if modules else ("router",)
     below = {"vision": "vision" in frozen, "projector": {"vision", "projector"} <= {*frozen}, "language": False}
     runs = []
     for run in model.runs:
         part = part_of(run.layer.kind)
         if part in frozen:
             alone = below[part] or run.layer.kind == "embedding"
-            run = replace(run, layer=replace(frozen_layer(run.layer), forward_only=alone))
+            run = replace(run, layer=replace(frozen_layer(run.layer, keeping), forward_only=alone))
         runs.append(run)
     return replace(model, runs=tuple(runs))
 

@@ -7,7 +7,7 @@ kept for one; the adapter on it keeps that input instead, or with dropout a drop
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import prod
 from typing import Annotated, Final, Literal
 
@@ -145,10 +145,15 @@ def with_lora(model: ModelSpec, lora: Lora, linears: dict[Role, tuple[str, ...]]
     return replace(model, runs=tuple(runs))
 
 
-def frozen_layer(layer: LayerSpec) -> LayerSpec:
-    """The layer with all of its weights frozen: its products have no gradient of a weight, and keep no input for one."""
+def frozen_layer(layer: LayerSpec, keeping: Collection[Role] = ()) -> LayerSpec:
+    """The layer with all of its weights frozen: its products have no gradient of a weight, and keep no input for one but those of
+    the roles `keeping`."""
     frozen = _Adapting({}, Lora(rank=1))
-    ops = tuple(changed for op in layer.ops for changed in frozen.of(op, layer))
+    ops = tuple(
+        replace(changed, saves=op.saves) if isinstance(changed, Gemm) and changed.role in keeping else changed
+        for op in layer.ops
+        for changed in frozen.of(op, layer)
+    )
     return replace(layer, ops=ops, weights=tuple(replace(weight, frozen=True) for weight in layer.weights))
 
 

@@ -186,6 +186,12 @@ BRIDGE_FREEZES: Final[Mapping[str, str]] = {
     "model.freeze_language_model": "language", "model.freeze_vision_model": "vision", "model.freeze_vision_projection": "projector",
 }  # fmt: skip
 """The switches of Bridge's models that look at images which freeze a part, with the part (train.freeze)."""
+BRIDGE_FROZEN: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    (r"qwen35_vl_27b_pretrain_\w*mock_config", ("vision",)), (r"qwen35_vl_\w+_pretrain_\w*mock_config", ("vision", "language")),
+    (r"qwen3_vl_\w+_pretrain_\w*config", ("vision", "language")),
+)  # fmt: skip
+"""Bridge's recipes that freeze parts where a file says nothing, by a pattern of their names, the first that holds, and the parts
+(067f987: recipes/qwen_vl/h100/qwen35_vl.py, qwen3_vl.py; perf_recipes/qwen_vl/common.py trains Qwen3.5's, and leaves Qwen3-VL's)."""
 BRIDGE: Final = Tool(
     kind="Megatron-Bridge's configuration",
     table=[

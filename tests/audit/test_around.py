@@ -435,6 +435,28 @@ def test_adapters_that_bridges_flags_ask_for_are_said_to_be_unpriced(flags: str,
     assert any("all weights are priced as trained" in line for line in unpriced) == adapters
 
 
+@pytest.mark.parametrize(
+    ("recipe", "more", "freezes"),
+    [
+        ("qwen3_vl_8b_pretrain_4gpu_h100_bf16_mock_config", "", {"vision": True, "language": True}),
+        ("qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config", "", {"vision": True, "language": True}),
+        ("qwen35_vl_35b_a3b_pretrain_mock_config", " model.freeze_language_model=false", {"vision": True, "language": False}),
+        ("qwen35_vl_27b_pretrain_mock_config", "", {"vision": True}),
+        ("qwen35_vl_35b_a3b_pretrain_8gpu_gb300_bf16_config", "", {}),
+        ("qwen35_vl_35b_a3b_pretrain_16gpu_h100_bf16_functional_config", "", {}),
+        ("qwen3_vl_8b_sft_config", "", {}),
+    ],
+)
+def test_what_bridges_recipe_freezes_is_read_by_its_name(recipe: str, more: str, freezes: dict[str, bool]) -> None:
+    """As its function sets it (Megatron-Bridge 067f987), from a command and in Python that begins with it."""
+    python = f"cfg = {recipe}()\ncfg.train.micro_batch_size = 1\n"
+    python += "cfg.model.freeze_language_model = False\n" if more else ""
+    for text, name in ((BRIDGES.format(f"--recipe {recipe}") + more, "run.sh"), (python, "run.py")):
+        reading = formats.read(f"{text}\n", name).reading
+        assert reading.freezes == freezes, name
+        assert any(line.startswith(f"{recipe} freezes vision") for line in reading.assumed) == bool(freezes)
+
+
 def test_another_optimizer_of_nemo_rls_fsdp_is_said_to_be_unpriced() -> None:
     text = "policy: {{train_global_batch_size: 8, dtensor_cfg: {{enabled: true}}, optimizer: {{name: {}}}}}"
     plain, other = (formats.read(text.format(name), "run.yaml").reading for name in ("torch.optim.AdamW", "torch.optim.SGD"))

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import EXPOSED_EPILOGUE, Rates, gathered_bytes, gemm_seconds, quantised_bytes
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.model.spec import Gemm
+from orchestrator.model.lora import frozen_layer
+from orchestrator.model.spec import Gemm, Weight
 from orchestrator.strategy.axes import tp
 from orchestrator.strategy.spec import Mesh, Strategy
 from tests.cost.cost_cases import describe, gpt
@@ -61,8 +62,10 @@ def test_fp8_halves_what_tensor_parallel_ranks_gather_and_not_what_they_sum_up()
 def test_adapters_and_the_vocabulary_gather_in_16_bits() -> None:
     model = describe(gpt(), 2048)
     layer = model.kind("decoder")
-    adapted = replace(layer, ops=tuple(replace(op, frozen=True) if isinstance(op, Gemm) else op for op in layer.ops))
+    frozen = frozen_layer(layer)
+    adapted = replace(frozen, weights=(*frozen.weights, Weight(name="lora_A", shape=(8, 1024))))
     assert gathered_bytes(adapted, "fp8", H100) is None
+    assert gathered_bytes(frozen, "fp8", H100) == (1, 1), "nothing takes its input in 16 bits"
     heads = [run.layer for run in model.runs if any(isinstance(op, Gemm) and op.pad_to for op in run.layer.ops)]
     assert heads
     assert all(gathered_bytes(head, "fp8", H100) is None for head in heads)

@@ -158,13 +158,34 @@ def test_a_tower_that_bridge_freezes_is_priced_so_and_written_so(tmp_path: Path)
     assert before.memory_by_cause["optimizer"] - after.memory_by_cause["optimizer"] == pytest.approx(12 * tower / 4, rel=1e-6)
     assert after.memory_by_cause["activations"] < before.memory_by_cause["activations"]
     assert frozen.step_time_s < trained.step_time_s
-    nothing, whole = (audited(tmp_path, freezes=f"freeze_language_model: {word}") for word in ("false", "true"))
-    assert nothing.step_time_s == whole.step_time_s == trained.step_time_s
-    assert whole.reading.unpriced == ("model.freeze_language_model=True",), "its price is an upper bound"
+    assert audited(tmp_path, freezes="freeze_language_model: false").step_time_s == trained.step_time_s
     plan = planned(tmp_path, **{"train.freeze": "vision,projector"})
     text = plan.written("bridge")["bridge.py"]
     for name, value in (("language_model", False), ("vision_model", True), ("vision_projection", True)):
         assert f"    recipe.model.freeze_{name} = {value}\n" in text
     assert plan.peak_memory_bytes < 0.9 * planned(tmp_path).peak_memory_bytes
-    with pytest.raises(NoPlanError, match=r"train\.freeze=language of qwen3_vl"):
-        planned(tmp_path, **{"train.freeze": "language"})
+
+
+def test_a_text_that_bridge_freezes_hands_gradients_to_the_projector_and_has_none(tmp_path: Path) -> None:
+    """The projector alone is trained, as Bridge's recipes that pretrain Qwen3-VL do: the backward pass goes through every stage."""
+    frozen = audited(tmp_path, freezes="freeze_language_model: true, freeze_vision_model: true")
+    trained = audited(tmp_path)
+    assert frozen.plan is not None
+    assert trained.plan is not None
+    assert (frozen.legal, frozen.reading.unpriced, frozen.plan.training.freeze) == (True, (), ("language", "vision"))
+    first = workload_of(frozen.plan).model.runs[0].layer
+    projector = sum(weight.local_numel(2) for weight in first.weights if weight.name.split(".")[0] == "projector")
+    (before,), (after,) = (plan.prediction.by_stage for plan in (trained.plan, frozen.plan))
+    assert before.memory_by_cause["weights"] == after.memory_by_cause["weights"]
+    assert after.memory_by_cause["gradients"] == pytest.approx(4 * projector, rel=1e-6)
+    assert after.memory_by_cause["optimizer"] == pytest.approx(12 * projector / 4, rel=1e-6)
+    assert 0 < after.memory_by_cause["activations"] < before.memory_by_cause["activations"]
+    assert frozen.step_time_s < trained.step_time_s
+    pins = {"pin.pp": 2, "pin.tp": 1, "pin.micro_batch_size": 4, "pin.zero_stage": 1}
+    answer = planned(tmp_path, **pins, **{"train.freeze": "vision,language"})
+    last = answer.plan.prediction.by_stage[1].memory_by_cause
+    assert (last["gradients"], last["optimizer"]) == (0, 0), "nothing of the last stage is trained"
+    assert last["activations"] > 0
+    text = answer.written("bridge")["bridge.py"]
+    for name, value in (("language_model", True), ("vision_model", True), ("vision_projection", False)):
+        assert f"    recipe.model.freeze_{name} = {value}\n" in text

@@ -130,7 +130,8 @@ def hugging_face(fields: dict[str, Any]) -> int:
 
 
 def saved_by_a_layer(case: dict[str, Any]) -> int:
-    """Bytes of the distinct storages, parameters aside, that autograd keeps for the first layer of `case["kind"]`, really run in fp32."""
+    """Bytes of the distinct storages, parameters aside, that autograd keeps for the first layer of `case["kind"]`, really run in fp32, of
+    which no weight is trained where the case is `frozen`."""
     dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
     ps.initialize_model_parallel(create_gloo_process_groups=False)
     model_parallel_cuda_manual_seed(1)
@@ -142,6 +143,7 @@ def saved_by_a_layer(case: dict[str, Any]) -> int:
     if context_tokens:
         arguments["context"] = torch.randn(context_tokens, 1, hidden_size)
         arguments["context_mask"] = torch.zeros(1, 1, tokens, context_tokens, dtype=torch.bool)
+    model.requires_grad_(not case["frozen"])
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 

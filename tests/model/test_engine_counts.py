@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from orchestrator.model.families import describe, from_hf_config
+from orchestrator.model.lora import frozen_layer
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture, LayerSpec, ModelSpec
 
@@ -90,6 +91,9 @@ SAVED: list[tuple[Architecture, str, int]] = [
     (t5(), "encoder", 2),
     (t5(hidden_dropout=0.1, activation="relu"), "decoder", 3),
 ]
+
+KEPT = [(*case, frozen) for frozen in (False, True) for case in SAVED if case[2] != 3 or not frozen]
+"""A decoder that looks at an encoder is in no model of which a part can be frozen (train.freeze)."""
 
 HUGGING_FACE: list[dict[str, Any]] = [
     {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024, "vocab_size": 50257},
@@ -181,8 +185,9 @@ def engines() -> dict[str, Any]:
                 "kind": kind,
                 "tokens": TOKENS,
                 "context_tokens": CONTEXT_TOKENS if norms == 3 else 0,
+                "frozen": frozen,
             }
-            for architecture, kind, norms in SAVED
+            for architecture, kind, norms, frozen in KEPT
         ],
     }
     program = Path(__file__).with_name("engine_shapes.py")
@@ -237,17 +242,17 @@ def test_totals_are_hugging_faces(engines: dict[str, Any], index: int) -> None:
     assert spec.parameters == engines["hugging_face"][index] + t5_bias
 
 
-@pytest.mark.parametrize("index", range(len(SAVED)), ids=[f"{a.family}-{kind}-{i}" for i, (a, kind, _) in enumerate(SAVED)])
+@pytest.mark.parametrize("index", range(len(KEPT)), ids=[f"{a.family}-{kind}-{i}-{frozen}" for i, (a, kind, _, frozen) in enumerate(KEPT)])
 def test_a_layer_keeps_for_backward_what_we_count(engines: dict[str, Any], index: int) -> None:
     """Bytes that autograd really keeps of megatron-core's layer with unfused attention, to the byte.
 
     Added here is what the model leaves out on purpose (two fp32 statistics per token and LayerNorm, the boolean attention masks, the
     encoder's output, counted once for all layers) and what a CPU does: its dropout masks have the dtype of the tensor.
     """
-    architecture, kind, norms = SAVED[index]
+    architecture, kind, norms, frozen = KEPT[index]
     cross = norms == 3
     spec = describe(architecture, CONTEXT_TOKENS if cross else TOKENS, TOKENS if architecture.family == "t5" else None)
-    layer = spec.kind(kind)
+    layer = frozen_layer(spec.kind(kind)) if frozen else spec.kind(kind)
     masks = sum(saved.elements for saved in layer.saved(flash_attention=False) if saved.itemsize == 1)
     left_out = 2 * 4 * TOKENS * norms + TOKENS * TOKENS
     if cross:

@@ -18,11 +18,13 @@ from typing import Final, NamedTuple, get_args
 
 from msgspec.structs import replace
 
+from orchestrator.audit.megatron_yaml import frozen_by
 from orchestrator.calibrate.pricing import Choose
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.hardware.spec import Software
+from orchestrator.model.families import describe
 from orchestrator.model.training import Fp8Recipe
 from orchestrator.search.planner import search
 from orchestrator.search.question import PlannedEngine, SearchSettings
@@ -144,11 +146,15 @@ def run_of(recipe: dict[str, str]) -> Run:
     scaling = recipe.get("fp8_recipe", "")
     if training.precision == "fp8" and scaling in get_args(Fp8Recipe):
         training = replace(training, fp8_recipe=scaling)
+    model = run.model
+    if parts := frozen_by([f"{recipe['recipe_id']}_config"])[1]:  # a part is frozen before the tower becomes one of the embedding's
+        training = replace(training, freeze=parts)
+        model = describe(model.architecture, model.seq_length, images=model.images)
     cluster = replace(run.cluster, num_gpus=run.num_gpus, software=SOFTWARE)
     off = {name: False for name in ("overlap_grad_reduce", "overlap_param_gather") if recipe.get(name) == "0"}
     in_fp8 = recipe.get("fp8_param_gather") == "1" and training.precision == "fp8"
     candidate = replace(run.candidate, strategy=replace(run.candidate.strategy, fp8_param_gather=in_fp8, **off))
-    return dataclasses.replace(run, training=training, cluster=cluster, candidate=candidate, illegal=illegal)
+    return dataclasses.replace(run, model=model, training=training, cluster=cluster, candidate=candidate, illegal=illegal)
 
 
 class Asked(NamedTuple):
@@ -179,9 +185,10 @@ def asked(recipe: dict[str, str], choose: Choose[Run]) -> Asked:
     constants = run.experts.constants(choose(run)) if run.kind == "moe" else choose(run)
     if recipe.get("tp_comm_overlap") == "0":
         constants = replace(constants, tp_overlap=0.0)
-    price = CostModel(run.workload, run.engine.traits, constants).price(candidate, run.stages)
+    traits = replace(run.engine.traits, tower_first=True)
+    price = CostModel(run.workload, traits, constants).price(candidate, run.stages)
     rule = run.illegal or ("" if broken is None else f"{broken[0].id} ({broken[0].engine_rule}): {broken[1]}")
-    return Asked(run, candidate, rule, price, planned_engine(run.workload, capabilities, run.engine.traits, constants))
+    return Asked(run, candidate, rule, price, planned_engine(run.workload, capabilities, traits, constants))
 
 
 class Best(NamedTuple):

@@ -420,6 +420,26 @@ def test_a_recipe_of_a_model_with_vision_is_judged_whole() -> None:
     assert recipes.figures([judged])["with_vision"] == 1
 
 
+def test_a_recipe_of_qwen3_vl_trains_the_projector_alone() -> None:
+    """Bridge's benchmarks unfreeze Qwen3.5's text and tower (perf_recipes/qwen_vl/common.py), not Qwen3-VL's, which its recipes freeze: the
+    one in bf16 on GB300 was said to need 287 of its 276 GiB, and needs 157."""
+    said = {"recipe_id": "qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16", "model": "qwen3_vl_30b_a3b", "gpu": "GB300", "micro_batch_size": "8"}
+    question = recipes.asked({**QWEN35, **said, "global_batch_size": "512"}, named(None))
+    held = question.price.by_stage[0].memory_by_cause
+    assert question.run.training.freeze == ("vision", "language")
+    assert question.illegal == ""
+    # Four mergers: each a norm of what it joins (the first of a patch, the others of four), a linear as wide, one as the text's vectors.
+    joined, text = 4 * 1152, 2048
+    projector = 4 * (joined * (joined + 1) + text * (joined + 1)) + 2 * (1152 + 3 * joined)
+    assert held["gradients"] == pytest.approx(2 * projector)
+    assert held["optimizer"] == pytest.approx(12 * projector / 8)
+    trained = recipes.asked({**QWEN35, **said, "recipe_id": "all", "global_batch_size": "512"}, named(None)).price
+    assert held["weights"] == trained.by_stage[0].memory_by_cause["weights"]
+    assert held["gradients"] / trained.by_stage[0].memory_by_cause["gradients"] < 0.03
+    assert question.price.peak_memory_bytes < 0.7 * trained.peak_memory_bytes
+    assert question.price.step_time_s < trained.step_time_s
+
+
 SILENT = (
     *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size", "num_experts"),
     *("moe_router_topk", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size", "num_dense_layers", "mla"),

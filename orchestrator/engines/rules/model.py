@@ -231,9 +231,8 @@ def tower_unplanned(candidate: Candidate, workload: Workload) -> str | None:
         return None
     if v.model_type not in TOWERS:
         return f"model.vision of {v.model_type}: Megatron-Bridge has Megatron's layers in the towers of {', '.join(TOWERS)} alone"
-    if "language" in training.freeze or (training.task == "sft" and training.packing):
-        given = f"train.freeze={','.join(training.freeze)}" if training.freeze else "data.packing=true"
-        return f"{given} of {v.model_type}, which looks at images: engine=megatron plans it with its text trained, each sample by itself"
+    if training.task == "sft" and training.packing:
+        return f"data.packing=true of {v.model_type}, which looks at images: engine=megatron plans it with each sample by itself"
     if mesh.cp > 1:
         return f"cp={mesh.cp} of {v.model_type}: every rank of a sequence looks at all of its images, which is not priced"
     return None

@@ -192,7 +192,7 @@ def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
 
 @rule(
     "delayed_weight_gradients",
-    "core/transformer/transformer_config.py:1909; training/arguments.py:1209",
+    "core/transformer/transformer_config.py:1909; training/arguments.py:1209; Transformer Engine d0067d0, pytorch/module/_common.py:312",
     "delay_wgrad_compute overlap_moe_expert_parallel_comm",
 )
 def delayed_weight_gradients(candidate: Candidate, workload: Workload) -> str | None:
@@ -203,6 +203,8 @@ def delayed_weight_gradients(candidate: Candidate, workload: Workload) -> str | 
         return "delay_wgrad_compute needs overlap_moe_expert_parallel_comm"
     if not cluster.software.transformer_engine or cluster.is_cpu:
         return "delay_wgrad_compute needs Transformer Engine's linears, on GPUs"
+    if "language" in workload.training.freeze:
+        return "delay_wgrad_compute with train.freeze=language: Transformer Engine waits for gradients that frozen weights have not"
     return None
 
 
