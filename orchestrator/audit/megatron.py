@@ -235,6 +235,7 @@ def _hybrid_pattern(f: Fields) -> str | None:
         if f.get(ratio) and not given:
             raise InputError(ratio, f.given[ratio], "Mamba layers placed by a ratio can't be described here; a hybrid_override_pattern can")
     for name, pattern in given.items():
+        pattern = str(pattern).replace("|", "") if name == "hybrid_layer_pattern" else pattern  # of the stages, from 0.19 on
         if other := sorted({*str(pattern)} - {*words.LETTERS}):
             raise InputError(name, pattern, f"has {' '.join(other)}, which can't be described here", list(words.LETTERS))
         f.used |= {"spec", "is_hybrid_model", *names(words.MAMBA)}
@@ -597,6 +598,13 @@ def setup_of(f: Fields, engine: str) -> Setup:
     if layout:
         layout = layout if isinstance(layout, str) else "|".join("".join(LETTERS.get(str(part), "t") for part in chunk) for chunk in layout)
         vpp = max(1, len(expand(layout)) // pp)
+    chunks = [len(chunk) for chunk in str(f.get("hybrid_layer_pattern") or "").split("|")]
+    if len(chunks) > 1:
+        vpp = max(1, len(chunks) // pp)
+        if vpp == 1 and len({*chunks[1:-1]}) <= 1:
+            said |= {"first_layers": chunks[0], "last_layers": chunks[-1]} if len({*chunks}) > 1 else {}
+        elif len({*chunks}) > 1:
+            layout = "E" + "|".join("t" * size for size in chunks) + "L"
     stage, fsdp = _zero(f)
     by_blocks = said["fp8_param_gather"] and f.get("fp8_recipe") == "mxfp8"
     if by_blocks and not f.get("reuse_grad_buf_for_mxfp8_param_ag") and not fsdp:

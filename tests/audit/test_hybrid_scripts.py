@@ -110,3 +110,27 @@ def test_other_stages_are_said_by_their_sizes_and_are_legal_then(tmp_path: Path)
 def test_patterns_that_are_refused(tmp_path: Path, pattern: str, more: str, why: str) -> None:
     with pytest.raises(InputError, match=why.replace("|", "\\|")):
         audited(tmp_path, 4, more, pattern)
+
+
+@pytest.mark.parametrize(
+    ("pp", "sizes"), [(4, (11, 11, 11, 11)), (4, (12, 12, 12, 8)), (4, (10, 13, 11, 10)), (3, (13, 11, 20)), (2, (20, 24))]
+)
+def test_marks_in_a_pattern_are_the_stages(pp: int, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    """Megatron-core 0.19's; they were read as even stages, and refused where the script says the model."""
+    begins = [sum(sizes[:index]) for index in range(pp)]
+    marked = "|".join(PATTERN[at : at + size] for at, size in zip(begins, sizes, strict=True))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    bridge = "model.hybrid_layer_pattern='{}' model.pipeline_model_parallel_size={} train.micro_batch_size=1 train.global_batch_size=32"
+    (tmp_path / "bridge.sh").write_text(f"torchrun run_recipe.py --recipe X dataset.seq_length=1024 {bridge.format(marked, pp)}\n")
+    of_bridge = so.audit(tmp_path / "bridge.sh", **{"model.hf_config": tmp_path / "config.json", "gpus": pp, "cluster": "dgx_a100_40gb",
+                                                    "cluster.software.megatron_core": "0.19.2"})  # fmt: skip
+    (tmp_path / "train.sh").write_text(
+        TEXT.format(pattern="", pp=pp, more="").replace("--hybrid-override-pattern", f"--hybrid-layer-pattern '{marked}'")
+    )
+    of_script = so.audit(tmp_path / "train.sh", gpus=pp, cluster="dgx_a100_40gb", **{"cluster.software.megatron_core": "0.19.2"})
+    for found in (of_bridge, of_script):
+        assert found.plan is not None, found.problem
+        counts = [sum(span.count for span in stage.layers if span.kind not in ("embedding", "head")) for stage in found.plan.stages]
+        assert counts == [*sizes]
+        for change in found.changes:
+            assert change.text is None or change.text.count("|") + 1 == change.setup.pp * change.setup.vpp
