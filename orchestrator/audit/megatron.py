@@ -598,13 +598,13 @@ def setup_of(f: Fields, engine: str) -> Setup:
     if layout:
         layout = layout if isinstance(layout, str) else "|".join("".join(LETTERS.get(str(part), "t") for part in chunk) for chunk in layout)
         vpp = max(1, len(expand(layout)) // pp)
-    chunks = [len(chunk) for chunk in str(f.get("hybrid_layer_pattern") or "").split("|")]
-    if len(chunks) > 1:
-        vpp = max(1, len(chunks) // pp)
-        if vpp == 1 and len({*chunks[1:-1]}) <= 1:
-            said |= {"first_layers": chunks[0], "last_layers": chunks[-1]} if len({*chunks}) > 1 else {}
-        elif len({*chunks}) > 1:
-            layout = "E" + "|".join("t" * size for size in chunks) + "L"
+    sizes = [len(chunk) for chunk in str(f.get("hybrid_layer_pattern") or "").split("|")]
+    if len(sizes) > 1:
+        vpp = max(1, len(sizes) // pp)
+        if vpp == 1 and len({*sizes[1:-1]}) <= 1:
+            said |= {"first_layers": sizes[0], "last_layers": sizes[-1]} if len({*sizes}) > 1 else {}
+        elif len({*sizes}) > 1:
+            layout = "E" + "|".join("t" * size for size in sizes) + "L"
     stage, fsdp = _zero(f)
     by_blocks = said["fp8_param_gather"] and f.get("fp8_recipe") == "mxfp8"
     if by_blocks and not f.get("reuse_grad_buf_for_mxfp8_param_ag") and not fsdp:

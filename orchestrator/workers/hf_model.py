@@ -202,6 +202,8 @@ class HuggingFaceModel(DeepSpeedStates):
         by_parameter: dict[int, list[Place]] = {}
         for place in self.places:
             by_parameter.setdefault(id(place.parameter), []).append(place)
+        if self.plan.zero_stage == 3:  # after an evaluation the first weights of the next pass are under way, which can't be made whole
+            self.engine.empty_partition_cache()
         found: dict[str, torch.Tensor] = {}
         for mine in by_parameter.values():
             parameter: Any = mine[0].parameter

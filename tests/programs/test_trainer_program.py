@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from worker_plans import BERT, GPT, LLAMA, MIXTRAL, QWEN3, T5, make_plan
 
 import orchestrator
+import orchestrator as so
 from orchestrator.engines import ENGINES
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.experts import Experts
@@ -321,6 +322,24 @@ def test_what_is_held_out_is_evaluated_as_one_process_does(workshop: Workshop) -
     events.Reload()
     assert [event.value for event in events.Scalars("train/loss")] == pytest.approx([row["loss"] for row in found], abs=1e-4)
     assert [event.step for event in events.Scalars("eval/loss")] == [2, 4, 5]
+
+
+def test_weights_are_exported_after_an_evaluation_too(workshop: Workshop) -> None:
+    """ZeRO-3 begins to gather the first weights of a next pass, and "cannot partition a param in flight": the run ended without them."""
+    folder = workshop.folder / "evaluated chats"
+    folder.mkdir()
+    chats = write_chats(folder / "chats.jsonl")
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    asked = {"task": "sft", "model.hf_config": folder / "config.json", "cluster": "cpu", "engine": "deepspeed", "gpus": 2, "data": chats}
+    asked |= {"data.valid": chats, "tokenizer": write_tokenizer(folder), "pin.zero_stage": 3, "model.export_to": folder / "weights"}
+    asked["train"] = {"global_batch_size": 8, "seq_length": 256, "steps": 4, "eval_every": 2}
+    plan = so.plan(**{name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}).plan
+    assert "valid_loss" in workshop.trained(plan, "evaluated chats")[-1]
+    assert (folder / "weights" / "model.safetensors").stat().st_size > 2 * 10_000
+
+
+SMALL = {"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "intermediate_size": 176, "vocab_size": 600, "max_position_embeddings": 512}  # fmt: skip
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_its_status(workshop: Workshop) -> None:
