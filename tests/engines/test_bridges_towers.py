@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,58 @@ def test_a_text_that_bridge_freezes_hands_gradients_to_the_projector_and_has_non
     text = answer.written("bridge")["bridge.py"]
     for name, value in (("language_model", True), ("vision_model", True), ("vision_projection", False)):
         assert f"    recipe.model.freeze_{name} = {value}\n" in text
+
+
+STAGE = """
+import json, sys
+import torch
+import torch.distributed as dist
+from orchestrator.cpu import shims
+
+shims.apply()
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer import TransformerConfig
+
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+parallel_state.initialize_model_parallel()
+model_parallel_cuda_manual_seed(1)
+sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+found = []
+for trained in (True, False):
+    torch.manual_seed(1)
+    config = TransformerConfig(**sizes, use_cpu_initialization=True, gradient_accumulation_fusion=False)
+    stage = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=128, max_sequence_length=32, pre_process=False, post_process=False)
+    stage.requires_grad_(trained)
+    wrapped = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True), stage)
+    settings = OptimizerConfig(optimizer="adam", lr=1e-3, use_distributed_optimizer=True, params_dtype=torch.float32)
+    optimizer = get_megatron_optimizer(settings, [wrapped])
+    wrapped.zero_grad_buffer()
+    optimizer.zero_grad()
+    received = torch.randn(32, 1, 64, requires_grad=True)
+    stage.set_input_tensor(received)
+    sent = wrapped(torch.zeros(1, 32, dtype=torch.long), torch.arange(32)[None], torch.zeros(1, 1, 32, 32, dtype=torch.bool))
+    (sent * torch.arange(64.0)).sum().backward()
+    wrapped.finish_grad_sync()
+    stepped = optimizer.step()[0]
+    found.append([sum(buffer.numel for buffer in wrapped.buffers), received.grad.flatten().tolist(), stepped])
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.mark.engines
+def test_a_stage_of_megatron_with_nothing_to_train_hands_gradients_on() -> None:
+    """Its own data parallelism and distributed optimizer: no buffer of gradients, a step of nothing, the gradient of what it received."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", STAGE], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    trained, frozen = json.loads(done.stdout[done.stdout.index("[[") :])
+    assert trained[0] > 2 * 12 * 64**2
+    assert frozen[0] == 0
+    assert frozen[1] == pytest.approx(trained[1], rel=1e-4, abs=1e-3)
+    assert max(map(abs, frozen[1])) > 1
+    assert trained[2]
+    assert frozen[2]
