@@ -217,7 +217,8 @@ def where(folder: Path, now: float) -> str:
         parts.append(f"{format_seconds(median(times))} a step" + (f" (predicted {format_seconds(predicted)})" if predicted else ""))
     if (folder / STATUS).is_file():
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            parts.append(str(json.loads((folder / STATUS).read_text())["status"]))
+            status = json.loads((folder / STATUS).read_text())
+            parts.append(f"{status['status']}: {error}" if (error := status.get("error")) else str(status["status"]))
     elif times and step < steps:
         ends = time.localtime(now + (steps - step) * median(times))
         parts.append(f"ends about {time.strftime('%Y-%m-%d %H:%M', ends)}, saves and evaluations apart")

@@ -97,6 +97,8 @@ def test_how_far_a_run_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"health: {tmp_path}: {far}, ends about " in capsys.readouterr().err
     (tmp_path / "status.json").write_text(json.dumps({"status": "finished"}))
     assert health.where(tmp_path, now) == f"{far}, finished"
+    (tmp_path / "status.json").write_text(json.dumps({"status": "failed", "error": "RuntimeError: no GPU"}))
+    assert health.where(tmp_path, now) == f"{far}, failed: RuntimeError: no GPU"
 
 
 def test_the_command_imports_no_engine_and_ends_with_one_where_something_is_wrong(tmp_path: Path) -> None:
