@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from math import exp, log1p
 from typing import Any, Final
 
+from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cost.uncertainty import BEYOND, Pairs, pairs_of
+from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.report.budget import Budget, budget, format_time
 from orchestrator.report.text import NOISE, PIPE_WIDTH, Fitting, _table, as_text, cause_name, choice, stage_sizes
@@ -21,6 +23,15 @@ from orchestrator.values import Printed, Value
 WRITTEN: Final = (("step", "step_s", format_seconds), ("tokens/s", "tokens_per_s", "{:,.0f}".format), ("days", "days", format_amount),
                   ("GPU-hours", "gpu_hours", "{:,.0f}".format))  # fmt: skip
 """Rows of the comparison: heading, figure of the budget, how it is written."""
+
+
+UNTIMED: Final = ("lr", "min_lr", "schedule", "decay_steps", "decay", "warmup", "betas", "eps", "weight_decay", "clip", "steps", "seed")
+"""Settings of a training that change what comes of it, or how long it goes on, and no step's time."""
+
+
+def timed(training: Training) -> dict[str, Any]:
+    """The settings that a step's time may depend on, by name."""
+    return {name: value for name, value in structs.asdict(training).items() if name not in UNTIMED}
 
 
 class Comparison(Printed, frozen=True, kw_only=True):
@@ -47,9 +58,10 @@ class Comparison(Printed, frozen=True, kw_only=True):
 
     @property
     def pairs(self) -> Pairs | None:
-        """What is known of such a difference by pairs of published runs: those of one training on the same GPUs, under an engine of
-        which runs were fitted; None elsewhere."""
-        alike = all(getattr(self.one, name) == getattr(self.other, name) for name in ("engine", "model", "training", "cluster"))
+        """What is known of such a difference by pairs of published runs: those of one training, but for what no step's time depends on, on
+        the same GPUs, under an engine of which runs were fitted; None elsewhere."""
+        alike = all(getattr(self.one, name) == getattr(self.other, name) for name in ("engine", "model", "cluster"))
+        alike = alike and timed(self.one.training) == timed(self.other.training)
         fitted = self.one.prediction.interval and BEYOND["engine"] not in self.one.prediction.beyond
         return pairs_of(self.one.model) if alike and fitted else None
 

@@ -82,3 +82,16 @@ def test_layers_by_stage_are_said_where_stages_differ() -> None:
     low, high = min(layer_counts(uneven)), max(layer_counts(uneven))
     assert high - low > 10
     assert f"mbs=4, {low} to {high} layers a stage" in " ".join(swept.split())
+
+
+def test_what_no_step_takes_longer_for_leaves_the_difference_as_sure_as_it_was() -> None:
+    """A longer training, or another learning rate, is not another kind of run."""
+    given = {"recipe": "llama3_8b", "gpus": 16, "cluster": "dgx_h100", "engine": "megatron"}
+    one, longer = (
+        so.plan(**given, train={"steps": steps, "lr": lr, "warmup": 0}, seed=steps).plan for steps, lr in ((100, 3e-4), (200, 1e-4))
+    )
+    found = compared(one, longer)
+    assert found.pairs is not None
+    assert found.difference_90 is not None
+    assert max(map(abs, found.difference_90)) < 0.3, "their own intervals are wider"
+    assert compared(one, so.plan(**given, train={"steps": 100, "warmup": 0, "precision": "fp8"}).plan).pairs is None
