@@ -159,7 +159,7 @@ def test_an_engine_that_only_plans_a_model_is_said_where_no_other_has_a_plan_tha
     asked = {"model.hf_config": str(tmp_path / "maverick.json"), "gpus": 512, "cluster": "dgx_h100"}
     asked |= {"train.seq_length": 4096, "train.global_batch_size": 1024}
     with pytest.raises(
-        NoPlanError, match=r"^no plan fits .*deepspeed.*; engine=megatron has a plan \(2\.\d+ s a step\) for programs of your own"
+        NoPlanError, match=r"^no plan fits .*deepspeed.*; engine=megatron has a plan \(\d\.\d+ s a step\) for programs of your own"
     ):
         so.plan(**asked)
     assert so.plan(**asked, engine="megatron").headroom > 0
