@@ -1,13 +1,23 @@
-"""What single settings gained in published runs, beside what the prices say: graphs, dispatchers, overlaps, offload.
+"""What single settings gained in published runs, beside what the prices say: graphs, dispatchers, overlaps, offload, buckets.
 
     python -m tests.benchmarks.published_gains runs=MEASUREMENTS
 
-A pair is two configurations of one table that name the same value in every column but those of one setting below and of what was
-measured, so that nothing but that setting, and what the notes say, is otherwise; runs of one configuration count once, by their geometric
-mean. Further pairs (`TOLD`) are told in threads and documents, with all of their settings. A gain is the logarithm of the ratio of times,
-from the setting's plainer value to the other. Pairs that are nearer than `NOISE` say nothing of the sign, those with a run in which
-something else decided (`why_not`) are not counted. Then the steps of one campaign, each of which changed one thing of the step before it
-(`LADDER`). Half a minute of one core.
+A pair counts where all of this holds, and counts then whatever comes out (the rule was written before the pairs of 2026-11-29 were priced):
+
+1. Both sides are steps of training that the same people timed on the same machines with the same releases. Both figures are printed
+   (seconds, tokens/s or TFLOP/s), and their authors have not taken the change back.
+2. The source says that they differ in one setting: CUDA graphs, the tokens' dispatcher, an overlap of traffic (experts', tensor
+   parallelism's, gradients', gathered parameters'), an offload, the gradients' buckets, gathers in FP8. What the engine's own checks demand
+   with it (a static capacity and its fuser with whole graphs, chunks with the experts' overlap in a pipeline) is part of it.
+3. All that a price needs is printed, or is in the recipe or script that the source names, and nothing that it prints contradicts it.
+4. Engine and libraries are as they are released for such machines.
+5. Nothing else that is known decided a run's time (`CONFOUNDED`, `why_not`): its allocator at the end of its memory, say.
+
+Of several values of one setting the plainest and the strongest are one pair; what was measured twice counts once, by the mean. A gain is the
+logarithm of the ratio of times, from the setting's plainer value to the other; below `NOISE` it says nothing of the sign. Pairs are looked
+for among the tables' rows (the same value in every column but those of one setting and of what was measured), told in threads and documents
+(`TOLD`), and among the steps of one campaign, each of which changed one thing of the step before it (`LADDER`), of which those of a setting
+count. Half a minute of one core.
 """
 
 from __future__ import annotations
