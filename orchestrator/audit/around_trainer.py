@@ -15,18 +15,22 @@ NAMED_CONFIGS: Final = {
 """ds_configs that ms-swift has by name (swift/config)."""
 
 
+TUNES: Final = frozenset({"tuner_type", "train_type"})
+"""ms-swift's setting of what is trained, LoRA's adapters where it is not said; the second before 4.0."""
+
+
 def around(content: Mapping[str, Any]) -> Around | None:
     """The program whose names these are; None: they are the Trainer's own."""
     if "base_model" in content or ("sequence_len" in content and "micro_batch_size" in content):
         return AROUND["axolotl"]
-    if "tuner_type" in content or ("model" in content and "model_name_or_path" not in content):
+    if not TUNES.isdisjoint(content) or ("model" in content and "model_name_or_path" not in content):
         return AROUND["ms_swift"]
     return None
 
 
 def as_trainers(content: Content, program: Around) -> Content:
     """The file's settings by the Trainer's names. What it says of FSDP, adapters and types is said as the Trainer has it."""
-    ours = {theirs: name for name, theirs in program.names.items()}
+    ours = {theirs: name for name, theirs in program.names.items()} | dict.fromkeys(TUNES, "finetuning_type")
     found = dict(program.defaults) | {ours.get(name, name): value for name, value in content.items() if value is not None}
     found["finetuning_type"] = "lora" if found.get("finetuning_type") in ("lora", "qlora", "longlora") else "full"
     if found.pop("lora_target_linear", False):

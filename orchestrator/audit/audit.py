@@ -88,7 +88,13 @@ class Audit:
         except InputError as error:
             raise InputError("audit", str(path), error.why) from None
         source = formats.read(text, str(path))
-        settings, assumed = settings_of(source.reading, tree, machine)
+        try:
+            settings, assumed = settings_of(source.reading, tree, machine)
+        except InputError as error:
+            unread = next((line for line in source.reading.assumed if " is not read (" in line), "")
+            if not unread or error.value is not None:
+                raise
+            raise InputError(error.key, None, f"{error.why}; {unread}") from None
         if settings.architecture.vision is not None:
             source = msgspec.structs.replace(source, reading=of_images(source.reading, settings.architecture.vision))
             settings, assumed = settings_of(source.reading, tree, machine)
@@ -421,7 +427,7 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
         keys = {name: one.text for name, one in of_recipe.items() if name.startswith("model.")} | keys
         given.setdefault("name", ours)
         assumed.append(f"{TAKEN}{reading.model} is recipe={ours}'s, by its name; recipe= or model.hf_config= says another")
-    elif not any(name.startswith("model.") for name in (*keys, *given)) and "recipe" not in given:
+    elif not OF_A_MODEL & {*keys, *given}:
         why = "is missing: the file does not say its layers, width and heads; recipe= or model.hf_config= does"
         near = near_recipe(reading.model)
         raise InputError("model", None, f"{why}; by its name {reading.model} is near recipe={near}" if near else why)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -202,6 +202,10 @@ class Given:
         if said not in TRUTHS:
             raise InputError(path, value, "is neither", ["true", "false"])
         return TRUTHS[said]
+
+    def truths(self, switches: Iterable[tuple[str, str, bool]]) -> dict[str, bool]:
+        """Truth values by another name, of switches with that name and what holds where nothing is said. Raises InputError."""
+        return {name: self.truth(path, default) for path, name, default in switches}
 
     def take(self, *paths: str) -> None:
         """Counts these paths as read, each with what is below it."""

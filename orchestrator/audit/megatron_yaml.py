@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from orchestrator.audit import megatron
-from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, named_model, resolved
+from orchestrator.audit import bridge_recipe, megatron
+from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, merged, named_model, resolved
 from orchestrator.audit.reading import Lists, Reading, Setup, Source, listed
 from orchestrator.audit.rollouts import of_a_policy, otherwise
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
+from orchestrator.words import terms
 from orchestrator.words.megatron import ALIASES
 from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same, section
 from orchestrator.words.tools import (
@@ -35,7 +36,10 @@ from orchestrator.words.tools import (
     Seen,
     Tool,
 )
+from orchestrator.words.trainer import FREEZES
 
+TUNES_ALL: Final = ("tuner_type", "full")
+"""ms-swift's setting for weights that are trained as they are, which is its own under Megatron."""
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
 
@@ -79,6 +83,13 @@ def read(
     what else was assumed; `command`: the words in front of the settings, or what a Python file calls. Raises InputError for a value of the
     wrong type, and for models that can't be described."""
     content = resolved(content)
+    recipe, model = bridge_recipe.named(command) if tool is BRIDGE else "", named_model(content)
+    found = None
+    if recipe:
+        found, about = _of_recipe(recipe, name)
+        said = [about, *said]
+    if found is not None:
+        content, model = merged(found.content, content), model or found.model
     seen, lists, notes = _seen(content, tool)
     path, length = seen.get("seq_length", ("", None))
     longest = path if path == "max_length" and not content.get("packing") else ""  # ms-swift's samples, each as long as it is
@@ -88,12 +99,14 @@ def read(
     freezes = {}
     if tool is BRIDGE:
         freezes = {BRIDGE_FREEZES[path]: value is True for path, value in leaves(content) if path in BRIDGE_FREEZES}
-        recipe, parts = frozen_by(command)
+        parts = () if found is not None else frozen_by(command)[1]
         if left := [part for part in parts if part not in freezes]:
             notes.append(f"{recipe} freezes {' and '.join(left)} of its model, where the file does not say")
             freezes |= dict.fromkeys(left, True)
+    elif tool is MS_SWIFT:
+        freezes = Given(content).truths(FREEZES["ms_swift"])
     reading = _reading(seen, lists, [*said, *policy, *notes], tool, content)
-    reading = replace(reading, longest=longest, of_rollouts=bool(policy), freezes=freezes, model=named_model(content))
+    reading = replace(reading, longest=longest, of_rollouts=bool(policy), freezes=freezes, model=model)
     reading = replace(reading, otherwise=otherwise(content, command))
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
@@ -104,14 +117,40 @@ def read(
                 value = after.etp
             if not path and value is None:
                 continue
-            terms = [term for term in tool.table if (term.theirs, term.ours) == (path, field)] or tool.terms(field)
-            if not path and not terms:
+            found = [term for term in tool.table if (term.theirs, term.ours) == (path, field)] or tool.terms(field)
+            if not path and not found:
                 return None
-            to = terms[0].to if terms else same
-            changes[path or terms[0].theirs] = to(False if value is None and isinstance(there, bool) else value)
+            to = found[0].to if found else same
+            changes[path or found[0].theirs] = to(False if value is None and isinstance(there, bool) else value)
         return (change or partial(changed, text, name))(changes)
 
     return Source(text=text, reading=reading, edited=edited)
+
+
+OF_RECIPE: Final = "the recipe "
+"""How the line begins on a recipe of Bridge."""
+
+
+def _of_recipe(recipe: str, name: str) -> tuple[bridge_recipe.Set | None, str]:
+    """(What a recipe of Bridge sets that Megatron, freezes or the price know; None: its source is not here. A line on it)."""
+    root = bridge_recipe.source_of(name)
+    found = None if root is None or "$" in recipe else bridge_recipe.read(root, recipe)
+    if found is None:
+        why = "Megatron-Bridge is not installed here, nor is the file in its checkout" if root is None else f"{root} has none of that name"
+        why = "the script does not say which it is" if "$" in recipe else why
+        return None, f"{OF_RECIPE}{recipe} is not read ({why}): what it sets may be other than what is assumed here"
+
+    def counts(path: str) -> bool:
+        known = bool(_terms(path, BRIDGE)) or path in BRIDGE_FREEZES or path.startswith("peft.")
+        return known or _kind(path, BRIDGE) in ("cost", "buffers")
+
+    content: Content = {}
+    for path, value in leaves(found.content):
+        if value is not None and counts(path):
+            terms.put(content, path, value)
+    open_ = [path for path in found.unknown if counts(path)]
+    left = f"; only running it tells {', '.join(open_)}" if open_ else ""
+    return found._replace(content=content), f"{OF_RECIPE}{recipe} of {root}: what it sets holds where the file says nothing{left}"
 
 
 def frozen_by(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -126,8 +165,8 @@ def frozen_by(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 def _terms(path: str, tool: Tool) -> Table:
     """The terms of a setting of the file; none where nobody here knows it as one of Megatron's."""
-    if terms := [term for term in tool.table if term.theirs == path]:
-        return terms
+    if found := [term for term in tool.table if term.theirs == path]:
+        return found
     section, name = tool.place(path)
     if section is None or name in tool.own:
         return ()
@@ -170,7 +209,8 @@ def _seen(content: Content, tool: Tool) -> tuple[Seen, Lists, list[str]]:
         found = {term.ours: term.back(value) for term in table if term.ours not in seen}
         seen |= {name: (path, typed(path, name, one)) for name, one in found.items() if one is not NOTHING}
         if not found or NOTHING in found.values():
-            others[path] = f"{path}={value}", "harmless" if table else _kind(path, tool), value
+            none = table or (path, value) == TUNES_ALL
+            others[path] = f"{path}={value}", "harmless" if none else _kind(path, tool), value
     tool.adapt(seen, content)
     read = {path for path, _ in seen.values()}
     return seen, listed(other for path, other in others.items() if path not in read), notes

@@ -89,8 +89,8 @@ def found_in(script: Script) -> Overrides | None:
     """The overrides of the command that has most of them; None: none has enough."""
     commands = [_unpacked(command.words) for command in script.commands]
     commands += [_unpacked([word for name, value in script.variables.items() if name != "_" for word in value])]
-    words = max(commands, key=_count, default=())
-    if _count(words) < ENOUGH:
+    words = max(commands, key=lambda words: (_of_recipe(words), _count(words)), default=())
+    if _count(words) < ENOUGH and not _of_recipe(words):
         return None
     content: Content = {}
     places: dict[str, Place] = {}
@@ -189,6 +189,11 @@ def _unpacked(words: Sequence[Word]) -> tuple[Word, ...]:
 def _count(words: Sequence[Word]) -> int:
     """Words that set a path of at least two names."""
     return sum(bool((match := PATH.match(one.text)) and "." in match.group(1)) for one in words)
+
+
+def _of_recipe(words: Sequence[Word]) -> bool:
+    """Whether the words start Megatron-Bridge's run_recipe.py on a recipe, which says the rest."""
+    return any("run_recipe" in one.text for one in words) and any(one.text.startswith("--recipe") for one in words)
 
 
 def _value(text: str) -> Any:

@@ -25,7 +25,7 @@ from orchestrator.key import MAX_DIGITS
 from orchestrator.recipe.sources import read_text
 from orchestrator.words import megatron as words
 from orchestrator.words.terms import MOST, kind_in, kinds
-from orchestrator.words.tools import Tool
+from orchestrator.words.tools import BRIDGE, Tool
 
 PROGRAM: Final = re.compile(r"[\w./${}-]*\w+\.py$")
 PROGRAM_WORD: Final = re.compile(r"pretrain_(gpt|bert|t5|mamba|vlm|ict|vision\w*|retro|llama\w*)")
@@ -85,7 +85,8 @@ def _source(script: Script, text: str, name: str) -> Source:
         if (program := fsdp.program_of(words.content)) is not None:
             change, notes = partial(overrides.changed, text, words), (*script.notes, *words.notes)
             return _with_gpus(fsdp.read(text, name, words.content, program, change, notes), words, script)
-        if (tool := megatron_yaml.tool_of(words.content)) is not None:
+        tool = megatron_yaml.tool_of(words.content) or (BRIDGE if "--recipe" in " ".join(words.launcher) else None)
+        if tool is not None:
             return _overridden(text, name, script, words, tool)
     if (words := overrides.swifts_flags(script)) is not None:
         if (tool := megatron_yaml.tool_of(words.content)) is not None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from orchestrator.audit.around_trainer import GROUPS, around, as_trainers
+from orchestrator.audit.around_trainer import GROUPS, TUNES, around, as_trainers
 from orchestrator.audit.deepspeed import without_stage_3
 from orchestrator.audit.document import AUTO, Content, Given, changed
 from orchestrator.audit.hugging_face import (
@@ -44,6 +44,8 @@ LOADED: Final = ("torch_dtype", "dtype", "model_init_kwargs.torch_dtype", "model
 """The type in which weights are loaded, as TRL, ms-swift and scripts around the Trainer have it."""
 LLAMA_FACTORYS: Final = {"finetuning_type", "cutoff_len", "pure_bf16"}
 """Settings by which a file is LLaMA-Factory's."""
+LLAMA_FACTORYS_OWN: Final = {"stage", "cutoff_len"}
+"""Settings that no other program has."""
 ENOUGH: Final = {STEPS, "num_train_epochs", "num_epochs", "micro_batch_size"}
 """Settings of which one, beside a rate, says that a file has such arguments."""
 FILLED: Final = ("packing", "neat_packing", "sample_packing", "pad_to_sequence_len", "pad_to_max_length")
@@ -83,6 +85,8 @@ def read_arguments(
     program = around(content)
     given = content if program is None else as_trainers(content, program)
     reading, ds = _reading(given, name, program)
+    if program is AROUND["ms_swift"] and TUNES.isdisjoint(content):
+        reading = replace(reading, assumed=(*reading.assumed, "finetuning_type=lora: ms-swift's own where the file does not say"))
     names = {} if program is None else program.names
     theirs = {field: tuple(_named(line, names) for line in getattr(reading, field)) for field in {"assumed", *LISTS.values()}}
     reading = replace(reading, longest=_named(reading.longest, names), otherwise=otherwise(content, command), **theirs)
@@ -170,7 +174,7 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     if longest == "block_size" or any(str(given.values.get(name)).lower() == "true" for name in FILLED):
         longest = ""
     reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about), longest=longest,
-                      model=str(given.values.get("model_name_or_path") or ""), **_seeing(given))  # fmt: skip
+                      model=str(given.values.get("model_name_or_path") or ""), **_seeing(given, program))  # fmt: skip
     return sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
 
 
@@ -232,7 +236,9 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
     elif folder is not None:
         given.assumed.append(f"the model that you give: model_name_or_path={folder} is no folder here")
     rank = next((given.number(name) for name in TRAINED if given.values.get(name) is not None), None)
-    tuned = str(given.get("finetuning_type", "lora" if given.truth("use_peft", rank is not None) else "full"))
+    own = "finetuning_type" not in given.values and not LLAMA_FACTORYS_OWN.isdisjoint(given.values)
+    given.assumed += ["finetuning_type=lora: LLaMA-Factory's own where the file does not say"] if own else []
+    tuned = str(given.get("finetuning_type", "lora" if given.truth("use_peft", rank is not None) or own else "full"))
     if tuned not in ("lora", "oft", "freeze"):
         given.take("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "lora_target", "lora_target_modules")
         return keys
@@ -256,15 +262,13 @@ def _keys(given: Given, said: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def _seeing(given: Given) -> dict[str, Any]:
+def _seeing(given: Given, program: Around | None) -> dict[str, Any]:
     """What the file says for a model that looks at images, as `Reading` has it, of settings that stay where they are listed until it is
     known that the model does."""
-    program = (
-        "ms_swift" if "tuner_type" in given.values or "freeze_vit" in given.values else "llama_factory" if "stage" in given.values else ""
-    )
-    of = Given(given.values)
+    swifts = program is AROUND["ms_swift"] or "freeze_vit" in given.values
+    of, own = Given(given.values), "ms_swift" if swifts else "llama_factory" if "stage" in given.values else ""
     pixels = next((of.number(name) for name in words.IMAGE_PIXELS if of.values.get(name) is not None), None)
-    return {"freezes": {part: of.truth(name, default) for name, part, default in words.FREEZES.get(program, ())}, "image_pixels": pixels}
+    return {"freezes": of.truths(words.FREEZES.get(own, ())), "image_pixels": pixels}
 
 
 def _changes(before: Setup, after: Setup, gpus: int, content: Content, program: Around | None, where: str) -> dict[str, Any] | None:

@@ -214,7 +214,9 @@ BRIDGE: Final = Tool(
     ],
     sections=("model", "train", "optimizer", "scheduler", "ddp", "dist", "rng", "mixed_precision"),
     others=("checkpoint", "logger", "profiling", "ft", "straggler", "nvrx_straggler", "inprocess_restart", "validation", "dataset", "peft",
-            "tokenizer", "rerun_state_machine", "env_vars", "tensor_inspect", "optimizer_config_override_provider", "comm_overlap"),
+            "tokenizer", "rerun_state_machine", "env_vars", "tensor_inspect", "optimizer_config_override_provider", "comm_overlap",
+            "train.manual_gc_eval"),
+    own=frozenset({"manual_gc_eval"}),  # steps here, and Megatron's switch
     known=kinds("bridge"),
     adapt=_bridge,
     made=dict.fromkeys(DATA_PARALLEL, True) | {EXPERT_TP: 1},  # the latter in 28 of 32 files of recipes with experts

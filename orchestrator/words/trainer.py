@@ -135,7 +135,8 @@ AROUND: Final[Mapping[str, Around]] = {
         release="ms-swift 4.6.0.dev0, 3602360 (swift/arguments)",
         start="swift sft (swift pt for text) RUN/ms_swift.yaml, with your model and dataset in it",
         names={"model_name_or_path": "model", "finetuning_type": "tuner_type", "lora_target": "target_modules"},
-        defaults={"per_device_train_batch_size": 1, "gradient_checkpointing": True, "lr_scheduler_type": "cosine"},
+        defaults={"per_device_train_batch_size": 1, "gradient_checkpointing": True, "lr_scheduler_type": "cosine",
+                  "finetuning_type": "lora", "lora_alpha": 32, "lora_dropout": 0.05},
         loads_16_bits=True,  # arguments/base_args/model_args.py:120, _init_torch_dtype: of a checkpoint in bf16
         groups={"cp": "sequence_parallel_size"},
         packs=("packing",),

@@ -408,6 +408,9 @@ SEEING_CONFIG = {
         ("model_name_or_path: {}\nstage: sft\nfinetuning_type: full\nfreeze_vision_tower: false\n", ("projector",)),
         ("model_name_or_path: {}\nstage: sft\nfinetuning_type: lora\nlora_rank: 8\n", ()),
         ("model: {}\ntuner_type: full\nfreeze_vit: false\nfreeze_aligner: false\nfreeze_llm: true\n", ("language",)),
+        ("model: {}\ntuner_type: full\n", ("vision", "projector")),
+        ("model: {}\ntrain_type: full\nfreeze_aligner: false\n", ("vision",)),
+        ("model: {}\n", ()),  # adapters alone
         ("model_name_or_path: {}\n", ()),
     ],
 )
@@ -423,6 +426,43 @@ def test_what_a_program_freezes_of_a_model_that_looks_at_images_is_read(more: st
     assert (found.plan.training.freeze, found.plan.training.images, found.plan.training.image_tokens) == (freeze, 1, 256)
     assert any("one image of 200704 pixels, the most that one may have: 256 tokens" in line for line in found.reading.assumed)
     assert not [line for line in found.reading.unpriced if "freeze" in line or "pixels" in line]
+
+
+MEGATRONS = "micro_batch_size: 1\nglobal_batch_size: 16\nmax_length: 2048\ntensor_model_parallel_size: 2\nmodel: Qwen/Qwen3-VL\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "freeze"),
+    [("", ("vision", "projector")), ("tuner_type: full\nfreeze_vit: false\n", ("projector",)), ("freeze_aligner: 'false'\n", ("vision",))],
+)
+def test_what_ms_swift_freezes_under_megatron_is_read(more: str, freeze: tuple[str, ...], tmp_path: Path) -> None:
+    """Tower and projector where nothing is said (megatron_args.py:450, MegatronTunerMixin): all parts were priced as trained."""
+    (tmp_path / "config.json").write_text(json.dumps(SEEING_CONFIG))
+    found = audited(tmp_path, MEGATRONS + more, gpus=8, cluster="dgx_h100", **{"model.hf_config": tmp_path / "config.json"})
+    assert found.plan is not None
+    assert (found.plan.engine, found.plan.training.freeze) == ("megatron", freeze)
+    assert found.reading.unpriced == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        ("model: a/b\n", 8),
+        ("model: a/b\nlora_rank: 16\n", 16),
+        ("model: a/b\ntuner_type: full\n", None),
+        ("model_name_or_path: a/b\nstage: sft\n", 8),
+        ("model_name_or_path: a/b\nstage: sft\nfinetuning_type: full\n", None),
+        ("model_name_or_path: a/b\n", None),
+    ],
+)
+def test_programs_whose_own_tuning_is_lora_are_read_so(text: str, rank: int | None, tmp_path: Path) -> None:
+    """ms-swift (base_args.py:93) and LLaMA-Factory (finetuning_args.py:464); both were priced as if all weights were trained."""
+    found = audited(tmp_path, f"{SEEING_HEAD}max_length: 2048\n{text}", gpus=8, cluster="dgx_h100", recipe="llama3_8b")
+    assert found.plan is not None
+    lora = found.plan.training.lora
+    assert (None if lora is None else lora.rank) == rank
+    said = [line for line in found.reading.assumed if line.endswith("own where the file does not say") and "=lora: " in line]
+    assert bool(said) == (rank is not None)
 
 
 def test_what_a_program_freezes_is_read_of_a_model_that_a_key_gives(tmp_path: Path) -> None:

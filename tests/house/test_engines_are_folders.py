@@ -20,6 +20,7 @@ OTHER_THINGS = {
     "data.py": "the package that indexes a corpus",
     "audit/script.py": "whose programs a script starts, and DeepSpeed's launcher",
     "audit/around_trainer.py": "the argument deepspeed= of programs around the Trainer",
+    "audit/bridge_recipe.py": "the package megatron.bridge",
     "audit/fsdp.py": "verl's section megatron",
     "audit/overrides.py": "ms-swift's command megatron",
     "audit/trainer.py": "the Trainer's argument deepspeed=",
