@@ -34,11 +34,13 @@ def environment(plan: Plan) -> dict[str, str]:
             # any moment: the holes no longer fit the next tensor. Without these two caches freed ends are merged at once. One arena: the
             # buffers of gloo's threads take the holes too. gpt_tiny on 4 ranks (tp 2, pp 2), the rank that holds most after 5 and 30
             # steps: 459 and 517 MB, with this 434 and 458; no difference in CPU seconds (2 cores, glibc 2.36, 2026-11-23). What is freed
-            # at the heap's end stays, and what is below 32 MiB (glibc's most) is never a mapping of its own: else a step maps its
-            # activations anew. A Llama of 4 layers of 128 on 2 ranks, 8 samples of 256: 2.2 million page faults in 30 steps, now .2, the
-            # kernel 6.2 of 32 CPU seconds, now 1.6, and the peak the same (2026-11-28).
+            # at the heap's end stays, and nothing is a mapping of its own: else a step maps its activations anew. A Llama of 4 layers of
+            # 128 on 2 ranks, 8 samples of 256: 2.2 million page faults in 30 steps, now .2, the kernel 6.2 of 32 CPU seconds, now 1.6
+            # (2026-11-28). glibc's own limit for mappings goes to 32 MiB alone, which 8 heads' scores of 1,024 tokens have: 6 steps of
+            # 4 such samples a rank had 11.0 million faults, now .5, the kernel 26 of 78 CPU seconds, now 3 of 53, and the peak is 823
+            # MB, now 940: what is freed lies between other tensors (2026-11-29).
             "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0:glibc.malloc.arena_max=1"
-            ":glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=33554432",
+            ":glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_max=0",
         }
     env = {
         # A collective that fails ends its rank instead of hanging.

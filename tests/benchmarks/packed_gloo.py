@@ -7,9 +7,11 @@ of a case alternate, so that other work beside them falls on both; the median of
 second: sequences hold several when packed. A folder that has some of the runs already is continued.
 
 On 2026-11-29, 2 cores of an AMD EPYC, ranks at nice -20 without autogroups, other work below (load 12), rounds=4 and steps=8: predicted
-gains off by +3.0, +2.0 and -21.3% under megatron (the last: padded steps of 1,024 tokens, whose scores are 33 MB a tensor, take 6.1 s
-where the profile's layers say 4.1), by -22.1 and -26.9% under deepspeed, +3.2 and -3.2% by the same runs and profiles once what torch's
-kernel on CPUs computes was priced (`model.hugging_face.on_host`). The sixth is not done.
+gains off by +3.0, +2.0 and -21.3% under megatron, by -22.1 and -26.9% under deepspeed, +3.2 and -3.2% by the same runs and profiles once
+what torch's kernel on CPUs computes was priced (`model.hugging_face.on_host`). The sixth is not done. Megatron's last had a cause, mended
+since (`engines.translation.environment`): padded steps of 1,024 tokens took 6.1 s where the profile's layers say 4.1, since glibc mapped
+their scores, 32 MiB a tensor, anew in a run and not in a profile, whose heap larger cases had grown. The 11.0 million page faults of 6
+steps are .5 now, and 78 CPU seconds 53.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -384,3 +385,23 @@ def test_amds_allocator_is_left_as_it_is() -> None:
     for cluster, said in (("dgx_h100", "expandable_segments:True"), ("mi300x_8", None)):
         job = api.plan(recipe="llama3_8b", gpus=8, cluster=cluster).job()
         assert job.environment.get("PYTORCH_CUDA_ALLOC_CONF") == said
+
+
+FAULTS = """
+import ctypes, resource
+libc = ctypes.CDLL(None)
+for _ in range(20):
+    tensor = ctypes.c_void_p()
+    libc.posix_memalign(ctypes.byref(tensor), ctypes.c_size_t(64), ctypes.c_size_t(64 << 20))
+    libc.memset(tensor, 1, ctypes.c_size_t(64 << 20))
+    libc.free(tensor)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+"""Twenty blocks of 64 MiB, as torch asks for them, one after the other, and how many pages were mapped."""
+
+
+def test_a_rank_on_cpus_maps_no_tensor_anew() -> None:
+    """Its steps took half as long again from the tensors of 32 MiB on, which glibc maps and forgets: 16,384 pages each here."""
+    given = os.environ | job_of(MEGATRON["gpt_cpu"]).environment
+    found = subprocess.run([sys.executable, "-c", FAULTS], env=given, capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 3 * 16_384
