@@ -394,9 +394,12 @@ def of_images(reading: Reading, vision: Vision) -> Reading:
     """The reading for a model that looks at images: with the parts that the file freezes, and images of the largest size that it has."""
     parts = [part for part, frozen in reading.freezes.items() if frozen]
     adapted, keys, assumed = "lora.rank" in reading.keys, dict(reading.keys), reading.assumed
-    if reading.image_pixels and vision.image_tokens is None:
-        keys["train.image_tokens"] = max(1, reading.image_pixels // (vision.patch_size * vision.spatial_merge_size) ** 2)
-        most = f"{reading.image_pixels} pixels, the most that one may have: {keys['train.image_tokens']} tokens"
+    if (reading.image_pixels or reading.image_tokens) and vision.image_tokens is None:
+        most = f"{reading.image_tokens} tokens, the most that one may have"
+        keys["train.image_tokens"] = reading.image_tokens
+        if reading.image_pixels:
+            keys["train.image_tokens"] = max(1, reading.image_pixels // (vision.patch_size * vision.spatial_merge_size) ** 2)
+            most = f"{reading.image_pixels} pixels, the most that one may have: {keys['train.image_tokens']} tokens"
         assumed = (*assumed, f"every sample has one image of {most}")
     priced = {*IMAGE_PIXELS} if "train.image_tokens" in keys else {*()}
     keys |= {"train.freeze": ",".join(parts)} if parts and not adapted else {}  # all but adapters is frozen anyway

@@ -36,7 +36,7 @@ from orchestrator.words.tools import (
     Seen,
     Tool,
 )
-from orchestrator.words.trainer import FREEZES
+from orchestrator.words.trainer import FREEZES, IMAGE_PIXELS
 
 TUNES_ALL: Final = ("tuner_type", "full")
 """ms-swift's setting for weights that are trained as they are, which is its own under Megatron."""
@@ -107,6 +107,8 @@ def read(
         freezes = Given(content).truths(FREEZES["ms_swift"])
     reading = _reading(seen, lists, [*said, *policy, *notes], tool, content)
     reading = replace(reading, longest=longest, of_rollouts=bool(policy), freezes=freezes, model=model)
+    if tool is MS_SWIFT:
+        reading = replace(reading, image_pixels=Given(content).number(IMAGE_PIXELS[1]))
     reading = replace(reading, otherwise=otherwise(content, command))
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:

@@ -145,6 +145,8 @@ class Reading(Value, frozen=True, kw_only=True):
     """Parts of a model that looks at images (train.freeze), and whether the file freezes them, where it says."""
     image_pixels: int | None = None
     """Pixels that an image has at most, for such a model; None: the file does not say."""
+    image_tokens: int | None = None
+    """Tokens that it has at most; None: the file does not say, or by its pixels."""
     model: str = ""
     """The model that the file names and does not describe; "" where it names none."""
     fsdp: bool = False

@@ -170,10 +170,13 @@ def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Sou
 def _with_gpus(source: Source, words: overrides.Overrides, script: Script) -> Source:
     """The source with the number of GPUs that the launcher says, where the settings don't."""
     gpus, keys = gpus_of(Line(words.launcher, (), ""), script), source.reading.keys
-    if gpus is None:  # ms-swift's, before the command
-        said = {name: int(number) for name, number in PER_NODE.findall(source.text)}
-        gpus = said.get("NNODES", 1) * said["NPROC_PER_NODE"] if "NPROC_PER_NODE" in said else None
-    return structs.replace(source, reading=replace(source.reading, keys=keys if gpus is None else {"gpus": gpus, **keys}))
+    said = {name: int(number) for name, number in ENVIRONMENT.findall(source.text)}
+    if gpus is None and "NPROC_PER_NODE" in said:
+        gpus = said.get("NNODES", 1) * said["NPROC_PER_NODE"]
+    reading = replace(source.reading, keys=keys if gpus is None else {"gpus": gpus, **keys})
+    if reading.image_pixels is None and (of_images := {*IMAGES} & {*said}):
+        reading = replace(reading, **{IMAGES[name]: said[name] for name in of_images})
+    return structs.replace(source, reading=reading)
 
 
 def training_line(script: Script, text: str) -> Line:
@@ -378,7 +381,10 @@ OF_SLIME: Final = 4096
 """The sequence that slime's Megatron is told of where nobody says one (slime/backends/megatron_utils/arguments.py:165)."""
 MANY_POSITIONS: Final = 1 << 20
 """Positions of a model whose samples are of any length: rotary ones have no table."""
-PER_NODE: Final = re.compile(r"^\s*(NNODES|NPROC_PER_NODE)=(\d{1,6})\b", re.MULTILINE)
+ENVIRONMENT: Final = re.compile(r"^\s*(?:export\s+)?(NNODES|NPROC_PER_NODE|MAX_PIXELS|IMAGE_MAX_TOKEN_NUM)=(\d{1,8})\b", re.MULTILINE)
+"""ms-swift's, in front of the command."""
+IMAGES: Final = {"MAX_PIXELS": "image_pixels", "IMAGE_MAX_TOKEN_NUM": "image_tokens"}
+"""What an image may have at most, of Qwen's models until 2.5 and after (swift/model/models/qwen.py:752)."""
 ACTORS: Final = ("--actor-num-nodes", "--actor-num-gpus-per-node")
 """slime's flags of how many GPUs train (slime/utils/arguments.py)."""
 ENTERING: Final = frozenset(

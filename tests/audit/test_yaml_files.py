@@ -445,6 +445,27 @@ def test_what_ms_swift_freezes_under_megatron_is_read(more: str, freeze: tuple[s
 
 
 @pytest.mark.parametrize(
+    ("said", "flags", "tokens"),
+    [("MAX_PIXELS=200704", "", 256), ("export IMAGE_MAX_TOKEN_NUM=1024", "", 1024), ("MAX_PIXELS=200704", " --max_pixels 100352", 128)],
+)
+@pytest.mark.parametrize(
+    "program", ["swift sft --per_device_train_batch_size 1", "megatron sft --micro_batch_size 1 --global_batch_size 8"]
+)
+def test_how_many_tokens_an_image_has_is_read_of_ms_swifts_environment(
+    program: str, said: str, flags: str, tokens: int, tmp_path: Path
+) -> None:
+    """Every image had 256 tokens, whatever the script said in front of its command."""
+    (tmp_path / "config.json").write_text(json.dumps(SEEING_CONFIG))
+    script = tmp_path / "run.sh"
+    end = "\n" if said.startswith("export") else " \\\n"
+    script.write_text(f"{said}{end}NPROC_PER_NODE=8 \\\n{program} --model a/b --max_length 2048 --bf16 true{flags}\n")
+    found = so.audit(script, cluster="dgx_h100", **{"model.hf_config": str(tmp_path / "config.json")})
+    assert found.plan is not None
+    assert (found.plan.world_size, found.plan.training.image_tokens) == (8, tokens)
+    assert any("the most that one may have" in line for line in found.reading.assumed)
+
+
+@pytest.mark.parametrize(
     ("text", "rank"),
     [
         ("model: a/b\n", 8),
