@@ -267,7 +267,7 @@ def _seeing(given: Given, program: Around | None) -> dict[str, Any]:
     known that the model does."""
     swifts = program is AROUND["ms_swift"] or "freeze_vit" in given.values
     of, own = Given(given.values), "ms_swift" if swifts else "llama_factory" if "stage" in given.values else ""
-    pixels = next((of.number(name) for name in words.IMAGE_PIXELS if of.values.get(name) is not None), None)
+    pixels = next((of.number(name) for name in words.IMAGE_PIXELS if of.values.get(name) is not None), words.MOST_PIXELS.get(own))
     return {"freezes": of.truths(words.FREEZES.get(own, ())), "image_pixels": pixels}
 
 

@@ -59,6 +59,8 @@ FREEZES: Final[Mapping[str, tuple[tuple[str, str, bool], ...]]] = {
 (LLaMA-Factory's hparams/finetuning_args.py, ms-swift's arguments/tuner_args.py)."""
 IMAGE_PIXELS: Final = ("image_max_pixels", "max_pixels")
 """LLaMA-Factory's and ms-swift's setting of the pixels that an image has at most."""
+MOST_PIXELS: Final[Mapping[str, int]] = {"llama_factory": 768 * 768}
+"""What holds where the file says nothing (LLaMA-Factory's hparams/model_args.py:305); ms-swift's is the checkpoint's own processor's."""
 
 
 class Around(NamedTuple):

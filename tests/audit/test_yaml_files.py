@@ -486,6 +486,16 @@ def test_programs_whose_own_tuning_is_lora_are_read_so(text: str, rank: int | No
     assert bool(said) == (rank is not None)
 
 
+@pytest.mark.parametrize(("said", "tokens"), [("", 752), ("image_max_pixels: 200704\n", 256)])
+def test_llama_factorys_images_have_its_own_pixels_where_the_file_does_not_say(said: str, tokens: int, tmp_path: Path) -> None:
+    """768 x 768, in patches of 28 x 28 here: every image had 256 tokens."""
+    (tmp_path / "config.json").write_text(json.dumps(SEEING_CONFIG))
+    text = f"{SEEING_HEAD}model_name_or_path: a/b\nstage: sft\nfinetuning_type: full\ncutoff_len: 2048\n{said}"
+    found = audited(tmp_path, text, gpus=8, cluster="dgx_h100", **{"model.hf_config": tmp_path / "config.json"})
+    assert found.plan is not None
+    assert found.plan.training.image_tokens == tokens
+
+
 def test_what_a_program_freezes_is_read_of_a_model_that_a_key_gives(tmp_path: Path) -> None:
     """It was unpriced, as the file alone does not say that its model looks at images."""
     (tmp_path / "config.json").write_text(json.dumps(SEEING_CONFIG))

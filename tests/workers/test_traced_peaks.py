@@ -43,7 +43,8 @@ MAMBA2 = {"hidden_size": 512, "num_hidden_layers": 6, "vocab_size": 4096, "num_h
     "state_size": 64,
     "chunk_size": 64,
 }
-RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+KEPT = "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0:glibc.malloc.arena_max=1"
+RETURNED = {"GLIBC_TUNABLES": f"{KEPT}:glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"}
 """glibc gives back what is freed at once: else it is counted as resident, a quarter of these models' memory (mallopt(3))."""
 WHOLE = ("swin", "mamba2")
 """On one rank: nothing of them is divided. The others are divided over two by the partition that was found."""
