@@ -64,6 +64,8 @@ def eight_pretrain_16gpu_h100_bf16_config(scheme="none"):
     cfg.model.pipeline_model_parallel_size = 2
     cfg.model.pipeline_model_parallel_layout = LAYOUTS[(cfg.model.pipeline_model_parallel_size, 1)]
     cfg.model.sequence_parallel = cfg.model.tensor_model_parallel_size > 1
+    cfg.model.cuda_graph_warmup_steps = 3
+    cfg.ddp.average_in_collective = True
     _frozen(cfg.model)
     cfg.mixed_precision = bf16_mixed()
     return cfg
@@ -110,6 +112,7 @@ def test_what_a_recipe_sets_holds_where_the_file_says_nothing(checkout: Path) ->
     assert (plan.world_size, plan.tp, plan.pp, plan.micro_batch_size, plan.global_batch_size) == (8, 4, 2, 2, 64)
     assert (plan.sequence_parallel, plan.training.seq_length, plan.model.name) == (True, 4096, "qwen3_8b")
     assert found.reading.freezes == {"vision": True}
+    assert found.reading.unpriced == ("model.freeze_vision_model=True",), "which a model that looks at images prices"
     line = next(line for line in found.reading.assumed if line.startswith("the recipe "))
     assert line.endswith("what it sets holds where the file says nothing; only running it tells model.moe_token_dispatcher_type")
     assert not [line for line in found.reading.assumed if line.startswith(("tensor_model", "micro_batch", "pipeline_model"))]
