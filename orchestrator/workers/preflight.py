@@ -42,7 +42,7 @@ SHARED_S = 5.0
 NOTHING: Mapping[str, str] = MappingProxyType({})
 EVERYWHERE = ("torch", "transformer-engine", "flash-attn")
 """Distributions that change what any engine computes, where they are installed; the engine's own stand in engine.json, "requires"."""
-NCCL_BYTES, GLOO_BYTES = 64 * 2**20, 2**18
+BYTES = {"cuda": 64 * 2**20, "cpu": 2**18}
 """Bytes of the buffers of the bandwidth measurement: long enough for NCCL's ring to fill; on gloo, a fraction of a second."""
 REPEATS = 4
 SLOW = 2.0
@@ -320,22 +320,9 @@ def check_nodes(
 # -------------------------------------------------------------------------------------------------------------- groups
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """An all-reduce of `nbytes` over the slowest group of an axis."""
-
-    nbytes: int
-    seconds: float
-
-    def bandwidth(self, size: int) -> float:
-        """Bytes/s that cross each link: 2(n-1)/n of the buffer (collectives.py)."""
-        return 2 * (size - 1) / size * self.nbytes / self.seconds
-
-
-def check_groups(groups: Mapping[str, dist.ProcessGroup], device: torch.device) -> dict[str, Measured]:
-    """An all-reduce in every group with more than one rank, all groups of an axis at the same time as in the training. The same on all
-    ranks. Raises PreflightError for a wrong sum."""
-    nbytes = NCCL_BYTES if device.type == "cuda" else GLOO_BYTES
+def check_groups(groups: Mapping[str, dist.ProcessGroup], device: torch.device) -> dict[str, float]:
+    """Seconds of an all-reduce of BYTES over the slowest group of each axis with more than one rank, all groups of an axis at the same time
+    as in the training. The same on all ranks. Raises PreflightError for a wrong sum."""
     found = {}
     for axis, group in groups.items():
         size = dist.get_world_size(group)
@@ -344,7 +331,7 @@ def check_groups(groups: Mapping[str, dist.ProcessGroup], device: torch.device) 
         small = torch.ones(16, device=device)
         dist.all_reduce(small, group=group)
         wrong = not bool((small == size).all())
-        buffer = torch.zeros(nbytes // 4, device=device)
+        buffer = torch.zeros(BYTES[device.type] // 4, device=device)
         dist.all_reduce(buffer, group=group)
         distributed.synchronise(device)
         begin = time.perf_counter()
@@ -356,23 +343,24 @@ def check_groups(groups: Mapping[str, dist.ProcessGroup], device: torch.device) 
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         if slowest[1]:
             raise PreflightError(f"an all-reduce over {axis}={size} gives a wrong sum")
-        found[axis] = Measured(nbytes=nbytes, seconds=float(slowest[0]))
+        found[axis] = float(slowest[0])
     return found
 
 
-def bandwidth_report(plan: Plan, measured: Mapping[str, Measured]) -> list[str]:
-    """A line for each axis whose groups are far slower than the plan assumes, and what that does to the predicted step."""
-    lines = []
-    predicted = plan.predicted
+def bandwidth_report(plan: Plan, measured: Mapping[str, float]) -> list[str]:
+    """A line for each axis whose groups are far slower than the plan assumes, and what that does to the predicted step. `measured`: what
+    `check_groups` found."""
+    lines, nbytes, predicted = [], BYTES["cpu" if plan.cluster.is_cpu else "cuda"], plan.predicted
     total = predicted.step_time_s if predicted else 0.0
-    for axis, found in measured.items():
+    for axis, seconds in measured.items():
         size = plan.mesh.degree(axis)
         link = link_for(plan.cluster, size, plan.mesh.stride(axis))
-        slower = found.seconds / all_reduce(found.nbytes, size, link)
+        slower = seconds / all_reduce(nbytes, size, link)
         if slower < (SLOW_ON_SHARED_CORES if plan.cluster.is_cpu else SLOW):
             continue
         line = f"{axis}={size}: an all-reduce takes {slower:.1f} times what the plan assumes "
-        line += f"({found.bandwidth(size) / GB:.3g} GB/s measured, the link has {link.bandwidth / GB:.3g})"
+        crossed = 2 * (size - 1) / size * nbytes  # bytes of each link (collectives.py)
+        line += f"({crossed / seconds / GB:.3g} GB/s measured, the link has {link.bandwidth / GB:.3g})"
         share = predicted.by_cause.get(axis, 0.0) if predicted else 0.0
         if share:
             line += f": its {format_seconds(share)} grow, the step from {format_seconds(total)} to about "

@@ -19,13 +19,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.utils.store import barrier
 
 from orchestrator.plan import from_json
 from orchestrator.workers import distributed, orphans, rehearsal, runs
@@ -39,7 +39,7 @@ WIDTH: Final = {"cpu": 512, "cuda": 2048}
 """Rows and columns of a product's matrices: some milliseconds on a core, as the half of a small layer; on a GPU more than a launch."""
 STEPS: Final = 4
 """Steps of each case in a round, of which the first is not kept."""
-WAIT: Final = timedelta(minutes=10)
+WAIT_S: Final = 600.0
 
 
 class Yardstick:
@@ -118,20 +118,6 @@ def operation(name: str, nbytes: int, size: int, group: Any, device: torch.devic
     return pass_on
 
 
-class Meeting:
-    """A barrier of all ranks over the store, which needs no process group."""
-
-    def __init__(self, store: dist.Store, world: int) -> None:
-        self._store, self._world, self._met = store, world, 0
-
-    def __call__(self) -> None:
-        self._met += 1
-        key = f"profiler/{self._met}"
-        if self._store.add(key, 1) == self._world:
-            self._store.set(f"{key}/all", "1")
-        self._store.wait([f"{key}/all"], WAIT)
-
-
 def leave_groups() -> None:
     """Forget the engines' groups of a case, so that the next can make its own."""
     if "megatron.core" in sys.modules:
@@ -190,7 +176,12 @@ def main() -> None:
     traffic = list(collectives(json.loads((out / "groups.json").read_text()), job.device, yardstick))
     dist.destroy_process_group()
     collectives_s = time.perf_counter() - begin
-    together = Meeting(dist.PrefixStore("cases", job.store), job.world)
+    meetings = map("profiler/{}".format, count())
+
+    def together() -> None:
+        """A barrier of all ranks, which needs no process group."""
+        barrier(job.store, job.world, next(meetings), WAIT_S)
+
     layers: dict[str, list[dict[str, Any]]] = {folder.name: [] for folder in folders}
     alone = []
     case(folders[0], job.rank, together, yardstick)  # not kept: what is imported and allocated at first

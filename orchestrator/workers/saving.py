@@ -3,8 +3,9 @@ when all ranks have written (checkpoint.py)."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -53,7 +54,7 @@ class Saver(Protocol):
     device: torch.device
 
     def snapshot(self, folder: Path, step: int) -> Snapshot:
-        """A checkpoint. Collective."""
+        """A checkpoint, of which what is left to write has copies of the state: it may be written beside the training. Collective."""
         ...
 
 
@@ -68,8 +69,7 @@ class Save:
     ranks have written, `wait` at once. Raises CheckpointError from any of them, on all ranks alike."""
 
     def __init__(self, trainer: Saver, out: Path, step: int) -> None:
-        self.trainer, self.out, self.step = trainer, out, step
-        self.error: BaseException | None = None
+        self.trainer, self.out, self.step, self.thread = trainer, out, step, ThreadPoolExecutor(1, f"checkpoint of step {step}")
         self.written = False
         """Whether all ranks have written: what is left is the digests of what they wrote."""
         try:
@@ -77,33 +77,24 @@ class Save:
             self.snapshot = trainer.snapshot(self.folder, step)
         except (Exception, CheckpointException) as error:
             raise failed(step, out, error) from error
-        self._begin(self.snapshot.write)
-
-    def _begin(self, work: Callable[[], None]) -> None:
-        def watched() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self.error = error
-
-        self.thread = threading.Thread(target=watched, name=f"checkpoint of step {self.step}")
-        self.thread.start()
+        self.work = self.thread.submit(self.snapshot.write)
 
     def poll(self) -> bool:
         """Whether it is whole now. Collective."""
-        state = torch.tensor([self.thread.is_alive(), self.error is not None], dtype=torch.int32, device=self.trainer.device)
+        is_done = self.work.done()
+        error = self.work.exception() if is_done else None
+        state = torch.tensor([not is_done, error is not None], dtype=torch.int32, device=self.trainer.device)
         dist.all_reduce(state, op=dist.ReduceOp.MAX)
         writing, lost = state.tolist()
         if writing:
             return False
-        self.thread.join()
         if lost:
-            raise failed(self.step, self.out, self.error or OSError("another rank could not write its part")) from self.error
+            raise failed(self.step, self.out, error or OSError("another rank could not write its part")) from error
         try:
             if not self.written:
                 self.written = True
                 self.snapshot.finish()
-                self._begin(lambda: checkpoint.write_digests(self.folder))
+                self.work = self.thread.submit(checkpoint.write_digests, self.folder)
                 return False
             checkpoint.commit(self.folder, self.step, self.trainer.plan)
         except (Exception, CheckpointException) as error:
@@ -114,7 +105,7 @@ class Save:
         """Waits until the checkpoint is whole. Collective."""
         done = False
         while not done:
-            self.thread.join()
+            futures.wait([self.work])
             done = self.poll()
 
 

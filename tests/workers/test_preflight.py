@@ -15,10 +15,11 @@ from msgspec.structs import replace as changed
 from worker_plans import CPU, make_plan
 
 from orchestrator.hardware.catalog import GPUS
+from orchestrator.hardware.collectives import all_reduce, link_for
 from orchestrator.hardware.spec import slowest
 from orchestrator.plan import Plan, Prediction, RunSettings, Source
 from orchestrator.workers import preflight
-from orchestrator.workers.preflight import Facts, Measured, PreflightError, agree, bandwidth_report, check_nodes, first_mismatch
+from orchestrator.workers.preflight import BYTES, Facts, PreflightError, agree, bandwidth_report, check_nodes, first_mismatch
 
 pytestmark = pytest.mark.engines
 H100 = GPUS["H100-SXM-80GB"]
@@ -164,10 +165,10 @@ def test_what_is_installed_is_looked_up_on_nodes_of_gpus_too(tmp_path: Path) -> 
 
 def test_a_slow_network_is_reported_with_what_it_does_to_the_step() -> None:
     plan = on_gpus()
-    healthy = {"tp": Measured(nbytes=10**8, seconds=0.2)}
-    assert bandwidth_report(plan, healthy) == []
-    slow = bandwidth_report(plan, {"tp": Measured(nbytes=10**8, seconds=0.5)})
-    assert slow == ["tp=2: an all-reduce takes 5.0 times what the plan assumes (0.2 GB/s measured, the link has 1): its 250 ms grow, the "
+    planned = all_reduce(BYTES["cuda"], 2, link_for(plan.cluster, 2, plan.mesh.stride("tp")))
+    assert bandwidth_report(plan, {"tp": 1.9 * planned}) == []
+    slow = bandwidth_report(plan, {"tp": 5 * planned})
+    assert slow == ["tp=2: an all-reduce takes 5.0 times what the plan assumes (0.199 GB/s measured, the link has 1): its 250 ms grow, the "
                     "step from 1 s to about 2 s"]  # fmt: skip
 
 
