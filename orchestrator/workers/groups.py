@@ -6,13 +6,12 @@ An engine on megatron-core's layers hands over megatron-core's groups (megatron_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from orchestrator.plan import Plan
-from orchestrator.strategy.spec import Mesh
 
 AXES = ("tp", "pp", "cp", "dp")
 REPLICAS = "dp-cp"
@@ -55,36 +54,16 @@ class Groups:
         return {axis: self._by_kind[axis] for axis in AXES if axis in self._by_kind}
 
 
-def ranks_of(mesh: Mesh, axes: tuple[str, ...]) -> list[list[int]]:
-    """Every group of these axes, each in order of rank, in the order of their first ranks (experts' axes aside).
-
-    >>> ranks_of(Mesh(tp=2, dp=2, pp=2), ("tp",))
-    [[0, 1], [2, 3], [4, 5], [6, 7]]
-    >>> ranks_of(Mesh(tp=2, dp=2, pp=2), ("tp", "pp"))
-    [[0, 1, 4, 5], [2, 3, 6, 7]]
-    >>> ranks_of(Mesh(tp=2, dp=2, pp=2, order=("tp", "cp", "ep", "pp", "dp")), ("dp",))
-    [[0, 4], [1, 5], [2, 6], [3, 7]]
-    """
-
-    def places(names: tuple[str, ...]) -> list[int]:
-        steps = [[index * mesh.stride(name) for index in range(mesh.degree(name))] for name in names]
-        return sorted(sum(step) for step in product(*steps))
-
-    others = tuple(name for name in AXES if name not in axes)
-    return [[first + step for step in places(axes)] for first in places(others)]
-
-
 def of_plan(plan: Plan) -> Groups:
-    """The plan's groups, made with torch. A collective of the whole world, which must be joined (distributed.join)."""
-    mesh, mine = plan.candidate.mesh, dist.get_rank()
-    made: dict[str, dist.ProcessGroup] = {}
-    for kind in KINDS:
-        found = ranks_of(mesh, tuple(kind.split("-")))
-        if len(found[0]) == 1:
-            continue
-        for ranks in found:
-            group = dist.group.WORLD if len(found) == 1 else dist.new_group(ranks)
-            if mine in ranks:
-                assert group is not None
-                made[kind] = group
+    """The plan's groups, by torch's device mesh. A collective of the whole world, which must be joined (distributed.join)."""
+    axes, device = plan.candidate.mesh, "cpu" if plan.cluster.is_cpu else "cuda"
+    slowest_first = sorted((axis for axis in AXES if axes.degree(axis) > 1), key=axes.stride, reverse=True)
+    if not slowest_first:
+        return Groups({})
+    mesh = init_device_mesh(device, tuple(map(axes.degree, slowest_first)), mesh_dim_names=tuple(slowest_first))
+    made = {axis: mesh.get_group(axis) for axis in slowest_first}
+    for kind in (REPLICAS, MODEL):
+        several = tuple(axis for axis in slowest_first if axis in kind.split("-"))
+        if several:
+            made[kind] = mesh[several]._flatten(kind).get_group() if len(several) > 1 else made[several[0]]
     return Groups(made)
