@@ -19,8 +19,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from orchestrator.model.schedule import learning_rate
 from orchestrator.programs.hugging_face_chats import by_trl
-from orchestrator.workers.deepspeed_states import UNCLIPPED, parameter_groups
-from orchestrator.workers.hf_model import summed_over_sequence
+from orchestrator.workers.deepspeed_states import UNCLIPPED
+from orchestrator.workers.hf_model import complete, summed_over_sequence
 from orchestrator.workers.runs import PlannedSamples, trains_by_trl
 
 
@@ -45,10 +45,7 @@ class PlannedTrainer(Trainer):
         relative_attention_bias for a bias."""
         if self.optimizer is None:
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            self.optimizer = kind(parameter_groups(self.model), **settings | {"weight_decay": self.args.weight_decay})
-            if self.states.steps_when_built():
-                for group in self.optimizer.param_groups:
-                    group["initial_lr"], group["lr"] = group["lr"], 0.0  # the schedule begins with initial_lr
+            self.optimizer = kind(self.states.parameter_groups(), **settings | {"weight_decay": self.args.weight_decay})
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None, last_epoch: int = -1) -> Any:
@@ -66,22 +63,13 @@ class PlannedTrainer(Trainer):
             self.accelerator.deepspeed_plugin.deepspeed_config["gradient_clipping"] = UNCLIPPED
         with self.states.corrected():
             prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
-        self.states.take(self.model_wrapped)
+        self.states.take(engine := self.model_wrapped)
+        engine.step = self.run.rows.timed(engine.step, "update")  # which accelerate calls (utils/deepspeed.py, backward)
         if self.run.saved is not None:
             self.states.load(self.run.saved)
-            self._go_on_as_planned(self.run.saved.step)
+            self.lr_scheduler = None
+            self.create_scheduler(max_steps, last_epoch=self.run.saved.step - 1)
         return prepared
-
-    def _go_on_as_planned(self, step: int) -> None:
-        """Rates, decay and betas are the plan's, which train.change= may have changed: DeepSpeed's own checkpoint brings those that it was
-        written with, in the groups of the optimizer (torch/optim/optimizer.py, load_state_dict)."""
-        said = self.args
-        own = {"betas": (said.adam_beta1, said.adam_beta2), "eps": said.adam_epsilon, "initial_lr": said.learning_rate}
-        for group in self.optimizer.param_groups:
-            group |= {name: value for name, value in own.items() if name in group}
-            group["weight_decay"] = 0.0 if group["name"] == "free" else said.weight_decay
-        self.lr_scheduler = None
-        self.create_scheduler(self.plan.training.steps, last_epoch=step - 1)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Writes weights and moments by their places in the whole model, once the step's row is written: a run that is killed goes on
@@ -97,7 +85,13 @@ class PlannedTrainer(Trainer):
         mine = [(n * dp + rank) * batch_size + i for n in range(len(dataset) // (dp * batch_size)) for i in range(batch_size)]
         workers = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
         workers["generator"] = torch.Generator()  # reading draws nothing of what dropout goes on from
-        return DataLoader(dataset, batch_size, sampler=mine, collate_fn=self.data_collator, **workers)
+        collate = dataset.collate if isinstance(dataset, PlannedSamples) else self.data_collator
+        return DataLoader(dataset, batch_size, sampler=mine, collate_fn=collate, **workers)
+
+    def get_batch_samples(self, *words: Any) -> Any:
+        """A step begins before the Trainer tells so, as it reads its micro-batches (trainer.py, _run_epoch)."""
+        self.run.rows.begin(self.state.global_step)
+        return super().get_batch_samples(*words)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """In 16 bits, as the Trainer gives DeepSpeed all numbers (trainer.py, _prepare_input), a step's mean would be off by 1/256."""
@@ -143,11 +137,9 @@ def trainer(run: hooks.Run, training: PlannedSamples, valid: PlannedSamples | No
     """The Trainer of the plan on these samples (valid: to evaluate on, or None), with the run's callback."""
     kind = by_trl(PlannedTrainer) if trains_by_trl(run.plan) else PlannedTrainer
     [arguments] = HfArgumentParser(kind.arguments).parse_yaml_file("trainer.yaml")  # before the model, which ZeRO-3 divides
-    run.complete(arguments, evaluates=valid is not None)
-    return kind(
-        run, model=run.kind.first(run.plan, run.engine, run.device), args=arguments, train_dataset=training, eval_dataset=valid,
-        data_collator=training.collate, callbacks=[run],
-    )  # fmt: skip
+    complete(arguments, run.plan, run.engine, evaluates=valid is not None)
+    model = run.kind.first(run.plan, run.engine, run.device)
+    return kind(run, model=model, args=arguments, train_dataset=training, eval_dataset=valid, callbacks=[run])
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ from orchestrator.programs import hugging_face
 from orchestrator.programs.hugging_face_hooks import Run
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.runs import PlannedSamples
-from orchestrator.workers.watchdog import NoWatchdog
 
 
 class Steps:
     """One rank of the run whose files are in the folder that this is called in."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
-        run = Run(plan, engine, device, NoWatchdog())
+        run = Run(plan, engine, device, None)
         unread: Any = None  # who measures reads the samples
         samples = PlannedSamples(plan, unread, plan.training.steps * plan.global_batch_size)
         self.plan, self.device, self.groups = plan, device, run.groups

@@ -11,11 +11,12 @@ To train on another loss, data set or model copy this file, change it, and start
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 from orchestrator.programs import megatron_hooks as hooks
-from orchestrator.workers.runs import read_plan
+from orchestrator.workers.runs import planned_samples, read_plan
 
 hooks.prepare()  # before Megatron is imported
 
@@ -60,23 +61,19 @@ def forward_step(batches: Iterator[dict[str, Any]], model: torch.nn.Module, retu
 def data_sets(samples: Sequence[int], vp_stage: int | None = None) -> Any:
     """For training, validation and test, each of so many samples, on every rank: the files are mapped, and nothing needs to be sent."""
     if read_plan().training.task == "sft":
-        return hooks.supervised(*samples)
+        return (*planned_samples(read_plan(), *samples[:2]), None)
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)
+    named_alike = {field.name for field in fields(GPTDatasetConfig) if field.init} & vars(args).keys()
     config = GPTDatasetConfig(
+        **{name: getattr(args, name) for name in named_alike},
         random_seed=args.seed,
         sequence_length=args.seq_length,
         blend=blend,
         blend_per_split=blend_per_split,
-        split=args.split,
         path_to_cache=args.data_cache_path,
-        mmap_bin_files=args.mmap_bin_files,
         tokenizer=get_tokenizer(),
-        reset_position_ids=args.reset_position_ids,
-        reset_attention_mask=args.reset_attention_mask,
-        eod_mask_loss=args.eod_mask_loss,
         create_attention_mask=args.create_attention_mask_in_dataloader,
-        mid_level_dataset_surplus=args.mid_level_dataset_surplus,
     )
     return BlendedMegatronDatasetBuilder(MockGPTDataset if args.mock_data else GPTDataset, samples, lambda: True, config).build()
 

@@ -15,20 +15,15 @@ from typing import Any, Final, NoReturn
 import torch
 
 from orchestrator.plan import Plan
-from orchestrator.workers import checkpoint, data, distributed, metrics, preflight, runs, saving, unpickling
-from orchestrator.workers.groups import Groups
-from orchestrator.workers.megatron_saves import Saves, own_checkpoint
-from orchestrator.workers.runs import OUT, PlannedSamples, as_rank, read_plan
+from orchestrator.workers import data, distributed, metrics, runs
+from orchestrator.workers.megatron_saves import Saves
+from orchestrator.workers.runs import OUT, as_rank, read_plan
 from orchestrator.workers.watchdog import Watchdog
 
 CHECKOUT: Final = "MEGATRON_LM"
 """The variable that names a checkout."""
 KINDS: Final = {"decoder": "gpt", "encoder": "bert", "encoder_decoder": "t5"}
 """What Megatron-LM calls a stack in the names of its programs."""
-CONTINUE: Final = "--continue"
-"""launch.sh says it where a run goes on; Megatron's --load does so in any case."""
-ENCODED: Final = "data/"
-"""How the prefixes of corpora begin that are made of the plan's text in the run's folder (engines/megatron/own.py)."""
 
 
 def program_of(checkout: Path, kind: str) -> Path:
@@ -61,9 +56,9 @@ def run(train: Callable[[], None]) -> NoReturn:
 
     def body(plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         hooks = Hooks(plan, engine, device, watchdog)
-        hooks.rows.phase("building the model", runs.BUILD_S)
-        sys.argv = [word for word in sys.argv if word != CONTINUE] + hooks.saves.resumed()
-        data.write_indexed(plan, OUT, [word for word in sys.argv if word.startswith(ENCODED)])
+        # launch.sh says --continue where a run goes on; Megatron's --load does so in any case.
+        sys.argv = [word for word in sys.argv if word != "--continue"] + hooks.saves.resumed()
+        data.write_indexed(plan, OUT, sys.argv)
         hooks.install()
         checkout = os.environ.get(CHECKOUT)
         try:
@@ -80,14 +75,9 @@ def run(train: Callable[[], None]) -> NoReturn:
     as_rank(body)
 
 
-def supervised(train: int, valid: int, test: int) -> tuple[PlannedSamples, PlannedSamples | None, None]:
-    """The supervised samples of data= and data.valid=, for so many sequences. Raises InputError."""
-    plan = read_plan()
-    training, held_out = runs.open_samples(plan, OUT / "data")
-    mine = PlannedSamples(plan, training, train)
-    if held_out is None:
-        return mine, None, None
-    return mine, PlannedSamples(plan, held_out, valid, runs.eval_steps(plan, held_out) * plan.global_batch_size), None
+def summed(losses: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """What Megatron reports as the loss on the last stage, a mean over all replicas; None elsewhere."""
+    return next((each.sum() for each in losses.values()), None)
 
 
 class Hooks:
@@ -96,9 +86,7 @@ class Hooks:
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
         self.plan, self.engine, self.device, self.watchdog = plan, engine, device, watchdog
-        self.rows = metrics.Rows(plan, device, OUT, watchdog)
-        self.saves = Saves(plan, OUT)
-        self.done = 0
+        self.rows, self.saves, self.done = metrics.Rows(plan, device, OUT, watchdog), Saves(plan, OUT), 0
         self.chunks: list[Any] = []
         """The chunks of the model that this rank trains, as Megatron has wrapped them."""
         self.places: list[Any] = []
@@ -134,23 +122,16 @@ class Hooks:
         from orchestrator.workers import megatron_groups
 
         done = initialise(*args, **kwargs)
-        self.watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
-        runs.look_at_groups(self.plan, megatron_groups.current(), self.device)
-        self.rows.phase("building the model", runs.BUILD_S)
+        runs.look_at_groups(self.plan, megatron_groups.current(), self.device, self.watchdog)
         return done
 
     def first_weights(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
         """Fills the chunks with the weights of model.init_from, or those that depend on the seed alone, in any layout: runs can be
-        compared. Ids that pad the vocabulary are taken out of the softmax, in which Megatron leaves them."""
-        from orchestrator.workers import hf_weights, models, weights
+        compared."""
+        from orchestrator.workers import models
 
-        self.places += weights.places(chunks) if self.plan.run.export_to else []
         for chunk in chunks:
-            hf_weights.first_weights([chunk], chunk.config, self.plan)
-            if getattr(chunk, "output_layer", None) is not None:
-                models.mask_padding(chunk.output_layer, self.plan.model.vocab_size)
-            if self.plan.cluster.is_cpu:
-                chunk.config.deallocate_pipeline_outputs = False  # gloo still reads what was sent
+            self.places += models.first_weights([chunk], chunk.config, self.plan)
         return chunks
 
     def _filled(self, get_model: Any, provider: Any, *args: Any, **kwargs: Any) -> Any:
@@ -162,35 +143,15 @@ class Hooks:
         return model
 
     def _transformer(self, configure: Any, *args: Any, **kwargs: Any) -> Any:
-        """Megatron's TransformerConfig with what its command line has no word for: recompute by stage, relu, a checkpoint's GELU."""
-        from orchestrator.workers import hf_weights, models
+        from orchestrator.workers import models
 
-        config, plan = configure(*args, **kwargs), self.plan
-        fields = self.engine.get("transformer_config", {})
-        if fields and plan.run.init_from:
-            hf_weights.match_activation(self.engine, Path(plan.run.init_from))
-        if fields.get("activation_func") in ("relu", "gelu", "gelu_tanh"):
-            config.activation_func = models.activation(fields["activation_func"])
-            config.bias_activation_fusion = fields["bias_activation_fusion"]
-        stage = torch.distributed.get_rank() // plan.mesh.stride("pp") % plan.pp
-        for name, value in self.engine["per_stage"][stage].items() if self.engine else ():
-            if value is not None or name == "recompute_granularity":
-                setattr(config, name, value)
-        return config
+        return models.complete(configure(*args, **kwargs), self.plan, self.engine)
 
     def _loaded(self, load: Any, model: Any, optimizer: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Loads a checkpoint under the plan's settings."""
         from orchestrator.workers import megatron_checkpoints
 
-        folder, resume = own_checkpoint(OUT), self.plan.run.resume
-        if folder is None and resume is None:
-            return load(model, optimizer, scheduler, *args, **kwargs)
-        folder = folder or checkpoint.find(str(resume)).folder
-        # There is no plan yet where the run ended between Megatron's marker and ours.
-        before = read_plan(folder) if (folder / checkpoint.PLAN).is_file() else self.plan
-        other_kind = (before.zero_stage == 0) != (self.plan.zero_stage == 0)
-        # What Megatron itself lets torch read beside tensors is in core/safe_globals.py.
-        with unpickling.refused(folder), megatron_checkpoints.loading(optimizer, scheduler, other_kind=other_kind):
+        with megatron_checkpoints.loading(optimizer, scheduler, self.plan, self.saves.source()):
             return load(model, optimizer, scheduler, *args, **kwargs)
 
     # -------------------------------------------------------------------------------------------------------------------- a step
@@ -205,33 +166,19 @@ class Hooks:
         done = int(arguments.curr_iteration)
         self.rows.begin(done)
         lr = max(group["lr"] / group.get("lr_mult", 1.0) for group in optimizer.param_groups)
-
-        def timed(*inner: Any, **more: Any) -> Any:
-            self.rows.timers.phase("passes")
-            losses = passes(*inner, **more)
-            self.rows.timers.phase("update")
-            return losses
-
-        self.chunks = model
+        self.chunks, timed = model, self.rows.timed(passes, "passes", "update")
         losses, *rest = answer = step(forward, batches, model, optimizer, scheduler, config, timed, *args, **kwargs)
-        self.rows.agree()
-        loss, peak = self._agreed(losses)
         self.done = done + 1
-        seconds = self.rows.end(self.done)
-        self.rows.row = metrics.row(self.plan, self.done, loss, None if rest[4] is None else float(rest[4]), lr, seconds, peak)
+        loss = self.rows.end(self.done, summed(losses))
+        self.rows.keep(self.done, loss, None if rest[4] is None else float(rest[4]), lr)
         if not (arguments.do_valid and (self.done == arguments.train_iters or self.done % arguments.eval_interval == 0)):
             self.rows.write()
         return answer
 
-    def _agreed(self, losses: dict[str, torch.Tensor]) -> tuple[float, int]:
-        """(loss, largest peak memory), the same on every rank: Megatron knows the mean over all replicas on the last stage."""
-        mean = next((each.sum() for each in losses.values()), None)
-        return metrics.agree(mean, Groups({}), self.device, stop=False)[:2]
-
     def _evaluated(self, evaluate: Any, *args: Any, **kwargs: Any) -> Any:
         """The row that waits gets the loss of the first set that is evaluated on."""
         answer = evaluate(*args, **kwargs)
-        loss, _ = self._agreed(answer[0] or {})
+        loss, *_ = metrics.agree(summed(answer[0] or {}), None, self.device, stop=False)
         if self.rows.row:
             self.rows.row["valid_loss"] = metrics.finite(loss)
             self.rows.write()
@@ -246,11 +193,9 @@ class Hooks:
 
     def close(self) -> None:
         """Ends the run's files, and writes a Hugging Face checkpoint of the weights once all steps are done. All ranks call this."""
-        self.saves.close()
-        self.rows.close()
-        if not (self.plan.run.export_to and self.done == self.plan.training.steps):
-            return
         from orchestrator.workers import megatron_checkpoints
 
-        self.rows.phase("export", saving.limit_s(self.plan))
-        megatron_checkpoints.export(self.chunks, self.places, self.plan, self.engine, Path(self.plan.run.export_to))
+        self.saves.close()
+        self.rows.close()
+        if (folder := self.rows.exports(self.done)) is not None:
+            megatron_checkpoints.export(self.chunks, self.places, self.plan, self.engine, folder)

@@ -21,7 +21,7 @@ from orchestrator.workers import groups, runs
 
 def look(plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Any) -> None:
     """Looks at the groups that the plan has. Raises PreflightError."""
-    runs.look_at_groups(plan, groups.of_plan(plan), device)
+    runs.look_at_groups(plan, groups.of_plan(plan), device, watchdog)
 
 
 if __name__ == "__main__":

@@ -97,14 +97,21 @@ def documents(files: list[Path]) -> Iterator[bytes]:
 
 def encode(files: list[Path], tokenizer: Any | None, specials: Specials) -> np.ndarray:
     """All documents as ids, each followed by the end-of-document id; uint16 where that holds them, else int32."""
-    parts: list[np.ndarray] = []
-    for text in documents(files):
-        if tokenizer is None:
-            ids = np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
-        else:
-            ids = np.asarray(tokenizer(text.decode(errors="replace"), add_special_tokens=False)["input_ids"], dtype=np.int32)
-        parts += [ids, np.asarray([specials.eod], dtype=ids.dtype)]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+    rows = [row for text in documents(files) for row in ids_of([text], tokenizer, specials)]
+    return np.concatenate(rows) if rows else np.zeros(0, dtype=np.uint16)
+
+
+def ids_of(texts: Sequence[bytes], tokenizer: Any | None, specials: Specials) -> list[np.ndarray]:
+    """The ids of each text, as `encode`."""
+    if tokenizer is None:
+        return [np.append(np.frombuffer(text, dtype=np.uint8).astype(np.uint16), np.uint16(specials.eod)) for text in texts]
+    rows = tokenizer([text.decode(errors="replace") for text in texts], add_special_tokens=False)["input_ids"]
+    return [np.append(np.asarray(row, dtype=np.int32), np.int32(specials.eod)) for row in rows]
+
+
+def tokenizer_of(folder: str | None) -> tuple[Any | None, Specials]:
+    """The tokenizer of a folder and its special ids; without a folder bytes are the tokens."""
+    return load_tokenizer(folder) if folder else (None, Specials.of_bytes())
 
 
 def load_tokenizer(folder: str) -> tuple[Any, Specials]:
@@ -161,11 +168,11 @@ def open_source(data: str | None, tokenizer_folder: str | None, cache: Path, *, 
     name = hashlib.blake2b(repr([(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files] + [tokenizer_folder]).encode())
     path = cache / f"tokens-{name.hexdigest()[:16]}.npy"
     if build and not path.exists():
-        tokenizer, specials = load_tokenizer(tokenizer_folder) if tokenizer_folder else (None, Specials.of_bytes())
+        row = encode(files, *tokenizer_of(tokenizer_folder))
         cache.mkdir(parents=True, exist_ok=True)
         # Each node's first rank may do this in one shared folder: whoever is last replaces the same content.
         with tempfile.NamedTemporaryFile(dir=cache, suffix=".tmp", delete=False) as file:
-            np.save(file, encode(files, tokenizer, specials))
+            np.save(file, row)
         Path(file.name).replace(path)
     wait()
     return np.load(path, mmap_mode="r")
@@ -194,24 +201,25 @@ def open_corpus(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None
     valid: tuple[Part, ...] = ()
     if run.eval_every:
         valid = (Part(weight=1.0, name=run.valid, tokens=opened(run.valid)),) if run.valid else parts(1)
-    specials = load_tokenizer(run.tokenizer)[1] if run.tokenizer else Specials.of_bytes()
-    return Corpus(train=parts(0), valid=valid, specials=specials)
+    return Corpus(train=parts(0), valid=valid, specials=tokenizer_of(run.tokenizer)[1])
 
 
+ENCODED = "data/"
+"""How the prefixes of corpora begin that are made of the plan's text in the run's folder (engines/megatron/own.py)."""
 PIECE = 2**22
 """Tokens that are held in memory while a corpus is written."""
 
 
-def write_indexed(plan: Plan, folder: Path, prefixes: Sequence[str]) -> None:
-    """Writes what this plan trains on, and then what it evaluates on, as Megatron's .bin/.idx under these prefixes in the folder, with a
-    document behind each end-of-document token. Every rank calls this; each node's first writes, and nobody where all is there. Raises
-    InputError where the vocabulary is too small."""
+def write_indexed(plan: Plan, folder: Path, words: Sequence[str]) -> None:
+    """Writes what this plan trains on, and then what it evaluates on, as Megatron's .bin/.idx under the prefixes in the folder that are
+    among the words of a command, with a document behind each end-of-document token. Every rank calls this; each node's first writes, and
+    nobody where all is there. Raises InputError where the vocabulary is too small."""
     import torch.distributed as dist
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
     from orchestrator.workers import distributed
 
-    first = distributed.local_rank_is_first()
+    first, prefixes = distributed.local_rank_is_first(), [word for word in words if word.startswith(ENCODED)]
     if not all((folder / f"{prefix}.idx").is_file() for prefix in prefixes):
         corpus = open_corpus(plan, folder / "data", build=first, wait=dist.barrier)
         for prefix, part in zip(prefixes, (*corpus.train, *corpus.valid), strict=True) if first else ():

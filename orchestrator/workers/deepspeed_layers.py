@@ -16,7 +16,7 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.workers import deepspeed_states, hf_weights, megatron_groups, weights
 from orchestrator.workers.batch import Batch
-from orchestrator.workers.models import build_chunks, frees_sent_outputs, transformer_config
+from orchestrator.workers.models import built
 
 HEAD_NORMS = ("q_layernorm", "k_layernorm")
 
@@ -63,17 +63,11 @@ class MegatronLayersTrainer(deepspeed_states.DeepSpeedStates):
         self.deepspeed = deepspeed_states.join(plan, device)
         torch.manual_seed(plan.training.seed)
         self.groups = megatron_groups.initialise(plan)
-        if plan.run.init_from:
-            hf_weights.match_activation(engine, Path(plan.run.init_from))
-        stage = parallel_state.get_pipeline_model_parallel_rank()
-        self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
-        (model,) = build_chunks(plan.model.stack, config, engine, plan.model.vocab_size)
-        self.model = model = model.to(device)
-        hf_weights.first_weights([model], config, plan)
-        self.places = weights.places([model])
+        self.config, (self.model,), _ = built(plan, engine, device)
+        self.places = weights.places([self.model])
         self._tag()
         if plan.tp > 1:
-            sum_partial_gradients(model)
+            sum_partial_gradients(self.model)
 
     def _initialise_engine(self, model: torch.nn.Module, mpu: Any) -> None:
         """Makes `engine` with this model."""
@@ -125,12 +119,6 @@ class MegatronLayersTrainer(deepspeed_states.DeepSpeedStates):
     def _apply(self) -> None:
         """Does the optimizer's step, and clears the gradients."""
         self.engine.step()
-
-    def _generator_states(self) -> dict[str, Any]:
-        return megatron_groups.generator_states(self.device)
-
-    def _set_generator_states(self, states: dict[str, Any]) -> None:
-        megatron_groups.set_generator_states(states, self.device)
 
     def _tag(self) -> None:
         """Say which parameters are parts of a tensor and which are copies, so that DeepSpeed counts each once in the gradient norm."""

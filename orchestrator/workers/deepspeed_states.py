@@ -37,6 +37,8 @@ UNCLIPPED = 1e30
 STATES = "states"
 """The folder inside a checkpoint that holds weights and moments by place."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+COUNTED = ("params", "step")
+"""What a group of an optimizer's parameters has beside settings."""
 ACCUMULATED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -52,18 +54,15 @@ def import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def require_ranks(plan: Plan) -> None:
-    """Raises InputError where the plan's ranks are not in one process group."""
+def join(plan: Plan, device: torch.device) -> Any:
+    """DeepSpeed, in the process group that there is, which must be the plan's. Its own reports (ds.steps_per_print,
+    ds.wall_clock_breakdown) go into the log where the user has keys of `ds.*`, else its errors alone. Raises InputError."""
     ranks = dist.get_world_size() if dist.is_initialized() else None
     if ranks != plan.world_size:
         why = "there is no process group" if ranks is None else f"the process group has {ranks} ranks"
         raise InputError("world_size", plan.world_size, f"{why}: DeepSpeed would train as if it were alone")
-
-
-def join(plan: Plan, device: torch.device) -> Any:
-    """DeepSpeed, in the process group that there is, which must be the plan's. Its own reports (ds.steps_per_print,
-    ds.wall_clock_breakdown) go into the log where the user has keys of `ds.*`, else its errors alone. Raises InputError."""
-    require_ranks(plan)
+    if plan.run.trace_routing:
+        raise InputError("train.trace_routing", "true", f"engine={plan.engine} has no routers of megatron-core that are listened to")
     deepspeed = import_deepspeed(device)
     deepspeed.utils.logging.set_log_level_from_string("info" if plan.extra.get("ds") else "error")
     deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
@@ -139,6 +138,11 @@ class DeepSpeedStates:
     engine_fields: dict[str, Any]
     """The content of engine.json."""
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """`parameter_groups` of this model; where DeepSpeed steps when it is built with a rate of 0, after which a schedule begins."""
+        still = {"initial_lr": self.plan.training.lr, "lr": 0.0} if self.steps_when_built() else {}
+        return [group | still for group in parameter_groups(self.model)]
+
     def steps_when_built(self) -> bool:
         """Whether DeepSpeed steps when it is built. At stage 0 in bf16 or fp16 it allocates Adam's state by a step with gradients of zero
         (initialize_optimizer_states in fp16/unfused_optimizer.py and fused_optimizer.py:125): it decays the weights once, and Adam's bias
@@ -169,12 +173,6 @@ class DeepSpeedStates:
         for parameter in found if most and norm > most else ():
             parameter.grad.mul_(most / (norm + CLIP_EPSILON))
 
-    def _generator_states(self) -> dict[str, Any]:
-        return distributed.generator_states(self.device)
-
-    def _set_generator_states(self, states: dict[str, Any]) -> None:
-        distributed.set_generator_states(states, self.device)
-
     # --------------------------------------------------------------------------------------------------------------------- checkpoints
 
     def snapshot(self, folder: Path, step: int) -> Snapshot:
@@ -182,7 +180,7 @@ class DeepSpeedStates:
         layout only."""
         if has_states_by_place(self.plan):
             self._link()
-            torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
+            torch.save(distributed.generator_states(self.device), folder / f"generators-{dist.get_rank():06d}.pt")
             return parts.snapshot(self._shards(), folder / STATES)
         # Frozen weights are the base's, which is there anyway.
         trained = self.plan.training.lora is not None
@@ -190,13 +188,15 @@ class DeepSpeedStates:
         return Snapshot()
 
     def load(self, saved: Saved) -> None:
-        """Any layout, but for plans whose checkpoints are DeepSpeed's own; the generators only in the same. Raises InputError."""
+        """Any layout, but for plans whose checkpoints are DeepSpeed's own; the generators only in the same. Rates, decay and betas stay the
+        plan's, which train.change= may have changed, where DeepSpeed's own brings those that it was written with, in the groups of the
+        optimizer (torch/optim/optimizer.py, load_state_dict). Raises InputError."""
         mine = layout(self.plan)
         if (saved.folder / STATES).is_dir() and has_states_by_place(self.plan):
             self._put_back(Parts(saved.folder / STATES), saved.step)
             if saved.layout == mine:
                 path = saved.folder / f"generators-{dist.get_rank():06d}.pt"
-                self._set_generator_states(torch.load(path, weights_only=True))
+                distributed.set_generator_states(torch.load(path, weights_only=True), self.device)
             return
         if saved.layout != mine:
             keys = [key for key in {**saved.layout, **mine} if saved.layout.get(key) != mine.get(key)]
@@ -204,10 +204,13 @@ class DeepSpeedStates:
             bound = bound_to_layout(self.plan)
             why = f"was written with {different}; {f'with {bound} it' if bound else 'it'} goes on in the same layout only"
             raise InputError("train.resume", saved.folder, why)
+        before = [{name: value for name, value in group.items() if name not in COUNTED} for group in self.engine.optimizer.param_groups]
         with torch.serialization.safe_globals(plain_records()):
             path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG, load_module_strict=self.plan.training.lora is None)
         if path is None:
             raise InputError("train.resume", saved.folder, "holds nothing that DeepSpeed can load")
+        for group, settings in zip(self.engine.optimizer.param_groups, before, strict=True):
+            group |= settings
 
     def _by_parameter(self) -> list[tuple[torch.nn.Parameter, list[Place]]]:
         """The places of each trained parameter; frozen weights are the base's, which is there anyway."""

@@ -145,9 +145,15 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+OF_MEGATRON: Final = "megatron.core.tensor_parallel.random"
+"""megatron-core's module of generators, where it is in use."""
+
+
 def generator_states(device: torch.device) -> dict[str, Any]:
-    """What dropout on this rank continues from."""
-    return {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state() if device.type == "cuda" else None}
+    """What dropout on this rank continues from, that of megatron-core's tensor-parallel regions included."""
+    states = {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state() if device.type == "cuda" else None}
+    core = sys.modules.get(OF_MEGATRON)
+    return states if core is None else states | {"tracker": core.get_cuda_rng_tracker().get_states()}
 
 
 def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
@@ -155,6 +161,9 @@ def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and states["device"] is not None:
         torch.cuda.set_rng_state(states["device"])
+    core = sys.modules.get(OF_MEGATRON)
+    if core is not None and "tracker" in states:
+        core.get_cuda_rng_tracker().set_states(states["tracker"])
 
 
 def local_rank_is_first() -> bool:

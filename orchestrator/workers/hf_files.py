@@ -147,13 +147,9 @@ def special_tokens(run: RunSettings) -> dict[str, Any]:
 
         tokenizer = transformers.AutoTokenizer.from_pretrained(run.tokenizer, local_files_only=True)
         read = {name: getattr(tokenizer, name, None) for name in SPECIAL_TOKENS}
-        found |= {name: token for name, token in read.items() if token is not None and token not in _several(found.get(name))}
+        several = {name: token if isinstance(token, list) else [token] for name, token in found.items()}
+        found |= {name: token for name, token in read.items() if token is not None and token not in several.get(name, ())}
     return found
-
-
-def _several(tokens: Any) -> list[Any]:
-    """The tokens of a config's field, which names one or several."""
-    return tokens if isinstance(tokens, list) else [tokens]
 
 
 def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path, dtype: torch.dtype, run: RunSettings) -> None:

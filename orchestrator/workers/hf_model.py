@@ -4,6 +4,7 @@ the plan is mended, and the loss is the plan's."""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from transformers.integrations import is_tensorboard_available
 
 from orchestrator.plan import Plan
 from orchestrator.workers import auto_ep, host_activations, hugging_face, lora, tiles
 from orchestrator.workers.batch import Batch, mean_loss
-from orchestrator.workers.checkpoint import Saved
+from orchestrator.workers.checkpoint import FOLDER, Saved
 from orchestrator.workers.deepspeed_states import DeepSpeedStates
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.hf_files import copy_tokenizer, let_others_read, special_tokens
@@ -58,6 +60,26 @@ def ulysses(plan: Plan, attention: str) -> Any:
     length = plan.training.seq_length
     handler = DeepSpeedSequenceParallelConfig(sp_seq_length=length, sp_seq_length_is_variable=False, sp_attn_implementation=attention)
     return ParallelismConfig(sp_size=plan.cp, dp_shard_size=plan.dp, sp_handler=handler)
+
+
+def complete(arguments: Any, plan: Plan, engine: dict[str, Any], *, evaluates: bool) -> None:
+    """Sets what trainer.yaml says otherwise in transformers' TrainingArguments, for use by hand. `evaluates`: whether there are samples to
+    evaluate on."""
+    run, traced = plan.run, plan.model.traced
+    arguments.output_dir = FOLDER
+    arguments.activation_checkpointing = arguments.gradient_checkpointing = False  # two names of what the model has already
+    arguments.remove_unused_columns, arguments.logging_nan_inf_filter, arguments.disable_tqdm = False, False, True
+    arguments.report_to = ["tensorboard"] * is_tensorboard_available() + ["wandb"] * bool(run.wandb)
+    os.environ |= {f"WANDB_{name.upper()}": value for name, value in run.wandb.items()}
+    os.environ["TENSORBOARD_LOGGING_DIR"] = "tensorboard"
+    if plan.cp > 1:
+        arguments.parallelism_config = ulysses(plan, engine["model"]["attn_implementation"])
+    if traced is not None:
+        names = [feed.name for feed in traced.feeds]
+        arguments.label_names = ["labels"] if "labels" in names else names[:1]  # by which the Trainer knows that there is a loss
+    if evaluates:
+        arguments.eval_strategy, arguments.eval_steps = "steps", run.eval_every
+        arguments.per_device_eval_batch_size = plan.micro_batch_size
 
 
 class HuggingFaceModel(DeepSpeedStates):

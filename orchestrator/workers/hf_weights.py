@@ -267,24 +267,17 @@ def load(models: Sequence[torch.nn.Module], a: Architecture, folder: Path) -> No
                 shard.data[max(first, at) - first :].zero_()
 
 
-def first_weights(models: Sequence[torch.nn.Module], config: Any, plan: Plan) -> None:
-    """What training begins with: the checkpoint's weights where the plan names one, else those of the seed. `config`: TransformerConfig."""
-    from orchestrator.workers.weights import initialise
-
-    if plan.run.init_from:
-        load(models, plan.model, Path(plan.run.init_from))
-    else:
-        initialise(models, config, plan.training.seed)
-
-
-def match_activation(engine: dict[str, Any], folder: Path) -> None:
-    """Take the checkpoint's form of GELU in engine.json's fields. megatron-core's fused bias + GELU is the tanh approximation
-    (fusions/fused_bias_gelu.py:17), unfused it is torch's exact one: the same plan computes one on a GPU and the other on a CPU."""
-    fields = engine["transformer_config"]
+def match_activation(engine: dict[str, Any], folder: str | None) -> None:
+    """Takes the form of GELU of the checkpoint in this folder, if there is one, in engine.json's fields. megatron-core's fused bias + GELU
+    is the tanh approximation (fusions/fused_bias_gelu.py:17), unfused it is torch's exact one: the same plan computes one on a GPU and the
+    other on a CPU."""
+    if folder is None:
+        return
+    fields, path = engine["transformer_config"], Path(folder, CONFIG)
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise InputError(KEY, folder / CONFIG, f"can't be read: {error}") from None
+        raise InputError(KEY, path, f"can't be read: {error}") from None
     if fields["activation_func"] != "gelu" or fields["gated_linear_unit"]:
         return
     if config.get("activation_function", config.get("hidden_act", "gelu_new")) in TANH_GELUS:

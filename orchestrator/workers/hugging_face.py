@@ -16,7 +16,6 @@ import transformers
 from safetensors import SafetensorError
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.initialization import no_init_weights
-from transformers.modeling_utils import local_torch_dtype
 
 from orchestrator.errors import InputError
 from orchestrator.model.parts.vision import part_of_weight
@@ -49,11 +48,10 @@ def config_of(fields: dict[str, Any]) -> Any:
 
 
 def build_model(fields: dict[str, Any]) -> torch.nn.Module:
-    """The model of `engine.json`'s "model", unfilled, on the default device."""
-    with local_torch_dtype(getattr(torch, fields["dtype"])), no_init_weights():
-        model = model_class(fields)(config_of(fields))
-    # no_init_weights leaves out the ties as well.
-    model.tie_weights()
+    """The model of `engine.json`'s "model", whole and unfilled, on the default device."""
+    with zero_init(None), no_init_weights():
+        model = model_class(fields)._from_config(config_of(fields), dtype=getattr(torch, fields["dtype"]))
+    model.tie_weights()  # which no_init_weights leaves out as well
     return prepared(model, fields)
 
 

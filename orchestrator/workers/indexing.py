@@ -16,7 +16,6 @@ from collections.abc import Generator, Iterator, Sequence
 from functools import cache, partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -45,19 +44,12 @@ def documents(file: Path, cut: str = "file") -> Iterator[bytes]:
                 yield from (part.rstrip(b"\r\n") for part in (lines if cut == "lines" else [b"".join(lines)]))
 
 
-@cache
-def tokenizer_of(folder: str | None) -> tuple[Any, data.Specials]:
-    return data.load_tokenizer(folder) if folder else (None, data.Specials.of_bytes())
+tokenizer_of = cache(data.tokenizer_of)
 
 
 def ids_of(texts: Sequence[bytes], folder: str | None) -> tuple[list[np.ndarray], int]:
     """(the ids of each text, with the end of the document behind; bytes of the texts)."""
-    tokenizer, specials = tokenizer_of(folder)
-    if tokenizer is None:
-        rows: list[Any] = [np.frombuffer(text, dtype=np.uint8) for text in texts]
-    else:
-        rows = tokenizer([text.decode(errors="replace") for text in texts], add_special_tokens=False)["input_ids"]
-    return [np.append(np.asarray(row, dtype=np.int32), np.int32(specials.eod)) for row in rows], sum(map(len, texts))
+    return data.ids_of(texts, *tokenizer_of(folder)), sum(map(len, texts))
 
 
 def encoded(texts: Iterator[bytes], folder: str | None, workers: int) -> Generator[tuple[list[np.ndarray], int]]:

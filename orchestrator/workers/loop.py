@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -12,22 +11,19 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
-from orchestrator.errors import InputError
 from orchestrator.model.schedule import learning_rate
 from orchestrator.plan import Plan
-from orchestrator.workers import checkpoint, metrics, preflight, runs, unpickling
+from orchestrator.workers import checkpoint, metrics, runs, unpickling
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import Groups
 from orchestrator.workers.samples import Samples
-from orchestrator.workers.saving import Saves, Snapshot, limit_s
-from orchestrator.workers.watchdog import NoWatchdog, Watchdog
+from orchestrator.workers.saving import Saver, Saves, limit_s
+from orchestrator.workers.watchdog import Watchdog
 
 
-class Trainer(Protocol):
+class Trainer(Saver, Protocol):
     """One rank's share of the model under an engine."""
 
-    plan: Plan
-    device: torch.device
     groups: Groups
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
@@ -44,10 +40,6 @@ class Trainer(Protocol):
         generators as they are."""
         ...
 
-    def snapshot(self, folder: Path, step: int) -> Snapshot:
-        """A checkpoint, of which what is left to write has copies of the state: it may be written beside the training."""
-        ...
-
     def export(self, folder: Path) -> None:
         """A Hugging Face checkpoint of the weights."""
         ...
@@ -62,13 +54,9 @@ def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
 def evaluate(trainer: Trainer, samples: Samples) -> float:
     """The mean loss over the first global batches of the held-out samples: as many as there are, at most plan.run.eval_steps. The same ones
     every time, under every plan."""
-    plan = trainer.plan
-    total, steps = 0.0, runs.eval_steps(plan, samples)
-    for step in range(steps):
-        microbatches = read(trainer, samples, step)
-        loss, _, _ = metrics.agree(trainer.evaluate(microbatches), trainer.groups, trainer.device, stop=False)
-        total += loss
-    return total / steps
+    steps = runs.eval_steps(trainer.plan, samples)
+    losses = (trainer.evaluate(read(trainer, samples, step)) for step in range(steps))
+    return sum(metrics.agree(loss, trainer.groups, trainer.device, stop=False)[0] for loss in losses) / steps
 
 
 def read(trainer: Trainer, samples: Samples, step: int) -> list[Batch]:
@@ -81,7 +69,7 @@ def train(
     samples: Samples,
     out: Path,
     first_step: int = 0,
-    watchdog: Watchdog | NoWatchdog | None = None,
+    watchdog: Watchdog | None = None,
     valid: Samples | None = None,
 ) -> list[float]:
     """Train from `first_step` (steps done) to plan.training.steps; the losses. Raises NonFiniteLossError. `valid`: what is evaluated on,
@@ -89,20 +77,16 @@ def train(
 
     SIGUSR1 on any rank (Slurm's warning before the time limit) makes all ranks save after the step and return.
     """
-    plan, device = trainer.plan, trainer.device
-    training, save_every = plan.training, plan.run.save_every
-    warned: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
-    eval_every = plan.run.eval_every if valid is not None else 0
+    plan = trainer.plan
+    training, save_every, eval_every = plan.training, plan.run.save_every, plan.run.eval_every
     trace: Any = None
     if plan.run.trace_routing:
-        if not hasattr(trainer, "trace_routing"):
-            raise InputError("train.trace_routing", "true", f"engine={plan.engine} has no routers of megatron-core")
-        trace = trainer.trace_routing(out, first_step)
+        trace = trainer.trace_routing(out, first_step)  # type: ignore[attr-defined]  # megatron's alone, others refuse it
     losses: list[float] = []
-    saves, rows = Saves(plan, out), metrics.Rows(plan, device, out, watchdog or NoWatchdog())
-    stop = False
+    saves, rows = Saves(plan, out), metrics.Rows(plan, trainer.device, out, watchdog, warned=True)
+    done = first_step
     for step in range(first_step, training.steps):
+        done = step + 1
         rows.begin(step)
         microbatches = read(trainer, samples, step)
         rows.phase(f"step {step + 1}: forward and backward")
@@ -112,10 +96,8 @@ def train(
         rows.timers.phase("update")
         lr = learning_rate(training, step)
         grad_norm = trainer.update(lr)
-        rows.agree()
-        loss, peak, stop = metrics.agree(local_loss, trainer.groups, device, bool(warned))
-        done = step + 1
-        rows.row = metrics.row(plan, done, loss, grad_norm, lr, rows.end(done), peak)
+        loss = rows.end(done, local_loss, trainer.groups)
+        rows.keep(done, loss, grad_norm, lr)
         losses.append(loss)
         if trace is not None:
             trace.write(done)
@@ -124,18 +106,16 @@ def train(
             rows.phase(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
             rows.row["valid_loss"] = metrics.finite(evaluate(trainer, valid))
         rows.write()
-        if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
+        if (save_every and (done % save_every == 0 or done == training.steps)) or rows.stops:
             rows.phase(f"step {done}: checkpoint", limit_s(plan))
             saves.save(trainer, done)
-        if stop:
+        if rows.stops:
             break
     rows.phase("the last checkpoint", limit_s(plan))
     saves.wait()
-    if not stop and plan.run.export_to:
-        rows.phase("export", limit_s(plan))
-        trainer.export(Path(plan.run.export_to))
+    if (folder := rows.exports(done)) is not None:
+        trainer.export(folder)
     rows.close()
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a reminder would end Python in its last moments, when it has no handlers any more
     return losses
 
 
@@ -150,12 +130,8 @@ def main(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRe
     out = arguments.out
 
     def work(plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:
-        limit = plan.run.step_timeout_s
-        watchdog.phase("building the model", runs.BUILD_S if limit else 0.0)
         trainer = build(plan, engine, device)
-        watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
-        runs.look_at_groups(plan, trainer.groups, device)
-        watchdog.phase("reading data and checkpoint", runs.BUILD_S if limit else 0.0)
+        runs.look_at_groups(plan, trainer.groups, device, watchdog)
         samples, valid = runs.open_samples(plan, out / "data")
         saved = runs.saved_before(plan, out, arguments.continued)
         if saved is not None:

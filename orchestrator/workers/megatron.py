@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.cpu import eager  # noqa: F401  # isort: skip  (before megatron-core)
-from megatron.core import dist_checkpointing, parallel_state
+from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
@@ -26,20 +26,13 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import (
-    context_parallel,
-    hf_weights,
-    loop,
-    megatron_checkpoints,
-    megatron_groups,
-    optimizer_formats,
-    weights,
-)
+from orchestrator.workers import context_parallel, loop, megatron_checkpoints, megatron_groups, models, optimizer_formats
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
-from orchestrator.workers.models import STACKS, bare, build_chunks, frees_sent_outputs, schedule_plan, transformer_config, with_types
+from orchestrator.workers.distributed import generator_states, set_generator_states
 from orchestrator.workers.routing_trace import RoutingTrace
 from orchestrator.workers.saving import Snapshot
+from orchestrator.workers.weights import routers_with_bias, sharded_state
 
 T5_HEAD_BIAS = "lm_head.output_layer.bias"
 """A parameter as long as the padded vocabulary, which a checkpoint of another cluster may have padded otherwise: T5Model does not say of
@@ -56,18 +49,12 @@ class MegatronTrainer:
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device, self.engine_fields = plan, device, engine
         self.groups = megatron_groups.initialise(plan, engine["transformer_config"].get("hierarchical_context_parallel_sizes"))
-        if plan.run.init_from:
-            hf_weights.match_activation(engine, Path(plan.run.init_from))
-        stage = parallel_state.get_pipeline_model_parallel_rank()
         if plan.tp_comm_overlap:
             _make_user_buffers(plan)
-        self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
-        chunks = build_chunks(plan.model.stack, config, engine, plan.model.vocab_size)
-        chunks = [chunk.to(device) for chunk in chunks]
-        hf_weights.first_weights(chunks, config, plan)
-        self.places = weights.places(chunks) if plan.run.export_to else []
+        self.config, chunks, self.places = models.built(plan, engine, device)
+        config = self.config
         if config.bf16 or config.fp16:
-            biases = weights.routers_with_bias(chunks)
+            biases = routers_with_bias(chunks)
             chunks = [Float16Module(config, chunk) for chunk in chunks]
             for router, bias in biases:
                 # It stays fp32 (router.py, _maintain_float32_expert_bias), and was rounded here.
@@ -76,7 +63,7 @@ class MegatronTrainer:
         ddp = DistributedDataParallelConfig(**engine["ddp"] | {"check_for_nan_in_grad": False})
         # Only the first chunk's gradients are cut into buckets: those of the others are ready before it, and overlap as a whole.
         self.chunks = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)]
-        fields = with_types(OptimizerConfig, engine["optimizer"])
+        fields = models.with_types(OptimizerConfig, engine["optimizer"])
         # Without clipping the norm is still wanted: an infinite bound computes it and scales nothing.
         fields["clip_grad"] = fields["clip_grad"] or math.inf
         self.optimizer = get_megatron_optimizer(OptimizerConfig(**fields), self.chunks, use_gloo_process_groups=False)
@@ -86,7 +73,7 @@ class MegatronTrainer:
             config.no_sync_func = self._one_or_all([chunk.no_sync for chunk in self.chunks])
             config.grad_sync_func = self._one_or_all([chunk.start_grad_sync for chunk in self.chunks])
         self.schedule = get_forward_backward_func()
-        self.losses = STACKS[plan.model.stack].losses
+        self.losses = models.STACKS[plan.model.stack].losses
 
     @staticmethod
     def _one_or_all(functions: list[Any]) -> Any:
@@ -100,7 +87,7 @@ class MegatronTrainer:
         # Supervised samples alone, which have a scale, are packed.
         bounds = context_parallel.sample_bounds(batch["positions"]) if "loss_scale" in batch else None
         batch = context_parallel.cut(batch, self.groups, bounds) | ({} if bounds is None else {"sample_bounds": bounds})
-        made = schedule_plan(chunk, batch) if return_schedule_plan else self.losses(chunk, batch)
+        made = models.schedule_plan(chunk, batch) if return_schedule_plan else self.losses(chunk, batch)
         return made, partial(context_parallel.loss_and_log, batch, groups=self.groups)
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
@@ -157,7 +144,7 @@ class MegatronTrainer:
 
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         """The state that a checkpoint holds, each tensor with its global place."""
-        state: dict[str, Any] = {f"model{index}": weights.sharded_state(bare(chunk)) for index, chunk in enumerate(self.chunks)}
+        state: dict[str, Any] = {f"model{index}": sharded_state(models.bare(chunk)) for index, chunk in enumerate(self.chunks)}
         for base in nested_values(state):
             if isinstance(base, ShardedTensor) and base.key == T5_HEAD_BIAS:
                 base.allow_shape_mismatch = True
@@ -166,7 +153,7 @@ class MegatronTrainer:
 
     def _generators(self) -> ShardedObject:
         """States of the random generators, one set for each rank."""
-        states = megatron_groups.generator_states(self.device)
+        states = generator_states(self.device)
         return ShardedObject("generators", states, (dist.get_world_size(),), (dist.get_rank(),), replica_id=0)
 
     def trace_routing(self, out: Path, first_step: int) -> RoutingTrace:
@@ -223,11 +210,11 @@ class MegatronTrainer:
             state["generators"] = self._generators()
         state = dist_checkpointing.load(state, str(saved.folder))
         for index, chunk in enumerate(self.chunks):
-            bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
+            models.bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
         self.optimizer.load_state_dict(optimizer_formats.read(state["optimizer"], self.optimizer))
         megatron_checkpoints.count_steps_apart(self.optimizer)
         if same:
-            megatron_groups.set_generator_states(state["generators"], self.device)
+            set_generator_states(state["generators"], self.device)
 
 
 def _repeat(batches: Sequence[Batch], chunks: int) -> Iterator[Batch] | list[Iterator[Batch]]:

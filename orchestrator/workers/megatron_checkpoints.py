@@ -17,8 +17,9 @@ from megatron.core.optimizer import optimizer as core_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from orchestrator.plan import Plan
-from orchestrator.workers import hf_weights, models, optimizer_formats, weights
+from orchestrator.workers import checkpoint, hf_weights, models, optimizer_formats, unpickling, weights
 from orchestrator.workers.parts import Place
+from orchestrator.workers.runs import read_plan
 
 
 def keep_results_here() -> None:
@@ -43,18 +44,24 @@ SETTINGS: Final = (*RATES, "betas", "eps")
 
 
 @contextmanager
-def loading(optimizer: Any, scheduler: Any, *, other_kind: bool) -> Iterator[None]:
-    """Inside, Megatron's own program loads a checkpoint, `other_kind`: of the plain optimizer into the distributed one, or the other way
-    round. Afterwards groups of parameters have the settings that they had before, as the plan says, not those that were saved: Megatron
-    takes the saved ones for the rate (core/optimizer_param_scheduler.py, get_lr) and, from 0.19 on, finds no group whose rates differ
-    (core/optimizer/optimizer.py:139)."""
+def loading(optimizer: Any, scheduler: Any, plan: Plan, folder: Path | None) -> Iterator[None]:
+    """Inside, Megatron's own program loads the checkpoint in this folder, also of the plain optimizer into the distributed one or the other
+    way round; None: there is none. Afterwards groups of parameters have the settings that they had before, as the plan says, not those that
+    were saved: Megatron takes the saved ones for the rate (core/optimizer_param_scheduler.py, get_lr) and, from 0.19 on, finds no group
+    whose rates differ (core/optimizer/optimizer.py:139). What Megatron lets torch read beside tensors is in core/safe_globals.py."""
+    if folder is None:
+        yield
+        return
+    # There is no plan yet where the run ended between Megatron's marker and ours.
+    before_plan = read_plan(folder) if (folder / checkpoint.PLAN).is_file() else plan
+    other_kind = (before_plan.zero_stage == 0) != (plan.zero_stage == 0)
     prepare(optimizer)
     before = [{name: group[name] for name in SETTINGS if name in group} for group in optimizer.param_groups]
     keys = {module: module.param_group_identifier_keys for module in (core_optimizer, distrib_optimizer)}
     for module, names in keys.items():
         module.param_group_identifier_keys = tuple(name for name in names if name not in RATES)
     try:
-        with optimizer_formats.of_the_other_kind(optimizer) if other_kind else nullcontext():
+        with unpickling.refused(folder), optimizer_formats.of_the_other_kind(optimizer) if other_kind else nullcontext():
             yield
     finally:
         for module, names in keys.items():

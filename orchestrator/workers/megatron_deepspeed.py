@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,33 +24,24 @@ from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.deepspeed_layers import MegatronLayersTrainer
 from orchestrator.workers.models import STACKS
 
+ASKED: Final = (
+    *("get_model_parallel_group", "get_data_parallel_group", "get_data_parallel_rank", "get_data_parallel_world_size"),
+    *(f"get_tensor_model_parallel_{what}" for what in ("group", "rank", "world_size", "src_rank")),
+)
+"""What DeepSpeed 0.19.8 asks of an `mpu` (utils/groups.py, runtime/zero/stage_1_and_2.py:309, stage3.py:370, bf16_optimizer.py) that
+megatron-core has by the same names. "Model parallel" is TP x PP here, so that gradient norm and overflow are those of the whole model, not
+of one stage."""
 
-class Groups:
-    """What DeepSpeed 0.19.8 asks of an `mpu` (utils/groups.py, runtime/zero/stage_1_and_2.py:309, stage3.py:370, bf16_optimizer.py).
 
-    "Model parallel" is TP x PP here, so that gradient norm and overflow are those of the whole model, not of one stage.
-    """
-
-    get_model_parallel_group = staticmethod(parallel_state.get_model_parallel_group)
-    get_tensor_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
-    get_tensor_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
-    get_tensor_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
-    get_tensor_model_parallel_src_rank = staticmethod(parallel_state.get_tensor_model_parallel_src_rank)
-    get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
-    get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
-    get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)
-
-    @staticmethod
-    def get_model_parallel_rank() -> int:
-        return dist.get_rank(parallel_state.get_model_parallel_group())
-
-    @staticmethod
-    def get_model_parallel_world_size() -> int:
-        return dist.get_world_size(parallel_state.get_model_parallel_group())
-
-    @staticmethod
-    def get_data_parallel_group_ranks() -> list[int]:
-        return dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
+def groups_for_deepspeed() -> SimpleNamespace:
+    """megatron-core's groups as DeepSpeed asks for them."""
+    model, data = parallel_state.get_model_parallel_group(), parallel_state.get_data_parallel_group()
+    return SimpleNamespace(
+        **{name: getattr(parallel_state, name) for name in ASKED},
+        get_model_parallel_rank=lambda: dist.get_rank(model),
+        get_model_parallel_world_size=lambda: dist.get_world_size(model),
+        get_data_parallel_group_ranks=lambda: dist.get_process_group_ranks(data),
+    )
 
 
 class MegatronDeepSpeedTrainer(MegatronLayersTrainer):
@@ -60,7 +52,7 @@ class MegatronDeepSpeedTrainer(MegatronLayersTrainer):
         config = self.config
         # Float16Module casts what enters the first stage and leaves the last, as under megatron-core's own optimizer.
         self.module = Float16Module(config, self.model) if config.bf16 or config.fp16 else self.model
-        self._initialise_engine(self.module, Groups())
+        self._initialise_engine(self.module, groups_for_deepspeed())
         self.losses = STACKS[plan.model.stack].losses
         if plan.pp > 1:
             config.no_sync_func = contextlib.nullcontext

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from megatron.core import parallel_state, tensor_parallel
 
 from orchestrator.plan import Plan
-from orchestrator.workers import distributed
 from orchestrator.workers.groups import MODEL, REPLICAS, Groups
 
 
@@ -56,14 +53,3 @@ def current() -> Groups:
             MODEL: parallel_state.get_model_parallel_group(),
         }
     )
-
-
-def generator_states(device: torch.device) -> dict[str, Any]:
-    """What dropout on this rank continues from, that of tensor-parallel regions included."""
-    return distributed.generator_states(device) | {"tracker": tensor_parallel.get_cuda_rng_tracker().get_states()}
-
-
-def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
-    """Puts back the states that `generator_states` returned."""
-    distributed.set_generator_states(states, device)
-    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])

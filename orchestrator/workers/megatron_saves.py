@@ -126,6 +126,11 @@ class Saves:
         # The plan has the schedule: a user may change it on purpose (train.change=).
         return ["--load", str(saved.folder.parent), "--ckpt-step", str(saved.step), "--override-opt_param-scheduler"]
 
+    def source(self) -> Path | None:
+        """The checkpoint that Megatron goes on from; None: it begins."""
+        own, resume = own_checkpoint(self.out), self.plan.run.resume
+        return own if own is not None or resume is None else checkpoint.find(resume).folder
+
     @contextmanager
     def of(self, step: int) -> Iterator[None]:
         """Around Megatron's writing the checkpoint of this step. Raises CheckpointError."""

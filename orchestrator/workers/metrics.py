@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import resource
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,8 +19,8 @@ from orchestrator.plan import Plan
 from orchestrator.workers import distributed
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.saving import limit_s
-from orchestrator.workers.step_timers import NoTimers, StepTimers
-from orchestrator.workers.watchdog import NoWatchdog, Watchdog
+from orchestrator.workers.step_timers import StepTimers, timed_steps
+from orchestrator.workers.watchdog import Watchdog
 
 METRICS = "metrics.jsonl"
 
@@ -44,15 +46,17 @@ def host_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def agree(loss: torch.Tensor | None, groups: Groups, device: torch.device, stop: bool) -> tuple[float, int, bool]:
+def agree(loss: torch.Tensor | None, groups: Groups | None, device: torch.device, stop: bool) -> tuple[float, int, bool]:
     """(loss of the global batch, largest peak memory, whether a rank wants to stop), the same on every rank, in one small all-reduce.
+    `groups`: None where `loss` is the mean over all replicas already.
 
     Maxima: the loss is known on the last stage alone, and a NaN is told by a flag, since a maximum may hide it.
     """
     values = torch.tensor([-math.inf, 0.0, peak_memory(device), stop], dtype=torch.float64, device=device)
     if loss is not None:
         mean = loss.detach().double()
-        groups.mean(REPLICAS, mean)
+        if groups is not None:
+            groups.mean(REPLICAS, mean)
         finite = torch.isfinite(mean)
         values[0] = torch.where(finite, mean, values[0])
         values[1] = (~finite).double()
@@ -85,19 +89,25 @@ def row(plan: Plan, step: int, loss: float, grad_norm: float | None, lr: float, 
 
 class Rows:
     """OUT/metrics.jsonl, one flushed line a step, written by rank 0, and OUT/timers.jsonl. A run that resumes in its own folder keeps the
-    lines before. The last step's row waits: its evaluation may follow."""
+    lines before. The last step's row waits: its evaluation may follow. `warned`: whether SIGUSR1 on any rank, Slurm's warning before the
+    time limit, shall be known to all (`stops`)."""
 
-    def __init__(self, plan: Plan, device: torch.device, out: Path, watchdog: Watchdog | NoWatchdog) -> None:
+    def __init__(self, plan: Plan, device: torch.device, out: Path, watchdog: Watchdog | None, *, warned: bool = False) -> None:
         self.plan, self.device, self.out, self.watchdog = plan, device, out, watchdog
         self.begun: float | None = None
         self.file: IO[str] | None = None
-        self.timers: StepTimers | NoTimers = NoTimers()
+        self.timers = StepTimers(plan, device, out, peak_memory)
         self.row: dict[str, Any] = {}
         """The row that waits."""
+        self.seconds, self.peak, self.stops = 0.0, 0, False
+        """The step that has ended: how long it took, the largest peak memory, and whether a rank was warned."""
+        self._heeds = warned
+        self._warnings: list[int] = []
 
     def phase(self, name: str, limit_s: float | None = None) -> None:
         """Tells the watchdog what begins, and how long it may last where the plan has a limit."""
-        self.watchdog.phase(name, limit_s if limit_s is None or self.plan.run.step_timeout_s else 0.0)
+        if self.watchdog is not None:
+            self.watchdog.phase(name, limit_s if limit_s is None or self.plan.run.step_timeout_s else 0.0)
 
     def begin(self, done: int) -> None:
         """A step begins, behind so many."""
@@ -109,26 +119,50 @@ class Rows:
         self.begun = time.perf_counter()
 
     def _open(self, done: int) -> None:
+        if self._heeds:
+            signal.signal(signal.SIGUSR1, lambda signum, frame: self._warnings.append(signum))
         if dist.get_rank() == 0:
             path = self.out / METRICS
             lines = path.read_text().splitlines() if path.exists() else []
             path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= done))
             self.file = path.open("a")
         if self.plan.run.step_timers:
-            self.timers = StepTimers(self.plan, self.device, self.out, done, peak_memory)
+            self.timers.look_at(timed_steps(done, self.plan.training.steps))
 
-    def agree(self) -> None:
-        """This rank's update is done; the ranks agree on the step's numbers."""
+    def end(self, done: int, loss: torch.Tensor | None, groups: Groups | None = None) -> float:
+        """A step, by which so many are done, has ended on this rank. The ranks agree on its numbers, of which the loss is returned, by
+        `agree`. What follows may last as long as an evaluation and a checkpoint."""
         distributed.synchronise(self.device)
         self.timers.phase("agree")
-
-    def end(self, done: int) -> float:
-        """A step, by which so many are done, has ended: its seconds. What follows may last as long as an evaluation and a checkpoint."""
-        seconds, run = time.perf_counter() - (self.begun or 0.0), self.plan.run
+        mean, self.peak, self.stops = agree(loss, groups, self.device, bool(self._warnings))
+        self.seconds, run = time.perf_counter() - (self.begun or 0.0), self.plan.run
         self.timers.end(done - 1)
         evaluation = run.step_timeout_s * (run.eval_steps if run.eval_every else 0)
         self.phase(f"step {done}: evaluation and checkpoint", limit_s(self.plan) + evaluation)
-        return seconds
+        return mean
+
+    def keep(self, step: int, loss: float, grad_norm: float | None, lr: float) -> None:
+        """The row of the step that has ended waits from now on. Raises NonFiniteLossError where the training can't go on from it."""
+        self.row = row(self.plan, step, loss, grad_norm, lr, self.seconds, self.peak)
+
+    def timed(self, function: Callable[..., Any], part: str, after: str | None = None) -> Callable[..., Any]:
+        """The function, whose call begins this part of a step for the timers, and whose end the one after."""
+
+        def run(*words: Any, **more: Any) -> Any:
+            self.timers.phase(part)
+            result = function(*words, **more)
+            if after is not None:
+                self.timers.phase(after)
+            return result
+
+        return run
+
+    def exports(self, done: int) -> Path | None:
+        """Where the weights are exported to behind so many steps; None: nowhere, or there are more to come."""
+        if not self.plan.run.export_to or done < self.plan.training.steps:
+            return None
+        self.phase("export", limit_s(self.plan))
+        return Path(self.plan.run.export_to)
 
     def write(self) -> None:
         """Writes the row that waits, if there is one."""
@@ -138,7 +172,10 @@ class Rows:
             self.file.flush()
 
     def close(self) -> None:
-        """Writes the row that waits and closes metrics.jsonl."""
+        """Writes the row that waits and closes metrics.jsonl. A reminder of the time limit would end Python in its last moments, when it
+        has no handlers any more."""
         self.write()
         if self.file is not None:
             self.file.close()
+        if self._heeds:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)

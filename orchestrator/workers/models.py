@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
+from orchestrator.workers import hf_weights, weights
 from orchestrator.workers.batch import Batch
+from orchestrator.workers.parts import Place
 
 PADDED_LOGIT = -1e4
 """Logits of ids that exist only because the vocabulary is padded: their softmax is exactly zero in fp32, so that the loss does not
@@ -76,13 +79,25 @@ def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> Trans
     return kind(**fields)
 
 
-def frees_sent_outputs(plan: Plan, device: torch.device) -> bool:
-    """Whether a stage frees what it has sent, but for its graph, as Megatron's own loop does. On a GPU the stream keeps the memory until
-    the send is done; gloo still reads it, so that interleaved sends would carry garbage."""
-    return plan.pp > 1 and device.type == "cuda"
+def complete(config: Any, plan: Plan, engine: dict[str, Any]) -> Any:
+    """The TransformerConfig of Megatron's own program with what its command line has no word for: recompute by stage, relu, a checkpoint's
+    GELU. `engine`: empty where there is no engine.json."""
+    fields = engine.get("transformer_config", {})
+    if fields:
+        hf_weights.match_activation(engine, plan.run.init_from)
+    if fields.get("activation_func") in ("relu", "gelu", "gelu_tanh"):
+        config.activation_func = activation(fields["activation_func"])
+        config.bias_activation_fusion = fields["bias_activation_fusion"]
+    if plan.cluster.is_cpu:
+        config.deallocate_pipeline_outputs = False  # gloo still reads what was sent
+    stage = torch.distributed.get_rank() // plan.mesh.stride("pp") % plan.pp
+    for name, value in engine["per_stage"][stage].items() if engine else ():
+        if value is not None or name == "recompute_granularity":
+            setattr(config, name, value)
+    return config
 
 
-def build_chunks(stack: str, config: TransformerConfig, engine: dict[str, Any], vocab_size: int) -> list[torch.nn.Module]:
+def build_chunks(stack: str, config: TransformerConfig, engine: dict[str, Any]) -> list[torch.nn.Module]:
     """All chunks of this rank in the order of its virtual stages."""
     vpp = config.virtual_pipeline_model_parallel_size
     chunks = []
@@ -93,10 +108,33 @@ def build_chunks(stack: str, config: TransformerConfig, engine: dict[str, Any], 
         for name, parameter in chunk.named_parameters():
             if name.endswith("softmax_offset"):  # one a head, of which tp ranks have different ones; untagged, the norm counts the first's
                 parameter.tensor_model_parallel = True
-        if last:
-            mask_padding(chunk.output_layer, vocab_size)
         chunks.append(chunk)
     return chunks
+
+
+def first_weights(chunks: Sequence[torch.nn.Module], config: Any, plan: Plan) -> list[Place]:
+    """Fills the chunks with what training begins with: the checkpoint's weights where the plan names one, else those of the seed, in any
+    layout. Ids that pad the vocabulary are taken out of the softmax. Returns the places of the weights, where they are exported. `config`:
+    TransformerConfig."""
+    if plan.run.init_from:
+        hf_weights.load(chunks, plan.model, Path(plan.run.init_from))
+    else:
+        weights.initialise(chunks, config, plan.training.seed)
+    for chunk in chunks:
+        if getattr(chunk, "output_layer", None) is not None:
+            mask_padding(chunk.output_layer, plan.model.vocab_size)
+    return weights.places(chunks) if plan.run.export_to else []
+
+
+def built(plan: Plan, engine: dict[str, Any], device: torch.device) -> tuple[TransformerConfig, list[torch.nn.Module], list[Place]]:
+    """(the configuration of this rank's stage, its chunks with what training begins with, the places of their weights where they are
+    exported). Megatron's groups must be there. A stage frees what it has sent, but for its graph, as in Megatron's own loop: on a GPU the
+    stream keeps the memory until the send is done; gloo still reads it, so that interleaved sends would carry garbage."""
+    hf_weights.match_activation(engine, plan.run.init_from)
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    config = transformer_config(engine, stage, deallocate_pipeline_outputs=plan.pp > 1 and device.type == "cuda")
+    chunks = [chunk.to(device) for chunk in build_chunks(plan.model.stack, config, engine)]
+    return config, chunks, first_weights(chunks, config, plan)
 
 
 def bare(module: torch.nn.Module) -> torch.nn.Module:

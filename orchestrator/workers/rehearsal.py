@@ -98,9 +98,7 @@ def answer_for_other_ranks(trainer: Any, plan: Plan) -> None:
 
 def modules_of(trainer: Any) -> list[torch.nn.Module]:
     """The model of this rank, chunk by chunk."""
-    if hasattr(trainer, "chunks"):
-        return list(trainer.chunks)
-    return [trainer.model]
+    return list(getattr(trainer, "chunks", None) or [trainer.model])
 
 
 def builder(module: str) -> Any:
@@ -172,7 +170,7 @@ def built_without_memory(plan: Plan, engine: dict[str, Any]) -> dict[str, Any]:
     megatron_groups.initialise(plan, engine["transformer_config"].get("hierarchical_context_parallel_sizes"))
     stage = parallel_state.get_pipeline_model_parallel_rank()
     with torch.device("meta"):
-        chunks = build_chunks(plan.model.stack, transformer_config(engine, stage, **WITHOUT_KERNELS), engine, plan.model.vocab_size)
+        chunks = build_chunks(plan.model.stack, transformer_config(engine, stage, **WITHOUT_KERNELS), engine)
     return {
         "stage": stage,
         "layers": sum(

@@ -75,6 +75,7 @@ def as_rank(
         try:
             job = distributed.join(plan, before, apart=of_another)
             with Watchdog.beside(job.store, job.rank, job.world, out, plan.run.step_timeout_s) as watchdog:
+                building(plan, watchdog)
                 work(plan, engine, job.device, watchdog)
             job.leave()
         except (*STATUSES,) as error:
@@ -96,11 +97,17 @@ def as_rank(
     distributed.leave(0)
 
 
-def look_at_groups(plan: Plan, groups: Groups, device: torch.device) -> None:
+def building(plan: Plan, watchdog: Watchdog) -> None:
+    watchdog.phase("building the model, reading data and checkpoint", BUILD_S if plan.run.step_timeout_s else 0.0)
+
+
+def look_at_groups(plan: Plan, groups: Groups, device: torch.device, watchdog: Watchdog) -> None:
     """Preflight of the process groups; rank 0 prints what is slower than planned. All ranks call this. Raises PreflightError."""
+    watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
     for line in preflight.bandwidth_report(plan, preflight.check_groups(groups.several(), device)):
         if dist.get_rank() == 0:
             print(f"preflight: {line}", flush=True)
+    building(plan, watchdog)
 
 
 def saved_before(plan: Plan, out: Path, continued: bool) -> checkpoint.Saved | None:
@@ -205,10 +212,12 @@ class PlannedSamples(Dataset[dict[str, Any]]):
         return {name: torch.as_tensor(array) for name, array in found.items()}
 
 
-def planned_samples(plan: Plan) -> tuple[PlannedSamples, PlannedSamples | None]:
-    """What a run is trained on, and what is evaluated on or None: as much as one evaluation takes. Raises InputError."""
-    train, valid = open_samples(plan, OUT / "data")
-    training = PlannedSamples(plan, train, plan.training.steps * plan.global_batch_size)
-    if valid is None or not plan.run.eval_every:
-        return training, None
-    return training, PlannedSamples(plan, valid, eval_steps(plan, valid) * plan.global_batch_size)
+def planned_samples(plan: Plan, count: int | None = None, valid: int | None = None) -> tuple[PlannedSamples, PlannedSamples | None]:
+    """What a run is trained on, `count` of them, and what is evaluated on or None, `valid`: those of one evaluation over and over. As many
+    as the steps, and as one evaluation takes, where a loop asks for no number. Raises InputError."""
+    training, held_out = open_samples(plan, OUT / "data")
+    mine = PlannedSamples(plan, training, count or plan.training.steps * plan.global_batch_size)
+    if held_out is None:
+        return mine, None
+    once = eval_steps(plan, held_out) * plan.global_batch_size
+    return mine, PlannedSamples(plan, held_out, valid or once, once)

@@ -159,30 +159,13 @@ class ChatsWithImages(sft.SupervisedSamples):
 
 
 def encoded(path: Path, eye: Eye) -> dict[str, np.ndarray]:
-    """The arrays of `sft.Samples` of a file, and "lines": of each sample where its line begins and how many of its images it has. Raises
-    InputError with file and line."""
-    ids: list[list[int]] = []
-    answer: list[list[bool]] = []
-    lines: list[tuple[int, int]] = []
-    with path.open("rb") as file:
-        for number in range(1, 1 << 62):
-            start, line = file.tell(), file.readline()
-            if not line:
-                break
-            if line.strip():
-                where = f"{path}:{number}"
-                chat, images = chat_of(line, where)
-                for (sample_ids, sample_answer), count in eye.encode(
-                    chat, [opened_image(image, path.parent, where) for image in images], where
-                ):
-                    ids.append(sample_ids)
-                    answer.append(sample_answer)
-                    lines.append((start, count))
-    if not ids:
-        raise InputError("data", path, "has no sample", KINDS)
-    starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-    whole = {"ids": np.concatenate(ids).astype(np.int32), "answer": np.concatenate(answer).astype(bool), "starts": starts}
-    return whole | {"lines": np.asarray(lines, dtype=np.int64)}
+    """The arrays of a file (`sft.arrays_of`). Raises InputError with file and line."""
+
+    def samples_of(line: bytes, where: str) -> list[tuple[chats.Encoded, int]]:
+        chat, images = chat_of(line, where)
+        return eye.encode(chat, [opened_image(image, path.parent, where) for image in images], where)
+
+    return sft.arrays_of(path, samples_of, KINDS)
 
 
 def opened(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None]) -> tuple[ChatsWithImages, ChatsWithImages | None]:

@@ -22,7 +22,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.packing import pack
 from orchestrator.plan import Plan
 from orchestrator.workers import samples
-from orchestrator.workers.data import Specials, load_tokenizer
+from orchestrator.workers.data import Specials, tokenizer_of
 from orchestrator.workers.samples import permuted
 
 ENCODING = 4
@@ -64,20 +64,30 @@ def tokens_of(tokenizer: Any, text: str, answers: Sequence[tuple[int, int]]) -> 
 
 def encode(path: Path, tokenizer: Any | None, specials: Specials) -> Samples:
     """All samples of a jsonl. Raises InputError with file and line."""
-    ids: list[np.ndarray] = []
-    answer: list[np.ndarray] = []
     if tokenizer is not None and not tokenizer.is_fast:
         raise InputError("tokenizer", tokenizer.name_or_path, "has no tokenizer.json: where its tokens begin in the text can't be told")
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                for sample_ids, sample_answer in _encode_line(line, f"{path}:{number}", tokenizer, specials):
-                    ids.append(np.asarray(sample_ids, dtype=np.int32))
-                    answer.append(np.asarray(sample_answer, dtype=bool))
+    arrays = arrays_of(path, lambda line, where: [(one, 0) for one in _encode_line(line, where, tokenizer, specials)], KINDS)
+    return Samples(arrays["ids"], arrays["answer"], arrays["starts"])
+
+
+def arrays_of(path: Path, encode: Callable[[bytes, str], list[tuple[Encoded, int]]], kinds: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of `Samples` of a jsonl, and "lines": of each sample where its line begins and how many of its images it has. `encode`
+    makes of a line, and of its place in messages, samples with that number. Raises InputError with file and line."""
+    ids: list[np.ndarray] = []
+    answer: list[np.ndarray] = []
+    lines: list[tuple[int, int]] = []
+    with path.open("rb") as file:
+        start = 0
+        for number, line in enumerate(file, start=1):
+            for (sample_ids, sample_answer), images in encode(line, f"{path}:{number}") if line.strip() else ():
+                ids.append(np.asarray(sample_ids, dtype=np.int32))
+                answer.append(np.asarray(sample_answer, dtype=bool))
+                lines.append((start, images))
+            start += len(line)
     if not ids:
-        raise InputError("data", path, "has no sample", KINDS)
-    starts = np.cumsum([0, *(len(sample) for sample in ids)], dtype=np.int64)
-    return Samples(np.concatenate(ids), np.concatenate(answer), starts)
+        raise InputError("data", path, "has no sample", kinds)
+    starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    return {"ids": np.concatenate(ids), "answer": np.concatenate(answer), "starts": starts, "lines": np.asarray(lines, dtype=np.int64)}
 
 
 def _encode_line(line: bytes, where: str, tokenizer: Any | None, specials: Specials) -> list[Encoded]:
@@ -93,7 +103,7 @@ def open_samples(
     path: str, tokenizer_folder: str | None, cache: Path, *, build: bool, wait: Callable[[], None]
 ) -> tuple[Samples, Specials]:
     """The samples of a file, and the special ids. `build`, `wait`: as of `kept`."""
-    tokenizer, specials = load_tokenizer(tokenizer_folder) if tokenizer_folder else (None, Specials.of_bytes())
+    tokenizer, specials = tokenizer_of(tokenizer_folder)
     arrays = kept(path, (tokenizer_folder,), cache, lambda: vars(encode(Path(path), tokenizer, specials)), build=build, wait=wait)
     return Samples(**arrays), specials
 

@@ -216,17 +216,21 @@ class Interceptor:
 
 
 class StepTimers:
-    """`begin(step)`, `phase(name)` for each part of it, `end(step)`: nothing but two comparisons in a step that is not looked at. All ranks
-    call them."""
+    """`begin(step)`, `phase(name)` for each part of it, `end(step)`: nothing but two comparisons in a step that is not looked at, as all
+    are before `look_at`. All ranks call them."""
 
-    def __init__(self, plan: Plan, device: torch.device, out: Path, first_step: int, peak_memory: Callable[[torch.device], int]) -> None:
+    def __init__(self, plan: Plan, device: torch.device, out: Path, peak_memory: Callable[[torch.device], int]) -> None:
         self._device, self._out, self._peak_memory = device, out, peak_memory
-        self._steps = timed_steps(first_step, plan.training.steps)
+        self._steps = range(0)
         self._microbatches = plan.num_microbatches
         self._active: Interceptor | None = None
         self._held: list[Held] = []
         self._phases: list[dict[str, float]] = []
         self._current, self._since = "", 0.0
+
+    def look_at(self, steps: range) -> None:
+        """What shall be looked at (`timed_steps`)."""
+        self._steps = steps
         # Of this job: a process may have had others, of other numbers of ranks.
         self._call = dist.distributed_c10d._get_default_store().add(f"step_timers/calls/{dist.get_rank()}", 1)
 
@@ -309,16 +313,6 @@ class StepTimers:
             both = len(other) == len(mine)
             least[pair, name] = [min(values) for values in zip(mine, other, strict=True)] if both else mine
         return least
-
-
-class NoTimers:
-    """Takes the place of StepTimers under train.step_timers=false: no step is looked at, nothing is written."""
-
-    def begin(self, step: int) -> None: ...
-
-    def phase(self, name: str) -> None: ...
-
-    def end(self, step: int) -> None: ...
 
 
 def rows_of(held: Iterable[Held], least: dict[tuple[Any, ...], list[float]]) -> list[dict[str, Any]]:

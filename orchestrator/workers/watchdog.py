@@ -204,10 +204,3 @@ class Watchdog:
             return
         with contextlib.suppress(Exception):
             (self.out / "logs" / f"nccl_trace_rank_{self.rank}").write_bytes(dump())
-
-
-class NoWatchdog:
-    """A watchdog that does nothing, for a loop that nobody watches (tests that call it directly)."""
-
-    def phase(self, name: str, limit_s: float | None = None) -> None:
-        pass

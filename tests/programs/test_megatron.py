@@ -449,13 +449,18 @@ def test_a_users_copy_with_another_loss_trains_on_that(workshop: Workshop, tmp_p
     source = Path(orchestrator.__file__).parent / "programs" / "megatron.py"
     line = "    summed, tokens = (losses.view(-1).float() * mask).sum(), mask.sum().detach().int()\n"
     assert line in source.read_text()
-    (tmp_path / "mine.py").write_text(source.read_text().replace(line, line + "    summed = 2 * summed\n"))
+    changed = source.read_text().replace(line, line + "    summed = 2 * summed\n")
+    made = "    return BlendedMegatronDatasetBuilder("
+    assert made in changed
+    (tmp_path / "mine.py").write_text(changed.replace(made, "    print(config.num_dataset_builder_threads, 'threads build')\n" + made))
     words = ("recipe=gpt_tiny", "train.steps=2", "train.warmup=0", "gpus=2", "engine=megatron", "pin.tp=2", f"data={workshop.theirs}")
+    words += ("megatron.num_dataset_builder_threads=2",)
     assert command(*words, f"entry={tmp_path / 'mine.py'}", f"out={tmp_path / 'mine'}").returncode == 0
     assert command(*words, "program=own", f"out={tmp_path / 'ours'}").returncode == 0
     (mine, _), (ours, _) = rows_of(tmp_path / "mine"), rows_of(tmp_path / "ours")
     assert mine["loss"] == pytest.approx(2 * ours["loss"], rel=1e-6)
     assert mine["grad_norm"] == pytest.approx(2 * ours["grad_norm"], rel=1e-5)
+    assert "2 threads build" in (tmp_path / "mine" / "logs" / "rank-0.log").read_text(), "options of data sets are Megatron's own"
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from orchestrator.model.lora import Lora
 from orchestrator.plan import Plan
 from orchestrator.plan.trl import FLAG, who
 from orchestrator.programs import hugging_face, hugging_face_chats
-from orchestrator.workers.runs import PlannedSamples
+from orchestrator.workers.samples import Drawn
 
 pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("trl")]
 
@@ -93,32 +92,20 @@ def test_the_loss_of_chats_is_not_rounded_to_16_bits(workshop: Workshop) -> None
 
 def test_a_label_stands_where_its_token_is_and_the_first_of_a_sample_has_none() -> None:
     """The plan's are of the next token; TRL's loss moves its own."""
-    sample = {"tokens": np.array([5, 6, 7, 8, 9, 0]), "labels": np.array([6, 7, 0, 9, 0, 0]), "positions": np.array([0, 1, 2, 0, 1, 0])}
-    found = hugging_face_chats.in_trls_words(sample | {"loss_mask": np.array([1, 1, 0, 1, 0, 0], dtype=np.float32)})
-    assert found["labels"].tolist() == [-100, 6, 7, -100, 9, -100]
-    assert found["input_ids"].tolist() == [5, 6, 7, 8, 9, 0]
 
+    class One(Drawn):
+        def sample(self, ordinal: int) -> dict[str, np.ndarray]:
+            ids = {
+                "tokens": np.array([5, 6, 7, 8, 9, 0]),
+                "labels": np.array([6, 7, 0, 9, 0, 0]),
+                "positions": np.array([0, 1, 2, 0, 1, 0]),
+            }
+            return ids | {"loss_mask": np.array([1, 1, 0, 1, 0, 0], dtype=np.float32)}
 
-def test_datasets_pickles_no_samples() -> None:
-    """It does so to know a transformation again, on every rank, and again for each copy (datasets, fingerprint.py)."""
-
-    pickled = []
-
-    class Watched:
-        def __reduce__(self) -> Any:
-            pickled.append(self)
-            return str, ("",)
-
-        def sample(self, number: int) -> dict[str, Any]:
-            return {name: np.full(3, number) for name in ("tokens", "labels", "positions", "loss_mask")}
-
-        def scale(self, step: int) -> None:
-            return None
-
-    samples: Any = Watched()
-    rows = hugging_face_chats.rows_of(PlannedSamples(plan_of(), samples, 5), learnt=True)
-    assert [row["input_ids"].tolist() for row in copy.deepcopy(rows)] == [[number] * 3 for number in range(5)]
-    assert not pickled
+    rows = hugging_face_chats.InTrlsWords(plan_of(), One(plan_of()), 1)
+    found = rows.collate([rows[0]])
+    assert found["labels"].tolist() == [[-100, 6, 7, -100, 9, -100]]
+    assert found["input_ids"].tolist() == [[5, 6, 7, 8, 9, 0]]
 
 
 def test_a_plan_that_trl_would_train_otherwise_is_refused_with_its_flag(workshop: Workshop) -> None:  # noqa: F811

@@ -278,6 +278,19 @@ def test_only_superseded_checkpoints_go(tmp_path: Path) -> None:
     assert gone(5, 1, 0) == []
 
 
+def test_settings_are_the_plans_where_the_checkpoint_is_deepspeeds_own(pool: Pool, corpus: str, tmp_path: Path) -> None:
+    """What train.change= changed of decay and betas, with which such a checkpoint was written."""
+    fields = CASES["deepspeed bf16 zero0"][0]
+    run(pool, corpus, tmp_path / "first", save_every=2, **fields)
+    half = tmp_path / "first" / "checkpoints" / "step_000002"
+    unchanged, changed = (
+        run(pool, corpus, tmp_path / str(index), resume=half, **fields, **more)
+        for index, more in enumerate(({}, {"weight_decay": 0.9, "betas": (0.5, 0.6)}))
+    )
+    assert changed[0] == unchanged[0]
+    assert abs(changed[1] - unchanged[1]) > 1e-3
+
+
 def test_a_run_keeps_what_it_was_told_to_and_resumes_from_it(pool: Pool, corpus: str, tmp_path: Path) -> None:
     settings = RunSettings(save_every=1, keep_last=2, keep_every=3)
     plan = make_plan(run=settings, steps=6, lr=3e-3)

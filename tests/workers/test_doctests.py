@@ -26,4 +26,4 @@ def test_doctests_hold(name: str) -> None:
 
 
 def test_there_are_some() -> None:
-    assert "workers.groups" in MODULES
+    assert "workers.samples" in MODULES

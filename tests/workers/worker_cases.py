@@ -40,7 +40,6 @@ from orchestrator.workers import (
     runs,
     saving,
     step_timers,
-    watchdog,
     weights,
 )
 from orchestrator.workers import groups as groups_room
@@ -185,7 +184,7 @@ def program(plan: Plan, cache: str, out: Path) -> Iterator[Any]:
         Path(cache).mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):  # another rank's
             Path("data").symlink_to(cache)
-        run = hugging_face_hooks.Run(plan, runs.read_engine(Path()), distributed.prepare_device(plan), watchdog.NoWatchdog())
+        run = hugging_face_hooks.Run(plan, runs.read_engine(Path()), distributed.prepare_device(plan), None)
         run.trainer = hugging_face.trainer(run, *runs.planned_samples(plan))
         PROGRAMS.append(run)
         yield run
