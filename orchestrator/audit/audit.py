@@ -22,6 +22,7 @@ from orchestrator.audit.reading import Reading, Setup, Source, differing
 from orchestrator.cost.memory_policy import LIKELY
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
+from orchestrator.engines.megatron_args import one_connection
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.parts.vision import Vision
 from orchestrator.plan import Plan
@@ -68,7 +69,8 @@ class Audit:
         self.judged: Judged | None = None
         try:
             self.judged = self.judge.judged(setup)
-            self.problem = next(iter(source.reading.broken), self.judged.rule) or self._miscounted(self.judged.plan)
+            plan = self.judged.plan
+            self.problem = next(iter(source.reading.broken), self.judged.rule) or self._miscounted(plan) or self._wrong_queues(plan)
             if source.reading.otherwise:
                 self.judged = msgspec.structs.replace(self.judged, chance=None)
         except InputError as error:
@@ -162,6 +164,13 @@ class Audit:
             f"train_batch_size={plan.global_batch_size}: is not train_micro_batch_size_per_gpu x gradient_accumulation_steps x "
             f"data-parallel ranks = {plan.micro_batch_size} x {steps} x {plan.dp}"
         )
+
+    def _wrong_queues(self, plan: Plan) -> str:
+        """Why Megatron refuses this CUDA_DEVICE_MAX_CONNECTIONS (training/arguments.py:687 and 951, core_v0.16.1); "": it doesn't."""
+        said, needs_one = self.reading.queues, plan.engine == "megatron" and one_connection(plan)
+        if said and said != "1" and needs_one:
+            return f"CUDA_DEVICE_MAX_CONNECTIONS={said}: Megatron asserts 1 under tensor or context parallelism before Blackwell"
+        return "CUDA_DEVICE_MAX_CONNECTIONS=1: Megatron-FSDP asserts more, or none" if said == "1" and plan.megatron_fsdp else ""
 
     @property
     def untold(self) -> str:

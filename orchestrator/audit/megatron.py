@@ -546,7 +546,25 @@ def refused(f: Fields) -> list[str]:
             found.append("overlap_param_gather needs use_distributed_optimizer or use_megatron_fsdp")
         if "overlap_grad_reduce" not in on:
             found.append("overlap_param_gather needs overlap_grad_reduce")
+    if recompute_granularity(f) == "selective" and (wrong := sorted({*recomputed(f)} - {*RECOMPUTED})):
+        found.append(f"recompute_modules={','.join(wrong)}: Megatron recomputes {', '.join(RECOMPUTED)}")
     return found
+
+
+RECOMPUTED: Final = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out")
+"""Modules that Megatron recomputes by name (transformer_config.py:1198, core_v0.16.1; the last :1777, core_v0.19.0)."""
+
+
+def recompute_granularity(f: Fields) -> str | None:
+    """ "full" or "selective"; None: nothing is recomputed by these settings."""
+    said: str | None = f.get("recompute_granularity")
+    return said or "selective" if f.get("recompute_activations") else said
+
+
+def recomputed(f: Fields) -> list[str]:
+    """The modules that selective recompute names, or Megatron's own choice."""
+    modules = f.get("recompute_modules")
+    return [str(one) for one in (modules.split(",") if isinstance(modules, str) else modules or ["core_attn"])]
 
 
 NOT_BOTH: Final = {
@@ -717,16 +735,12 @@ def _priced_modules(f: Fields, named: frozenset[str]) -> frozenset[str]:
 
 def recompute_of(f: Fields) -> tuple[Recompute, int | None]:
     """(mode, the first so many layers of each pipeline chunk; None: all)."""
-    granularity = f.get("recompute_granularity")
+    granularity, named = recompute_granularity(f), recomputed(f)
     method, layers = f.get("recompute_method"), f.get("recompute_num_layers")
-    modules = f.get("recompute_modules")
-    if f.get("recompute_activations"):
-        granularity = granularity or "selective"
     if f.get("checkpoint_activations"):  # Megatron's before 2022, and Megatron-DeepSpeed's
         granularity, layers = "full", None
     f.used |= {"activations_checkpoint_method", "checkpoint_num_layers", "activations_checkpoint_num_layers"}
     if granularity == "selective":
-        named = [str(one) for one in (modules.split(",") if isinstance(modules, str) else modules or ["core_attn"])]
         wanted = _priced_modules(f, frozenset(named))
         within = [(len(of), RECOMPUTE_ORDER.index(mode), mode) for mode, of in RECOMPUTE_MODULES.items() if wanted >= {*of}]
         mode: Recompute = max(within)[2] if within else "none"

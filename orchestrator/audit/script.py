@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from orchestrator.audit.hugging_face import beside_file, named_ds_config
 from orchestrator.audit.reading import LISTS, READ, Reading, Setup, Source
 from orchestrator.audit.rollouts import NOT_PRICED
 from orchestrator.audit.shell import Script, Span, Word
+from orchestrator.engines.megatron_versions import RELEASES
 from orchestrator.engines.passthrough import FIELD_OF, flags, older_flags
 from orchestrator.errors import InputError, nearest
 from orchestrator.key import MAX_DIGITS
@@ -66,6 +67,25 @@ def known_flags() -> dict[str, tuple[str, str]]:
     for destination, (flag, kind) in flags().items():
         found.setdefault(flag, (destination, "list" if destination in SEVERAL_WORDS else kind))
     return found
+
+
+@cache
+def choices() -> dict[str, tuple[str, ...]]:
+    """By flag the words of which Megatron's parser takes one, those of all releases; without flags that some release gives any text."""
+    kinds = [dict(flags(release.version).values()) for release in RELEASES]
+    every = {flag: [of[flag] for of in kinds if flag in of] for flag in dict(flags().values())}
+    together = {flag: "|".join(of) for flag, of in every.items() if all("|" in one for one in of)}
+    return {flag: tuple(dict.fromkeys(several.split("|"))) for flag, several in together.items()}
+
+
+def not_taken(line: Line) -> list[str]:
+    """The flags at which Megatron's parser stops: their value is none of its choices, a sentence each."""
+    said = [(flag.name, flag.values[0].text.strip("'\"")) for flag in line.flags if flag.values and flag.name in choices()]
+    return [
+        f"{name} {text}: Megatron's parser takes {', '.join(choices()[name])}"
+        for name, text in said
+        if text not in choices()[name] and not text.startswith("$") and "<" not in text
+    ]
 
 
 def read(text: str, name: str = "") -> Source:
@@ -346,8 +366,12 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     if kind == "Megatron-LM" and (left := [flag.partition(" ")[0] for flag in others[LISTS[None]]]):
         near = [f"{flag}{f' (did you mean {meant}?)' if (meant := nearest(flag, known)) else ''}" for flag in left]
         assumed.append(f"{', '.join(near)}: added by the program, as Megatron-LM's own parser stops at a flag that it does not know")
+    if kind == "Megatron-LM":
+        fields.broken += not_taken(line)
     found = megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **others, assumed=assumed)
     named = next((flag.values[0].text for flag in line.flags if flag.name == "--hf-checkpoint" and flag.values), "")
+    queues = "".join(word.text for word in script.variables.get("CUDA_DEVICE_MAX_CONNECTIONS", ()))
+    found = replace(found, queues=queues if queues.isdecimal() else "")
     return replace(found, missing=missing, model=named, longest=longest, older_fork=any(flag.name in BIGSCIENCES for flag in line.flags))
 
 

@@ -143,6 +143,13 @@ MODEL = (
         ("--bf16 --rampup-batch-size 16 8 1000", "rampup_batch_size=24: is no multiple of dp x micro-batch = 16 x 1"),
         ("--bf16 --overlap-param-gather --use-distributed-optimizer", "overlap_param_gather needs overlap_grad_reduce"),
         ("--bf16 --overlap-param-gather --overlap-grad-reduce", "overlap_param_gather needs use_distributed_optimizer"),
+        (
+            "--bf16 --recompute-granularity selective --recompute-modules mlp core_atn",
+            "recompute_modules=core_atn: Megatron recomputes core_attn",
+        ),
+        ("--bf16 --recompute-granularity selectiv", "--recompute-granularity selectiv: Megatron's parser takes full, selective"),
+        ("--bf16 --optimizer adamw", "--optimizer adamw: Megatron's parser takes adam, sgd, muon"),
+        ("--bf16 --ckpt-format=torchdist", "--ckpt-format torchdist: Megatron's parser takes torch, torch_dist"),
         ("--fp16", "fp16 on H100-SXM-80GB: as fast as bf16"),
         ("--bf16 --tensor-model-parallel-size 16", "tp=16 is wider than the 8 GPUs of nvlink"),
         ("--bf16 --recompute-num-layers 4", "recompute_num_layers=4 does nothing without recompute_granularity"),
@@ -696,3 +703,22 @@ def test_a_file_that_sources_itself_ends(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models/small.sh").write_text("NLAYERS=8\n" + SLIMES_MODEL + 'source "$(dirname "$0")/small.sh"\n')
     assert formats.read((tmp_path / "run.sh").read_text(), str(tmp_path / "run.sh")).reading.keys["model.num_layers"] == 8
+
+
+@pytest.mark.parametrize(
+    ("queues", "flags", "cluster", "problem"),
+    [
+        ("32", "--tensor-model-parallel-size 2", "dgx_h100", "CUDA_DEVICE_MAX_CONNECTIONS=32: Megatron asserts 1 under tensor or context"),
+        ("1", "--tensor-model-parallel-size 2", "dgx_h100", ""),
+        ("32", "--tensor-model-parallel-size 2", "dgx_b200", ""),
+        ("32", "", "dgx_h100", ""),
+        ("1", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --ckpt-format fsdp_dtensor "
+         "--no-gradient-accumulation-fusion", "dgx_h100", "CUDA_DEVICE_MAX_CONNECTIONS=1: Megatron-FSDP asserts more"),
+    ],
+)  # fmt: skip
+def test_a_script_s_queues_are_those_that_megatron_asserts(queues: str, flags: str, cluster: str, problem: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    start = f"export CUDA_DEVICE_MAX_CONNECTIONS=${{CUDA_DEVICE_MAX_CONNECTIONS:-{queues}}}\ntorchrun --nproc-per-node 8 pretrain_gpt.py"
+    script.write_text(f"{start} {MODEL} --bf16 --use-distributed-optimizer {flags}\n")
+    found = so.audit(script, gpus=8, cluster=cluster)
+    assert found.problem.startswith(problem) if problem else not found.problem

@@ -287,6 +287,12 @@ def test_the_known_flags_are_those_of_megatrons_parser(release: Release) -> None
         assert rows[flag]["nargs"] == "0" if kind in ("true", "false", "both") else rows[flag]["nargs"] != "0", flag
         if kind in ("int", "float"):
             assert rows[flag]["type"] == kind, flag
+        choices, several = (
+            re.findall(r"'([^']+)'|AttnBackend\.(\w+)", rows[flag]["choices"]),
+            rows[flag]["nargs"] or rows[flag]["type"] == "int",
+        )
+        if len(choices) > 1 and not several:
+            assert kind.split("|") == ["".join(one) for one in choices], flag
 
 
 @pytest.mark.engines

@@ -14,7 +14,9 @@ import json
 import os
 import sys
 import warnings
+from enum import Enum
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 
@@ -41,13 +43,16 @@ def parser_of(checkout: str) -> argparse.ArgumentParser:
 
 
 def kind(action: argparse.Action) -> str:
-    """As engines/known.json has it: "true" and "false" take no value and set that; "both" has a --no- form."""
+    """As engines/known.json has it: "true" and "false" take no value and set that; "both" has a --no- form; a|b is one of these."""
     if isinstance(action, argparse.BooleanOptionalAction):
         return "both"
     if action.nargs == 0:
         return "true" if getattr(action, "const", None) is True else "false" if getattr(action, "const", None) is False else "str"
     if action.nargs in ("+", "*") or isinstance(action.nargs, int):
         return "list"
+    choices = [choice.name if isinstance(choice, Enum) and not isinstance(choice, Signals) else choice for choice in action.choices or ()]
+    if len(choices) > 1 and all(isinstance(choice, str) for choice in choices):
+        return "|".join(choices)
     return {int: "int", float: "float"}.get(action.type, "str")  # type: ignore[call-overload,no-any-return]
 
 
