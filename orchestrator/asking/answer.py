@@ -177,6 +177,7 @@ class Answer(Printed, frozen=True, kw_only=True):
         model = describe_for(self.plan.model, self.plan.training)
         return {
             "recipe": self.settings.recipe,
+            "assumed": {f"train.{name}": getattr(self.plan.training, name) for name in self.settings.assumed},
             "parameters": model.parameters,
             "active_parameters": model.active_parameters,
             "cluster": self.plan.cluster.name,
@@ -189,6 +190,7 @@ class Answer(Printed, frozen=True, kw_only=True):
             "usable_memory_bytes": self.found.limit.usable,
             "headroom": self.headroom,
             "chance_of_not_fitting": self.chance_of_not_fitting,
+            "search_complete": self.found.complete,
             "faster_on_gpus": other and other.world_size,
             "steps": of.steps,
             "tokens": of.tokens,
