@@ -177,7 +177,7 @@ class Answer(Printed, frozen=True, kw_only=True):
         model = describe_for(self.plan.model, self.plan.training)
         return {
             "recipe": self.settings.recipe,
-            "assumed": {f"train.{name}": getattr(self.plan.training, name) for name in self.settings.assumed},
+            "assumed": " ".join(f"train.{name}={getattr(self.plan.training, name):g}" for name in self.settings.assumed),
             "parameters": model.parameters,
             "active_parameters": model.active_parameters,
             "cluster": self.plan.cluster.name,

@@ -587,11 +587,16 @@ def not_both(f: Fields) -> list[str]:
     """
     pairs = ((name, other) for name, others in NOT_BOTH.items() for other in others)
     found = [f"{name} and {other}: Megatron takes one of them" for name, other in pairs if f.given.get(name) and f.given.get(other)]
+    return found + of_full(f)
+
+
+def of_full(f: Fields) -> list[str]:
+    """The flags of full recompute that lack, or stand beside selective recompute, a sentence each."""
     if f.given.get("recompute_granularity") == "selective":
-        found += [f"{name} is of recompute_granularity=full: Megatron refuses it beside selective" for name in OF_FULL if f.given.get(name)]
-    elif f.given.get("recompute_granularity") == "full":
-        found += [f"recompute_granularity=full needs {name}: Megatron refuses it without" for name in OF_FULL if not f.given.get(name)]
-    return found
+        return [f"{name} is of recompute_granularity=full: Megatron refuses it beside selective" for name in OF_FULL if f.given.get(name)]
+    if f.given.get("recompute_granularity") == "full":
+        return [f"recompute_granularity=full needs {name}: Megatron refuses it without" for name in OF_FULL if not f.given.get(name)]
+    return []
 
 
 def setup_of(f: Fields, engine: str) -> Setup:

@@ -262,7 +262,7 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
             notes.append(f"{apart}: priced with the former")
             apart = ""
     f = megatron.Fields({name: value for name, value in fields.items() if value is not None})
-    f.broken += [apart] if apart else []
+    f.broken += ([apart] if apart else []) + (megatron.of_full(f) if tool is not NEMO else [])
     whole = all(fields.get(name) for name in megatron.WHOLE)
     if not whole and tool in (NEMO, MEGATRON_LM):  # these say the whole model
         missing = next(name for name in megatron.WHOLE if not fields.get(name))

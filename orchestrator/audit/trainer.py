@@ -149,6 +149,8 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     kind = ("arguments of Hugging Face's Trainer" if program is None else program.kind) + kind
     reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
     reading = replace(reading, unpriced=(*host, *reading.unpriced), fsdp=where == "fsdp")
+    if all(str(given.values.get(name)).lower() == "true" for name in ("bf16", "fp16")):  # transformers 5.23, training_args.py
+        reading = replace(reading, broken=(*reading.broken, "bf16 and fp16: TrainingArguments takes one of them"))
     if _is_llama_factorys(content, program):
         checkpoints = not given.truth(KEEPS)
         if KEEPS not in given.values:

@@ -722,3 +722,20 @@ def test_a_script_s_queues_are_those_that_megatron_asserts(queues: str, flags: s
     script.write_text(f"{start} {MODEL} --bf16 --use-distributed-optimizer {flags}\n")
     found = so.audit(script, gpus=8, cluster=cluster)
     assert found.problem.startswith(problem) if problem else not found.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "problem"),
+    [
+        (SWIFT.replace("granularity none", "granularity full"), "run.sh", "recompute_granularity=full needs recompute_method"),
+        (SWIFT.replace("granularity none", "granularity selective --recompute_method uniform"), "run.sh", "recompute_method is of "),
+        (SWIFT.replace("granularity none", "granularity full --recompute_method uniform --recompute_num_layers 1"), "run.sh", None),
+        (FACTORY + "bf16: true\nfp16: true\n", "full.yaml", "bf16 and fp16: TrainingArguments takes one"),
+        (FACTORY + "bf16: true\nfp16: false\n", "full.yaml", None),
+    ],
+)
+def test_what_megatron_s_and_the_trainer_s_classes_refuse_is_refused_in_other_programs_files(
+    text: str, name: str, problem: str | None
+) -> None:
+    broken = formats.read(text, name).reading.broken
+    assert next(iter(broken), "").startswith(problem) if problem else broken == ()
