@@ -50,7 +50,7 @@ class Shared(Value, frozen=True, kw_only=True):
     position_embedding: Annotated[
         Literal["learned_absolute", "rope", "relative", "none"], Key("model.position_embedding", "how positions are told")
     ] = "learned_absolute"
-    rotary_base: Annotated[int, Key("model.rotary_base", "of the rotary frequencies", low=1, high=10**9)] = 10000
+    rotary_base: Annotated[int, Key("model.rotary_base", "of the rotary frequencies", low=1, high=10**12)] = 10000
     rotary_percent: Annotated[float, Key("model.rotary_percent", "share of a head's width that is rotated", above=0)] = 1.0
     rope_scaling_factor: Annotated[
         float | None,

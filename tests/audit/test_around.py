@@ -23,6 +23,8 @@ ACTOR=(
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1
     actor_rollout_ref.actor.megatron.tensor_model_parallel_size=${TP}
     +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full
+    +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_method=uniform
+    +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_num_layers=1
     actor_rollout_ref.rollout.n=4
 )
 python3 -m verl.trainer.main_ppo model_engine=megatron "${ACTOR[@]}" trainer.nnodes=2 trainer.n_gpus_per_node=8 \\

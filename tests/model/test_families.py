@@ -183,6 +183,8 @@ def test_a_llama_config_becomes_the_recipes_architecture() -> None:
     assert (a.family, a.num_layers, a.query_groups, a.rotary_base, a.rope_scaling_factor) == ("llama", 32, 8, 500000, 8.0)
     assert (a.activation, a.normalization, a.add_bias_linear, a.tie_embeddings) == ("swiglu", "RMSNorm", False, False)
     assert describe(a, 8192).parameters == 8_030_261_248
+    long = from_hf_config(LLAMA_CONFIG | {"rope_theta": 2804339835.0}, "llama")  # gradientai's Llama-3-8B-Instruct-Gradient-1048k
+    assert long.rotary_base == 2804339835
 
 
 def test_transformers_5_writes_the_rope_elsewhere() -> None:

@@ -32,7 +32,7 @@ class HfConfig:
     def integer(self, field: str, default: int | None = None) -> int:
         """A whole number above 0; 500000.0 is one."""
         value = self._get(field, default, "an integer above 0")
-        most = MOST_LAYERS if "layer" in field else MOST
+        most = MOST_LAYERS if "layer" in field else 1000 * MOST if field == "rope_theta" else MOST
         if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= most or value != int(value):
             raise InputError(f"{self.key}.{field}", repr(value), f"must be an integer above 0, at most {most:,}")
         return int(value)
