@@ -167,8 +167,8 @@ class Audit:
 
     def _wrong_queues(self, plan: Plan) -> str:
         """Why Megatron refuses this CUDA_DEVICE_MAX_CONNECTIONS (training/arguments.py:687 and 951, core_v0.16.1); "": it doesn't."""
-        said, needs_one = self.reading.queues, plan.engine == "megatron" and one_connection(plan)
-        if said and said != "1" and needs_one:
+        said = self.reading.queues
+        if said and said != "1" and one_connection(plan):
             return f"CUDA_DEVICE_MAX_CONNECTIONS={said}: Megatron asserts 1 under tensor or context parallelism before Blackwell"
         return "CUDA_DEVICE_MAX_CONNECTIONS=1: Megatron-FSDP asserts more, or none" if said == "1" and plan.megatron_fsdp else ""
 

@@ -140,7 +140,7 @@ class Reading(Value, frozen=True, kw_only=True):
     elsewhere: dict[str, str] = msgspec.field(default_factory=dict)
     """Choices that a DeepSpeed configuration says which the file names, with their place there."""
     queues: str = ""
-    """CUDA_DEVICE_MAX_CONNECTIONS as the script sets it; "": it does not."""
+    """CUDA_DEVICE_MAX_CONNECTIONS as a script that starts Megatron-LM sets it; "": it does not."""
     missing: tuple[str, str] | None = None
     """(Key, value) of a DeepSpeed configuration that the file names and that is not here: without it nobody knows the ZeRO stage."""
     freezes: dict[str, bool] = msgspec.field(default_factory=dict)

@@ -71,7 +71,7 @@ def known_flags() -> dict[str, tuple[str, str]]:
 
 @cache
 def choices() -> dict[str, tuple[str, ...]]:
-    """By flag the words of which Megatron's parser takes one, those of all releases; without flags that some release gives any text."""
+    """The words of which Megatron's parser takes one, by flag, those of all releases; without flags that some release gives any text."""
     kinds = [dict(flags(release.version).values()) for release in RELEASES]
     every = {flag: [of[flag] for of in kinds if flag in of] for flag in dict(flags().values())}
     together = {flag: "|".join(of) for flag, of in every.items() if all("|" in one for one in of)}
@@ -371,7 +371,7 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     found = megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **others, assumed=assumed)
     named = next((flag.values[0].text for flag in line.flags if flag.name == "--hf-checkpoint" and flag.values), "")
     queues = "".join(word.text for word in script.variables.get("CUDA_DEVICE_MAX_CONNECTIONS", ()))
-    found = replace(found, queues=queues if queues.isdecimal() else "")
+    found = replace(found, queues=queues if queues.isdecimal() and kind == "Megatron-LM" else "")
     return replace(found, missing=missing, model=named, longest=longest, older_fork=any(flag.name in BIGSCIENCES for flag in line.flags))
 
 
