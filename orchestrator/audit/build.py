@@ -13,6 +13,7 @@ from orchestrator.audit.reading import Reading, Setup
 from orchestrator.engine_prices import EnginePrices
 from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
+from orchestrator.engines.megatron_versions import flex_backend
 from orchestrator.engines.rules.model import UNPLANNED
 from orchestrator.errors import InputError
 from orchestrator.model.describe import with_tower_first
@@ -152,12 +153,16 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
             raise InputError("num_distributed_optimizer_instances", -copies, f"does not divide dp x cp = {dp * setup.cp}")
         copies = dp * setup.cp // -copies
     overlaps = dp * setup.cp > 1 and not cluster.is_cpu
-    own = "overlap_grad_reduce" in ENGINES[setup.engine].capabilities(cluster.software).pinned_options
+    pinned = ENGINES[setup.engine].capabilities(cluster.software).pinned_options
+    own = "overlap_grad_reduce" in pinned
     reduce = setup.overlap_grad_reduce or (own and not overlaps)
     gather = setup.overlap_param_gather or (own and (not overlaps or not setup.zero_stage or not setup.overlap_grad_reduce))
     options = options_of(setup) | {"overlap_grad_reduce": reduce, "overlap_param_gather": gather, "zero_shard_size": copies}
     if not settings.architecture.experts:  # a file of overrides does not say whether its model has any
         options |= {name: DEFAULTS[name] for name in OF_EXPERTS}
+    itself = setup.moe_token_dispatcher_type == "flex" and flex_backend(cluster.gpu) == "hybridep"
+    if "moe_permute_fusion" not in pinned or cluster.is_cpu or itself:  # where it does nothing (rule permute_fusion)
+        options["moe_permute_fusion"] = DEFAULTS["moe_permute_fusion"]
     if not any(part.shared_ffn_hidden_size for part in settings.architecture.experts):
         options["moe_shared_expert_overlap"] = False
     cp_comm = options["cp_comm_type"] if setup.cp > 1 else "p2p"

@@ -77,6 +77,8 @@ def alternatives(setup: Setup, judge: Judge) -> dict[str, list[Setup]]:
         found["sequence_parallel"] = [replace(setup, sequence_parallel=on) for on in (False, True)]
     if "overlap_grad_reduce" in caps.pinned_options:
         found["overlap_grad_reduce"] = [replace(setup, overlap_grad_reduce=True, overlap_param_gather=setup.zero_stage > 0)]
+    if "moe_permute_fusion" in caps.pinned_options:
+        found["moe_permute_fusion"] = [replace(setup, moe_permute_fusion=True)]
     if True in caps.options.get("tp_comm_overlap", ()) and setup.tp > 1 and setup.sequence_parallel:
         found["tp_comm_overlap"] = [replace(setup, tp_comm_overlap=True)]
     if caps.offload_optimizer:

@@ -329,11 +329,11 @@ def _experts(f: Fields, layers: int, width: int) -> tuple[dict[str, Any], list[i
 
 
 AS_PRICED: Final[Mapping[str, tuple[Any, ...]]] = dict.fromkeys((
-    "moe_grouped_gemm", "moe_permute_fusion", "masked_softmax_fusion", "bias_dropout_fusion", "apply_rope_fusion", "use_flash_attn",
+    "moe_grouped_gemm", "masked_softmax_fusion", "bias_dropout_fusion", "apply_rope_fusion", "use_flash_attn",
     "gradient_accumulation_fusion", "attention_softmax_in_fp32"), (True,)) | {"transformer_impl": ("transformer_engine",),
     "attention_backend": tuple(f"{prefix}{name}" for prefix in ("", "AttnBackend.") for name in ("flash", "fused", "auto"))}  # fmt: skip
-"""Settings that every price takes for granted with these values, as plans say them: experts' products, their tokens' permutations and
-the like are one kernel each, attention is a flash kernel. With another value they cost what the prediction does not know."""
+"""Settings that every price takes for granted with these values, as plans say them: experts' products and the like are one kernel
+each, attention is a flash kernel. With another value they cost what the prediction does not know."""
 
 
 def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: Mapping[str, str], **lists: Sequence[str]) -> Reading:
@@ -417,8 +417,8 @@ SAID_BY: Final[dict[str, tuple[str, ...]]] = {
     "train.seq_length": ("seq_length", "max_position_embeddings"),
 }  # fmt: skip
 """Settings that a file of overrides leaves to its recipe, by what would say them."""
-EXPERTS: Final = {"expert_model_parallel_size", *(term.theirs for term in words.EXPERT_PARALLEL[2:])}
-"""Settings of a part of a model by which it has experts."""
+EXPERTS: Final = {"expert_model_parallel_size", *(term.theirs for term in words.EXPERT_PARALLEL[2:-1])}
+"""Settings of a part of a model by which it has experts; not its permutation's, which NeMo-RL's files for dense models have too."""
 
 
 def has_experts(given: Mapping[str, Any], said: Collection[str]) -> bool:

@@ -31,6 +31,7 @@ from orchestrator.words.tools import (
     NEMO,
     NEMO2,
     NEMO_RL,
+    PERMUTE_FUSION,
     VERL,
     VERL_SFT,
     Seen,
@@ -242,8 +243,8 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
     if stack == "t5":
         fields.setdefault("decoder_seq_length", fields.get("seq_length"))
     made = {name: value for name, value in tool.made.items() if name not in fields}
-    if EXPERT_TP in made and not megatron.has_experts(fields, seen):
-        fields[EXPERT_TP] = made.pop(EXPERT_TP)  # of which nothing is said to who has no experts
+    if not megatron.has_experts(fields, seen):  # who has none is told nothing of these
+        fields |= {name: made.pop(name) for name in (EXPERT_TP, PERMUTE_FUSION) if name in made}
     for name, value in made.items():
         of = "of all but deepseek_v2's, olmoe's, glm_45v's and qwen3_vl's, which have tp's" if (name, tool) == (EXPERT_TP, BRIDGE) else ""
         notes.append(f"{name}={str(value).lower()}: the recipes' own {of or 'where the file does not say'}")

@@ -33,6 +33,12 @@ RECURRENT = (Scan, DeltaRule)
 SHARDS: Final = get_args(Shard)
 TENSOR_CORE_ELEMENTS = 8
 """16-bit elements in the 16 bytes that a tensor-core load wants aligned."""
+SUMMED_APART = 4.0
+"""Bytes more of an element of 2 bytes, forward as backward, where putting tokens in their experts' order and back is not one kernel each
+(Megatron-core's default, moe_permute_fusion=False): a token's copies are added up in memory, whose sum each of them reads and writes
+(moe/moe_utils.py of 0.16.1: scatter_add_ at :461, and index_select at :375, whose backward is torch's index_add_), and not in registers.
+All else moves as much as Transformer Engine's kernels do, the sum's first zeros in place of its one write; chunks are cut and joined by
+one copy (:505). How much more than those bytes the additions take, and the host with a view for each chunk, was not measured."""
 FULL_PRECISION_MOVED = 2
 """Bytes of an element for which `Pointwise.moved` counts."""
 
@@ -267,11 +273,12 @@ def layer_seconds(
             elements = op.elements * micro_batch_size / parts[op.shard] * itemsize / FULL_PRECISION_MOVED
             if op.routing is not None:
                 elements *= times(op.routing.busiest, mesh.ep)
+            moved, back = op.moved, op.moved * c.pointwise_backward if op.moved_backward is None else op.moved_backward
             if op.role == "permute":
-                elements *= permutations(layer, strategy)
-            back = op.moved * c.pointwise_backward if op.moved_backward is None else op.moved_backward
+                times_moved, apart = permutations(layer, strategy), 0.0 if strategy.moe_permute_fusion else SUMMED_APART
+                moved, back = times_moved * moved + apart, times_moved * back + apart
             factor = c.loss_factor if op.role == "loss" else c.pointwise_factor
-            f_memory += elements * op.moved * factor / memory
+            f_memory += elements * moved * factor / memory
             b_memory += elements * back * factor / memory
         elif isinstance(op, tp.BORDERS):
             continue

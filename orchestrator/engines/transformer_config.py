@@ -294,6 +294,7 @@ def _recompute(name: str) -> Term:
 
 
 SEQUENCE_PARALLEL, CP_COMM_TYPE, TP_COMM_OVERLAP, FP32_ACCUMULATION, FP8_PARAM, GRAD_REDUCE, PARAM_GATHER, *MORE = words.OPTIONS
+*EXPERT_PARALLEL, PERMUTE_FUSION = words.EXPERT_PARALLEL
 
 ARCHITECTURE: Final[Table] = (
     Term("encoder_num_layers", "model.num_layers", when=_is_t5),
@@ -324,7 +325,7 @@ CHOICES: Final[Table] = (
     Term("make_vocab_size_divisible_by", "model.make_vocab_size_divisible_by", of=vocab_divisor),
     Term("attention_softmax_in_fp32", "", of=lambda plan: True),
     *words.SIZES,
-    *_when(_has_experts, words.EXPERT_PARALLEL),
+    *_when(_has_experts, EXPERT_PARALLEL),
     Term("moe_flex_dispatcher_backend", "", of=lambda plan: flex_backend(plan.cluster.gpu),
          when=lambda plan: plan.moe_token_dispatcher_type == "flex"),
     # HybridEP's buffers of one size want the experts' products in Transformer Engine's fuser (transformer_config.py:1699 of 0.19).
@@ -333,7 +334,7 @@ CHOICES: Final[Table] = (
     # Products of all experts at once are Transformer Engine's, from Ampere on (training/arguments.py:852).
     Term("moe_grouped_gemm", "", when=_has_experts,
          of=lambda plan: _has_te(plan) and float(plan.cluster.gpu.compute_capability) >= GROUPED_COMPUTE_CAPABILITY),
-    Term("moe_permute_fusion", "", of=_has_te, when=_has_experts),
+    PERMUTE_FUSION._replace(unless=NOTHING, of=lambda plan: plan.moe_permute_fusion and _has_te(plan), when=_has_experts),
     SEQUENCE_PARALLEL._replace(unless=NOTHING),
     # The layout gives the number of chunks as well; other pipeline flags are refused beside it (arguments.py:503-527).
     Term("pipeline_model_parallel_layout", "stages", of=layout),

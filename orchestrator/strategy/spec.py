@@ -174,6 +174,9 @@ class Options(Value, frozen=True, kw_only=True):
     delay_wgrad_compute: Annotated[bool, Choice(
         doc="with it, the experts' weight gradients behind their inputs' ones, beside the exchange (megatron, Transformer Engine)",
         offered=Offered(values=(True,), asks="comes with overlap_moe_expert_parallel_comm"))] = False  # fmt: skip
+    moe_permute_fusion: Annotated[
+        bool, Choice(doc="tokens put in their experts' order, and their copies summed, in one kernel each (megatron, Transformer Engine)")
+    ] = True
     megatron_fsdp: Annotated[
         bool,
         Choice(

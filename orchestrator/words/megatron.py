@@ -49,6 +49,7 @@ EXPERT_PARALLEL: Final[Table] = (
     flag("moe_shared_expert_overlap", "moe_shared_expert_overlap"),
     flag("overlap_moe_expert_parallel_comm", "overlap_moe_expert_parallel_comm"),
     flag("delay_wgrad_compute", "delay_wgrad_compute"),
+    flag("moe_permute_fusion", "moe_permute_fusion"),
 )
 """Settings of a plan or a setup for a model with experts."""
 OPTIONS: Final[Table] = (

@@ -71,6 +71,7 @@ IN_YAML: Final = {flag: field for field, flag in ALIASES.items()}
 """TransformerConfig's names of settings whose flags are called otherwise, by the flag's."""
 EXPERT_TP: Final = "expert_tensor_parallel_size"
 """The experts' own tp, for which Megatron takes tp where nothing says it, and some of these programs 1."""
+PERMUTE_FUSION: Final = "moe_permute_fusion"
 DATA_PARALLEL: Final = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
 SIZES: Final = (
     "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size expert_model_parallel_size expert_tensor_parallel_size "
@@ -219,11 +220,12 @@ BRIDGE: Final = Tool(
     own=frozenset({"manual_gc_eval"}),  # steps here, and Megatron's switch
     known=kinds("bridge"),
     adapt=_bridge,
-    made=dict.fromkeys(DATA_PARALLEL, True) | {EXPERT_TP: 1},  # the latter in 28 of 32 files of recipes with experts
+    made=dict.fromkeys((*DATA_PARALLEL, PERMUTE_FUSION), True) | {EXPERT_TP: 1},  # the latter in 28 of 32 files of recipes with experts
     release="Megatron-Bridge 0.6.2 (training/config.py, ConfigContainer; training/mixed_precision.py, comm_overlap.py)",
     start="override(recipe's ConfigContainer), or the words of bridge.sh behind scripts/training/run_recipe.py --recipe NAME",
 )  # fmt: skip
-"""Megatron-Bridge's configuration (training/config.py, ConfigContainer; `made`: recipes/common.py)."""
+"""Megatron-Bridge's configuration (training/config.py, ConfigContainer; `made`: recipes/common.py, and of the permutation what its bridges
+give models with experts, models/qwen/qwen3_moe_bridge.py:68 say)."""
 
 
 # --------------------------------------------------------------------------------------------------------------------- NeMo
@@ -337,7 +339,8 @@ NEMO2: Final = Tool(
     others=("trainer", "log", "resume", "data", "executor", "tokenizer", "model.tokenizer", "model.optim", "optim", "peft"),
     known=kinds("nemo2"),
     adapt=_nemo2,
-    made={"lr_decay_style": "cosine"},  # recipes/optim/adam.py, in all recipes
+    # recipes/optim/adam.py, in all recipes; the classes of Qwen3, DeepSeek and GPT-OSS, not of Mixtral (gpt/model/qwen3.py:65)
+    made={"lr_decay_style": "cosine", PERMUTE_FUSION: True},
     nodes=("trainer.num_nodes", "trainer.devices"),
     release="NeMo 2.6, 8cfedd7 (nemo/lightning/pytorch/strategies/megatron_strategy.py, plugins/mixed_precision.py)",
     start="override(pretrain_recipe()) before nemo_run starts it",
@@ -496,6 +499,7 @@ NEMO_RL: Final = Tool(
     made={
         "use_distributed_optimizer": True, "bf16": True, "moe_token_dispatcher_type": "alltoall", "overlap_grad_reduce": True,
         "overlap_param_gather": True, "grad_reduce_in_bf16": True, "use_precision_aware_optimizer": True, EXPERT_TP: 1,
+        PERMUTE_FUSION: True,
     },
     release="NeMo-RL 0.6.0, 7ea279a (nemo_rl/models/policy/__init__.py, MegatronConfig; nemo_rl/models/megatron/setup.py)",
     start="uv run examples/run_sft.py --config RUN/nemo_rl.yaml, over the file that `defaults` names, with your model and data behind "

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 import orchestrator as so
-from orchestrator.audit import formats, megatron, script, shell
+from orchestrator.audit import changes, formats, megatron, script, shell
 from orchestrator.audit.audit import Audit
 from orchestrator.audit.reading import LISTS, Setup
 from orchestrator.engines import ENGINES
@@ -537,6 +537,20 @@ def test_what_every_price_takes_for_granted_is_not_called_unpriced(tmp_path: Pat
     words = f"{LLAMA3_8B} --num-experts 8 --moe-router-topk 2 --bf16 --moe-grouped-gemm --moe-permute-fusion"
     found = audited(tmp_path, words, gpus=8)
     assert not [said for said in (*found.reading.unpriced, *found.reading.beside) if "--moe-" in said]
+
+
+def test_permutations_are_of_several_kernels_unless_a_script_says_otherwise(tmp_path: Path) -> None:
+    """Megatron's own default (transformer_config.py:708 of 0.16.1); what does nothing, with HybridEP, is the plans' default."""
+    words = f"{LLAMA3_8B} --num-experts 8 --moe-router-topk 2 --bf16 --moe-grouped-gemm --expert-model-parallel-size 8"
+    words = f"{words} --moe-token-dispatcher-type"
+    plain, fused = (audited(tmp_path, f"{words} alltoall {more}", gpus=8) for more in ("", "--moe-permute-fusion"))
+    assert [one.plan.moe_permute_fusion for one in (plain, fused)] == [False, True]
+    assert plain.plan.predicted.step_time_s > fused.plan.predicted.step_time_s
+    (other,) = changes.alternatives(plain.setup, plain.judge)["moe_permute_fusion"]
+    assert megatron.flags_changed(plain.setup, other) == {"--moe-permute-fusion": []}
+    itself = audited(tmp_path, f"{words} flex --moe-flex-dispatcher-backend hybridep", gpus=8, cluster="dgx_b200")
+    assert (itself.plan.moe_permute_fusion, itself.problem) == (True, "")
+    assert not audited(tmp_path, f"{LLAMA3_8B} --bf16", gpus=8).problem
 
 
 @pytest.mark.parametrize("experts", [False, True])

@@ -266,6 +266,23 @@ def test_an_all_to_all_puts_tokens_in_order_at_both_ends(dispatcher: Dispatcher,
     assert whole.backward.memory_bound - rest.backward.memory_bound > 0
 
 
+@pytest.mark.parametrize(("dispatcher", "ep_"), [("alltoall", 8), ("alltoall", 64), ("flex", 8), ("allgather", 8)])
+def test_permutations_of_several_kernels_read_and_write_every_sum(dispatcher: Dispatcher, ep_: int) -> None:
+    """Four bytes for each element that goes to an expert, in forward and again in backward, however often tokens are put in order."""
+    model = cost_model(moe())
+    layer, w = model.kinds["experts_decoder"], model.workload
+    (permute,) = (op for op in layer.ops if getattr(op, "name", "") == "mlp.permute")
+    fused, apart = (
+        layer_seconds(layer, strategy, 1, "bf16", w.cluster.gpu, w.traits, MEGATRON.states["mixed/0"], w.calibration)
+        for on in (True, False)
+        for strategy in [Strategy(mesh=Mesh(dp=64, ep=ep_), moe_token_dispatcher_type=dispatcher, moe_permute_fusion=on)]
+    )
+    more = 4 * permute.elements * w.calibration.pointwise_factor / (w.cluster.gpu.memory_bandwidth * w.calibration.memory_efficiency)
+    assert apart.forward.memory_bound - fused.forward.memory_bound == pytest.approx(more)
+    assert apart.backward.memory_bound - fused.backward.memory_bound == pytest.approx(more)
+    assert apart.forward.launch == fused.forward.launch
+
+
 def test_a_grouped_products_bytes_hide_behind_other_experts_where_nothing_exposes_them() -> None:
     """512 rows against 1,024 x 1,024 on A100: FLOPs' time and bytes' time add up, or the longer one counts."""
     rates = Rates(312e12, 19.5e12, 2e12, 2, 2.0)

@@ -105,6 +105,9 @@ def test_experts() -> None:
     ):  # fmt: skip
         fields = engine_fields(make_plan(model=base.model, gpu=gpu, software=software))["transformer_config"]
         assert (fields["moe_grouped_gemm"], fields["moe_permute_fusion"]) == (grouped, fused)
+    apart = make_plan(model=base.model, moe_permute_fusion=False)
+    assert engine_fields(apart)["transformer_config"]["moe_permute_fusion"] is False
+    assert differences(flags(apart), flags(base)) == {"--moe-permute-fusion": True}
     overlapped = make_plan(model=base.model, overlap_moe_expert_parallel_comm=True)
     assert tc.recompute_modules(base, ("mlp",)) == ["mlp", "moe"]
     assert tc.recompute_modules(overlapped, ("mla_up_proj", "mlp")) == ["mla_up_proj", "mlp"], "its schedule calls no layer of experts"

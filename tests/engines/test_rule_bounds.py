@@ -626,6 +626,21 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
         (workload(MOE, gpu="cpu"), {"moe_token_dispatcher_type": "allgather"}, None),
         (LLAMA, flex, "moe_token_dispatcher_type=flex: a dense model"),
     )
+    apart = {"moe_permute_fusion": False}
+    held(
+        options.permute_fusion,
+        (LLAMA, {}, None),
+        (LLAMA, apart, "moe_permute_fusion=false does nothing: a dense model"),
+        (MOE, apart, None),
+        (MOE, apart | flex | {"ep": 2}, None),
+        (workload(MOE, gpu="B200"), apart, None),
+        (
+            workload(MOE, gpu="B200"),
+            apart | flex | {"ep": 2},
+            "moe_permute_fusion=false does nothing with moe_token_dispatcher_type=flex on",
+        ),
+        (workload(MOE, gpu="cpu"), apart, "moe_permute_fusion=false does nothing on a CPU"),
+    )
     kept, narrow = {"fp8_param_gather": True}, workload(LLAMA, precision="fp8", fp8_recipe="delayed")
     held(
         options.fp8_weights,

@@ -241,6 +241,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("cp_comm", M, workload(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on a CPU"),
     ("cp_comm", M, workload(LLAMA), {"cp": 4, "dp": 2, "cp_comm_type": "a2a+p2p"}, "several inner network domains"),
     ("dispatcher", M, workload(), {"moe_token_dispatcher_type": "flex"}, "no experts"),
+    ("permute_fusion", M, workload(), {"moe_permute_fusion": False}, "moe_permute_fusion=false does nothing: a dense model"),
     ("shared_expert_overlap", M, workload(MIXTURE), {"moe_shared_expert_overlap": True}, "this model has no shared experts"),
     (
         *("shared_expert_overlap", M, workload(replace(LLAMA, feed_forward=SHARED))),

@@ -89,6 +89,7 @@ def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:
         "cross_entropy_loss_fusion",
         "ddp_bucket_size",
         "keep_fp8_transpose_cache",
+        "moe_permute_fusion",
     }
     offered = {choice.name for choice, _ in OFFERED}
     assert offered == {choice.name for choice in PINNED_ONLY} - on | {"moe_token_dispatcher_type", "zero_shard_size", "tp_comm_overlap"}

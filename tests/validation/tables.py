@@ -324,6 +324,10 @@ def with_states(training: Training, text: str) -> Training:
     return replace(training, precision_aware_optimizer=True, exp_avg_dtype=moments[0], exp_avg_sq_dtype=moments[1])
 
 
+UNFUSED: Final = "moe_permute_fusion=false"
+"""What notes say of a run whose tokens were permuted by Megatron's own kernels."""
+
+
 def strategy_of(
     row: dict[str, str], engine: MeasuredEngine, degrees: Degrees, zero_stage: ZeroStage, recompute: Recompute, reduce_dtype: Dtype
 ) -> Strategy:
@@ -345,6 +349,7 @@ def strategy_of(
         moe_token_dispatcher_type=dispatcher_of(row, engine),
         overlap_moe_expert_parallel_comm=overlaps,
         delay_wgrad_compute=overlaps and row.get("delay_wgrad") == "1",
+        moe_permute_fusion=UNFUSED not in notes,  # which recipes of Bridge have, and no row says not to
         cp_comm_type="a2a" if "cp a2a" in row.get("flash_attention", "") else engine.cp_comm_type,
         **graphs_of(row),
     )

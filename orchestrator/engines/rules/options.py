@@ -208,6 +208,22 @@ def delayed_weight_gradients(candidate: Candidate, workload: Workload) -> str | 
     return None
 
 
+@rule("permute_fusion", "core/transformer/moe/token_dispatcher.py:642, 838; _HybridEPManager asks for it nowhere (:978)",
+      "moe_permute_fusion moe_token_dispatcher_type", only_with="moe_permute_fusion")  # fmt: skip
+def permute_fusion(candidate: Candidate, workload: Workload) -> str | None:
+    """Whether tokens are permuted by Megatron's own kernels at all, fused or not."""
+    strategy, cluster, said = candidate.strategy, workload.cluster, "moe_permute_fusion=false does nothing"
+    if strategy.moe_permute_fusion:
+        return None
+    if not workload.model.architecture.experts:
+        return f"{said}: a dense model has no experts"
+    if cluster.is_cpu:
+        return f"{said} on a CPU: the fused kernels are Transformer Engine's"
+    if strategy.moe_token_dispatcher_type == "flex" and flex_backend(cluster.gpu) == "hybridep":
+        return f"{said} with moe_token_dispatcher_type=flex on {cluster.gpu.name}: HybridEP puts tokens in order itself"
+    return None
+
+
 @rule("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", "megatron_fsdp pp")
 def megatron_fsdp(candidate: Candidate, workload: Workload) -> str | None:
     strategy, mesh = candidate.strategy, candidate.mesh
@@ -347,6 +363,6 @@ def _offload_beside_graphs(candidate: Candidate, workload: Workload, said: str, 
 
 OPTION_RULES: Final = (
     tp_comm_overlap, whole_blocks, cp_kind, dispatcher, rank_capacity, shared_expert_overlap, expert_overlap, delayed_weight_gradients,
-    fp32_accumulation, fp8_weights, fp8_transposes, ddp_bucket, offloaded_modules, megatron_fsdp,
+    permute_fusion, fp32_accumulation, fp8_weights, fp8_transposes, ddp_bucket, offloaded_modules, megatron_fsdp,
 )  # fmt: skip
 """Rules on what the user chooses of Megatron's own ways."""
