@@ -131,8 +131,10 @@ class Calibration(Value, frozen=True, kw_only=True):
     long; by expert it was 48%."""
     delayed_wgrad_s: float = 7e-3
     """Host seconds, per layer of experts, beside those two, of weight gradients that are computed later than the rest of backward, in FP8
-    (delay_wgrad_compute): Bridge 25.11's Qwen3-30B on 16 H100 takes 51.3 s with it, 16.5 ms for each layer and micro-batch, of which this
-    is not in the others. One run: 26.02's of the same layout, of whose overlap its source says nothing, takes 28.9 s."""
+    (delay_wgrad_compute), where attention is in no graph: one that has it has its late gradients too (_BackwardDWWrapper in
+    models/common/utils.py of mcore 0.19). For each layer and micro-batch Bridge 26.02's Qwen3-30B on 16 H100 takes 16.7 ms without
+    graphs, and its cards on GB200 16.1 with graphs of routers alone, of which this is not in the others. With attention in graphs there
+    is no room for it: 11.3 in all on B200 (Megatron-Bridge 5356), and 7.3 for the 235B on GB200 (Megatron-LM 5728)."""
     expert_overlap: float = 1.0
     """Share of an exchange of tokens that runs beside the passes of another micro-batch, of what has enough of them beside it
     (passes.hidden_shares)."""

@@ -396,7 +396,8 @@ class LayerPrices:
         bound = max(passes[0], forward), max(passes[1], backward)
         if not host:
             return bound
-        if strategy.delay_wgrad_compute and self._workload.training.precision in QUANTISED:
+        late = strategy.delay_wgrad_compute and self._workload.training.precision in QUANTISED
+        if late and "attn" not in graphed_modules(strategy, self._workload.model.architecture):
             backward += c.delayed_wgrad_s
         unpaired = alone if strategy.overlap_moe_expert_parallel_comm else 1.0
         return behind_host(bound, (forward, backward), host, behind, again=dispatches_again(recompute), alone=unpaired)

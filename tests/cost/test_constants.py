@@ -45,7 +45,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "grouped_launch_s": (8.6 * US, 11 * US),
     "expert_sync_s": (1.5e-3, 2.5e-3),  # Nsight on H100: .62 ms of idling behind 1.4 ms of experts
     "expert_quantise_s": (1.5e-3, 2.2e-3),  # fitted on H100, B200 and GB200
-    "delayed_wgrad_s": (6e-3, 8e-3),  # Bridge 25.11's Qwen3-30B on H100: 16.5 ms a layer in all
+    "delayed_wgrad_s": (6e-3, 8e-3),  # Bridge 26.02's Qwen3-30B on H100: 16.7 ms a layer in all
     "expert_overlap": (1.0, 1.0),
     "grouped_bytes_exposed": (1.0, 1.0),  # SimuMax's grouped products on B200
     "handed_on_s": (150 * US, 300 * US),  # Nsight: .67 ms an exchange of .43 ms of bytes

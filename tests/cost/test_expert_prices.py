@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 from cost_cases import DEEPSPEED, MEGATRON, cost_model
@@ -322,11 +323,25 @@ def test_fp8_waits_for_experts_to_be_quantised_however_many_a_rank_has(precision
     assert before.layer(one, "head", "none") == after.layer(one, "head", "none")
 
 
-@pytest.mark.parametrize(("precision", "delayed", "later"), [("fp8", True, 1.0), ("fp8", False, 0.0), ("bf16", True, 0.0)])
-def test_delayed_weight_gradients_keep_the_host_busy_in_fp8(precision: str, delayed: bool, later: float) -> None:
-    """A second a layer, in passes that have another micro-batch's beside them (7 of 8) and in those that have none."""
+ROUTERS: dict[str, Any] = {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": "moe_router+moe_preprocess"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "delayed", "graphs", "later"),
+    [
+        ("fp8", True, {}, 1.0),
+        ("fp8", False, {}, 0.0),
+        ("bf16", True, {}, 0.0),
+        ("fp8", True, ROUTERS, 1.0),
+        ("fp8", True, ROUTERS | {"cuda_graph_modules": "attn+moe_router+moe_preprocess"}, 0.0),
+        ("fp8", True, ROUTERS | {"cuda_graph_modules": None}, 0.0),
+    ],
+)
+def test_delayed_weight_gradients_keep_the_host_busy_in_fp8(precision: str, delayed: bool, graphs: dict[str, Any], later: float) -> None:
+    """A second a layer, in passes that have another micro-batch's beside them (7 of 8) and in those that have none; where attention is in a
+    graph, its late gradients are too."""
     cluster = replace(cost_model(moe()).cluster, gpu=GPUS["B200"])
-    strategy = Strategy(mesh=Mesh(dp=8, ep=8), overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=delayed)
+    strategy = Strategy(mesh=Mesh(dp=8, ep=8), overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=delayed, **graphs)
     seconds = [
         cost_model(moe(), calibration=Calibration(expert_sync_s=0.1, delayed_wgrad_s=each), cluster=cluster, precision=precision)
         .layer(candidate(strategy), "experts_decoder", "none")
