@@ -108,6 +108,9 @@ class Level(Value, frozen=True, kw_only=True):
     source: str = ""
     mesh: bool = False
     """Whether each pair of GPUs has a link of its own, without a switch: a group of a part of them has its own pairs' links alone."""
+    ibgda: bool = True
+    """Whether GPUs start transfers over it themselves (NVSHMEM's IBGDA, DOCA GPUNetIO): NVIDIA's network cards, by InfiniBand or RoCE, and
+    what is inside a node. Not AWS' EFA, Google's GPUDirect-TCPXO or HPE's Slingshot."""
     stated: str = ""
     """The size in its cluster's YAML where that is another (`node`, `unlimited`, a rack that the job doesn't fill); "": it is the same."""
 

@@ -9,7 +9,7 @@ from orchestrator.errors import InputError, unknown
 from orchestrator.key import one_text, shown
 
 PLAIN: Final = ("gpu", "host_bandwidth", "host_memory", "stack")
-LEVEL: Final = ("size", "bandwidth", "latency")
+LEVEL: Final = ("size", "bandwidth", "latency", "ibgda")
 GPU: Final = ("memory", "memory_bandwidth", "compute_capability", "pcie", "nvlink", "peak_flops")
 SOFTWARE: Final = ("megatron_core", "deepspeed", "transformer_engine", "flash_attention", "apex", "deep_ep")
 KNOWN: Final = (

@@ -9,6 +9,7 @@ levels:                       # from the inside out; size: a number of GPUs, nod
                               # (pcie among GeForce cards, which have no peer-to-peer: 0.6 of it; say a figure where you measured one)
 - {name: infiniband, size: unlimited, bandwidth: 400 Gbit/s, latency: 4 us}
                               # of several types a bandwidth may be a list, one for each: [400 Gbit/s, 200 Gbit/s]
+                              # ibgda: false on network cards that are not NVIDIA's (EFA), over which DeepEP and HybridEP don't go
                               # mesh: true where each pair of GPUs has a link of its own and no switch (AMD's Infinity Fabric)
 host_bandwidth: pcie          # GPU to host memory, per GPU and direction; pcie / 2: two GPUs share a slot's
 host_memory: 256 GB           # per GPU
@@ -92,7 +93,7 @@ STAGES: Final = "stages"
 _PART_KEYS = ("type", "gpus")
 _COUNTED = re.compile(r"(\d+) *x *(\S+)")
 _CLUSTER_KEYS = ("name", "gpu", "gpus_per_node", "levels", "host_bandwidth", "host_memory", "software", "stack", "mixed")
-_LEVEL_KEYS = ("name", "size", "bandwidth", "latency", "source", "mesh")
+_LEVEL_KEYS = ("name", "size", "bandwidth", "latency", "source", "mesh", "ibgda")
 _GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capability", "source", "pcie", "nvlink", "vendor")
 
 
@@ -178,6 +179,7 @@ def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu, part: tupl
                 latency=quantity(f"{key}.latency", item["latency"], SECONDS, zero=True, most=MOST_LATENCY_S),
                 source=str(item.get("source") or ""),
                 mesh=parse(Key(name=f"{key}.mesh", type=bool, help=""), item.get("mesh") or "false"),
+                ibgda=parse(Key(name=f"{key}.ibgda", type=bool, help=""), item.get("ibgda", "true")),
                 stated=said if (said := str(item["size"])) != str(size) else "",
             )
         )
@@ -371,6 +373,7 @@ def to_tree(cluster: Cluster) -> dict[str, Any]:
                 "latency": f"{level.latency!r} s",
                 "source": level.source,
                 **({"mesh": True} if level.mesh else {}),
+                **({} if level.ibgda else {"ibgda": False}),
             }
             for index, level in enumerate(cluster.levels)
         ],

@@ -48,6 +48,13 @@ def on_nodes(model: Architecture, gpus: int) -> Workload:
     return replace(given, cluster=replace(given.cluster, gpus_per_node=gpus, levels=(replace(inner, size=gpus), *others)))
 
 
+def over_efa(gpu: str) -> Workload:
+    """Experts on 16 GPUs of two nodes, over a network whose cards GPUs cannot use themselves."""
+    given = workload(MOE, gpu=gpu, world=16)
+    inner, outer, *_ = given.cluster.levels
+    return replace(given, cluster=replace(given.cluster, levels=(inner, replace(outer, name="efa", ibgda=False))))
+
+
 SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
 MOE = replace(LLAMA, feed_forward=SIX)
 NET = GatedDeltaNet(num_key_heads=4, num_value_heads=8, key_head_dim=8, value_head_dim=8)
@@ -614,6 +621,11 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
         (on_nodes(MOE, 4), flex | {"ep": 4}, None),
         (on_nodes(MOE, 4), flex | {"ep": 8}, "moe_token_dispatcher_type=flex: etp*ep=8 on nodes of 4"),
         (on_nodes(MOE, 4), flex | {"ep": 16}, "moe_token_dispatcher_type=flex: etp*ep=16 on nodes of 4"),
+        (over_efa("H100-SXM-80GB"), flex | {"ep": 8}, None),
+        (over_efa("H100-SXM-80GB"), flex | {"ep": 16}, "moe_token_dispatcher_type=flex: etp*ep=16 goes over efa, and DeepEP as it is"),
+        (over_efa("B200"), flex | {"ep": 8}, None),
+        (over_efa("B200"), flex | {"tp": 2, "etp": 2, "ep": 8}, "moe_token_dispatcher_type=flex: etp*ep=16 goes over efa, and HybridEP"),
+        (over_efa("B200"), {"ep": 16}, None),
         (padding, flex | {"ep": 2}, "moe_token_dispatcher_type=flex: DeepEP does not"),
         (padding, {"moe_token_dispatcher_type": "allgather"}, None),
         (workload(padding, gpu="B200"), flex | {"ep": 2}, None),

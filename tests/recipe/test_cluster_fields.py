@@ -26,7 +26,7 @@ def test_each_field_of_a_cluster_can_be_said() -> None:
         "gpu": "H200", "host_bandwidth": "10 GB/s", "host_memory": "1 TB", "size": "4", "bandwidth": "3 GB/s", "latency": "9 us",
         "memory": "64 GiB", "memory_bandwidth": "1 TB/s", "compute_capability": "9.1", "pcie": "1 GB/s", "nvlink": "2 GB/s",
         "PRECISION": "5 TFLOP/s", "megatron_core": "0.19.0", "deepspeed": "0.18.0", "transformer_engine": "false",
-        "flash_attention": "false", "apex": "false", "deep_ep": "false", "stack": "stock",
+        "flash_attention": "false", "apex": "false", "deep_ep": "false", "stack": "stock", "ibgda": "false",
     }  # fmt: skip
     base = settings(*BASE).cluster
     for known in KNOWN:

@@ -289,6 +289,18 @@ def test_in_a_mesh_a_group_has_the_links_of_its_own_pairs() -> None:
     assert "levels[0].mesh=perhaps" in refusal(levels=[{**NODE, "mesh": "perhaps"}, NET])
 
 
+def test_clusters_say_where_gpus_cannot_send_by_themselves() -> None:
+    """AWS' EFA, Google's TCPXO and HPE's Slingshot; Google's newer machines and all others have NVIDIA's cards. Who has made DeepEP run
+    there says so by a key."""
+    names = {name for name in stored("clusters") if not all(level.ibgda for level in load_cluster(name, 4 if name == "cpu" else 8).levels)}
+    others = {"gcp_a3_mega", "gh200_slingshot", "mi250x_frontier"}
+    assert names == others | {name for name in stored("clusters") if name.startswith("aws_")}
+    plain, efa = (cluster(levels=[NODE, {**NET, "ibgda": text}]) for text in ("true", "false"))
+    assert (plain.levels[-1].ibgda, efa.levels[-1].ibgda, efa.levels[0].ibgda) == (True, False, True)
+    assert not resized(efa, 8).levels[-1].ibgda
+    assert "levels[1].ibgda=perhaps" in refusal(levels=[NODE, {**NET, "ibgda": "perhaps"}])
+
+
 def test_amds_gpus_of_ones_own_say_their_vendor() -> None:
     here = {"levels": [{**NODE, "bandwidth": "448 GB/s"}, NET], "host_bandwidth": "63 GB/s"}
     own = cluster(gpu={**OWN, "vendor": "amd", "compute_capability": "9.4"}, **here)

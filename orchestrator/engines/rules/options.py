@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 from orchestrator.engines.megatron_versions import flex_backend, release_of
@@ -85,7 +86,9 @@ DEEP_EP_NODE: Final = 8
 
 @rule(
     "dispatcher",
-    "moe_disp: core/transformer/transformer_config.py:1063-1095, moe/token_dispatcher.py:1346; DeepEP v1.2.1 deep_ep/buffer.py:232",
+    "moe_disp: core/transformer/transformer_config.py:1063-1095, moe/token_dispatcher.py:1346; DeepEP v1.2.1 deep_ep/buffer.py:232, "
+    "csrc/kernels/ibgda_device.cuh; hybrid-ep csrc/hybrid_ep/backend/hybrid_ep_backend.cuh:15 (mlx5dv); issues 369 and 759, and 3343 of "
+    "Megatron-Bridge",
     "moe_token_dispatcher_type ep etp",
 )
 def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
@@ -104,7 +107,11 @@ def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     ranks, inside = candidate.mesh.etp * candidate.mesh.ep, cluster.levels[0].size
     if ranks == 1:
         return f"{said}: etp*ep=1, where it has nothing to exchange"
-    if flex_backend(cluster.gpu) != "deepep":
+    backend = {"deepep": "DeepEP", "hybridep": "HybridEP"}[flex_backend(cluster.gpu)]
+    beyond = next((level.name for below, level in pairwise(cluster.levels) if ranks > below.size and not level.ibgda), None)
+    if beyond is not None:
+        return f"{said}: etp*ep={ranks} goes over {beyond}, and {backend} as it is released over NVIDIA's network cards alone (ibgda)"
+    if backend != "DeepEP":
         return None
     if any(part.pad_to_capacity for part in workload.model.architecture.experts):
         return f"{said}: DeepEP does not pad experts to their capacity"
