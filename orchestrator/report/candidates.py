@@ -20,22 +20,21 @@ FIRST_COLUMNS = (
 """The columns of the first version, in their order for ever; every choice that was declared since then follows them."""
 COLUMNS = (*FIRST_COLUMNS, *(choice.name for choice in CHOICES if choice.name not in FIRST_COLUMNS))
 
-_SAID = (*(choice.name for choice in CHOICES), "engine", "num_microbatches", "step_time_s", "peak_memory_bytes", "reason")
-_PLACES = tuple(_SAID.index(column) for column in COLUMNS)
-_values = getter(choice.path for choice in CHOICES)
+_OF_OUTCOME = ("step_time_s", "peak_memory_bytes", "reason")
+"""The columns that are no candidate's, side by side."""
+_PLACE = COLUMNS.index(_OF_OUTCOME[0])
+_PATHS = {choice.name: choice.path for choice in CHOICES}
+_values = getter(_PATHS.get(column, column) for column in COLUMNS if column not in _OF_OUTCOME)
 
 
 def _row(outcome: Outcome) -> list[str]:
-    candidate = outcome.candidate
-    said = [
-        *map(shown, _values(candidate)),
-        candidate.engine,
-        str(candidate.num_microbatches),
+    said = [*map(shown, _values(outcome.candidate))]
+    said[_PLACE:_PLACE] = [
         "" if outcome.step_time_s is None else repr(float(outcome.step_time_s)),
         "" if outcome.peak_memory_bytes is None else str(round(outcome.peak_memory_bytes)),
         outcome.reason or "",
     ]
-    return [said[place] for place in _PLACES]
+    return said
 
 
 def _without_recompute(candidate: Candidate) -> Candidate:
