@@ -30,7 +30,7 @@ from orchestrator.strategy.choices import getter
 from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.legality import overlaps_unasked, stages_offered
 from orchestrator.strategy.megatron_layout import even_chunks, even_work, of_another_kind, splits_vary, stages_of
-from orchestrator.strategy.spec import CHOICES, Candidate, Options, Recompute, Strategy, ZeroStage
+from orchestrator.strategy.spec import CHOICES, Candidate, Options, Recompute, ZeroStage
 
 ROUNDING = 1e-9
 """Relative slack of a bound that adds the terms of a price in another order."""
@@ -90,7 +90,8 @@ def beside(costs: CostModel, before: Candidate, after: Candidate, modes: Sequenc
         return _nothing
     if _everywhere(costs, after) < _everywhere(costs, before):
         return _nothing
-    if costs.same_passes(before, after):  # what differs is the same in every mode, and the share of the weakest one's seconds the largest
+    if costs.passes_key(before) == costs.passes_key(after):
+        # What differs is the same in every mode, and the share of the weakest one's seconds the largest.
         modes = modes[:1]
     kinds = [(kind, mode, layer.recomputable) for kind, layer in costs.kinds.items() for mode in (modes if layer.recomputable else NONE)]
     olds = [costs.layer(before, kind, mode) for kind, mode, _ in kinds]
@@ -185,7 +186,7 @@ class Floors:
         ((self._main, self._mains),) = inside.most_common(1)
         self._unlike = of_another_kind(self.model)
         self._states: dict[tuple[object, ...], float] = {}
-        self._hulls: dict[tuple[Strategy, int], list[tuple[float, float]]] = {}
+        self._hulls: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         self._fixed_stages: dict[tuple[int, int], list[_Held]] = {}
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
         states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
@@ -352,7 +353,7 @@ class Floors:
 
     def _freed(self, candidate: Candidate, kind: str) -> list[tuple[float, float]]:
         """Bytes that recompute frees of a layer, and the seconds that this takes, at the least of any mix of modes: corners of a hull."""
-        key = candidate.strategy, candidate.micro_batch_size
+        key = candidate.strategy.recompute, *self.costs.passes_key(candidate)
         hull = self._hulls.get(key)
         if hull is None:
             plain, *others = [self.costs.layer(candidate, kind, mode) for mode in self.costs.modes_of(candidate, kind)]

@@ -75,7 +75,8 @@ class _Setting:
         mesh = strategy.mesh
         self.without_experts = strategy
         if mesh.ep * mesh.etp > 1:
-            self.without_experts = replace(strategy, mesh=replace(mesh, ep=1, etp=1), moe_token_dispatcher_type="alltoall")
+            alone = replace(mesh, ep=1, etp=1)
+            self.without_experts = replace(strategy, mesh=alone, moe_token_dispatcher_type="alltoall", moe_shared_expert_overlap=False)
         """What a layer without experts knows of the strategy."""
         self.layers: dict[tuple[str, Recompute], LayerCost] = {}
         self.added: dict[tuple[Recompute, ...], Added] = {}
@@ -169,12 +170,13 @@ class CostModel:
                 found.append((count, forward, forward + backward))
         return found
 
-    def same_passes(self, one: Candidate, other: Candidate) -> bool:
-        """Whether layers take the same seconds and keep the same bytes in both, ZeRO's gathers beside them included: it has none."""
-        if max(one.strategy.zero_stage, other.strategy.zero_stage) >= SHARDED_FROM_STAGE["gradient"]:
-            return False
-        of = self._layers.replicas.states_of
-        return self._alike(one, of(one.strategy)) == self._alike(other, of(other.strategy))
+    def passes_key(self, candidate: Candidate) -> tuple[object, ...]:
+        """What the seconds of layers depend on, and the bytes that they keep for backward: candidates that share it have the same, whatever
+        their recompute. From ZeRO-2 on, whose traffic goes on beside the passes, that is the whole strategy."""
+        strategy = candidate.strategy
+        if strategy.zero_stage >= SHARDED_FROM_STAGE["gradient"]:
+            return strategy, candidate.micro_batch_size
+        return self._alike(candidate, self._layers.replicas.states_of(strategy))
 
     def _alike(self, candidate: Candidate, states: StateBytes) -> tuple[object, ...]:
         return self._layers.alike(candidate.strategy, candidate.micro_batch_size, states)

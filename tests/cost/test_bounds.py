@@ -14,16 +14,18 @@ from msgspec.structs import replace
 from orchestrator import detect, recipe
 from orchestrator.cost.bounds import Floors, beside, filled, rounds
 from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.layer import LayerCost, LayerPrices
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
 from orchestrator.model.lora import frozen_layer
+from orchestrator.model.spec import LayerSpec
 from orchestrator.planning import Planner
 from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import stages_offered
 from orchestrator.strategy.megatron_layout import even_work, stages_of
-from orchestrator.strategy.spec import OFFERED, Candidate
+from orchestrator.strategy.spec import OFFERED, Candidate, Recompute
 
 TRAITS = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, overlaps_param_gather=True)
 MEGATRON = ENGINES["megatron"].capabilities(Software())
@@ -149,6 +151,27 @@ def test_where_memory_is_short_the_recompute_that_it_takes_counts(vpp: int, micr
     levels = [Floors(costs, MEGATRON, fixed + share * (tight - fixed), pinned_layout=False).leaf(cand) for share in (0.8, 1.0, 1.2, 4.0)]
     assert all(less >= more for less, more in pairwise(levels))  # more memory is never slower
     assert levels[0] > levels[-1]
+
+
+def test_what_recompute_frees_is_priced_once_whatever_the_number_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = cost_model(gpt(num_layers=32), traits=TRAITS, modes=MODES)
+    shape: dict[str, Any] = {"pp": 4, "num_microbatches": 16, "recompute": "full", "micro_batch_size": 8}
+    lean = candidate(**shape, dp=4, zero_stage=2)
+    layer = costs.layer(lean, "decoder", "none")
+    short = sum(costs.fixed_bytes(lean).values()) + 8 * (layer.static_bytes + layer.saved_bytes)
+    floors, asked = Floors(costs, MEGATRON, short, pinned_layout=False), set[str]()
+    of = LayerPrices.of
+
+    def seen(self: LayerPrices, layer: LayerSpec, mode: Recompute, *more: Any) -> LayerCost:
+        asked.add(mode)
+        return of(self, layer, mode, *more)
+
+    monkeypatch.setattr(LayerPrices, "of", seen)
+    news: tuple[dict[str, Any], ...] = ({"zero_stage": 1}, {"dp": 4, "zero_stage": 1}, {"dp": 8, "zero_stage": 2}, {"micro_batch_size": 16})
+    for new, modes in zip(news, (MODES, ("none",), MODES, MODES), strict=True):
+        asked.clear()
+        assert floors.recomputed_seconds(candidate(**shape | new)) > 0.0
+        assert asked == {*modes}
 
 
 def test_where_the_cheapest_recompute_frees_too_little_the_dearer_one_counts() -> None:

@@ -147,7 +147,8 @@ def test_the_fullest_moment_of_a_step_is_the_peak_and_what_comes_goes_again(m: i
 def test_a_layer_without_experts_is_priced_once_whatever_divides_the_experts() -> None:
     costs = cost_model(gpt(num_layers=8))
     plain = costs.layer(candidate(dp=8), "decoder", "none")
-    for fields in ({"ep": 2}, {"ep": 8}, {"ep": 2, "etp": 2}, {"ep": 4, "moe_token_dispatcher_type": "flex"}):
+    apart = {"moe_token_dispatcher_type": "flex"}, {"moe_shared_expert_overlap": True}
+    for fields in ({"ep": 2}, {"ep": 8}, {"ep": 2, "etp": 2}, *({"ep": 4, **more} for more in apart)):
         assert costs.layer(candidate(dp=8, **fields), "decoder", "none") is plain
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from msgspec.structs import replace
 from real_spaces import WORDS, asked, candidates, name_of
@@ -32,6 +34,25 @@ def test_a_layers_states_and_the_least_that_it_takes_are_those_of_its_price(word
                 kept = chosen.strategy.zero_stage <= 1 and not chosen.strategy.offload_activations
                 if kept and engine.traits.reduces_every_microbatch_from_stage > 1:
                     assert least == pytest.approx((plain.forward_s, plain.backward_s), rel=1e-12)
+
+
+@pytest.mark.parametrize("words", WORDS, ids=name_of)
+def test_candidates_of_one_key_have_passes_of_the_same_seconds_that_keep_the_same(words: tuple[str, ...]) -> None:
+    question = asked(*words)
+    met = 0
+    for engine in question.planned:
+        costs = engine.costs(question.workload)
+        for one in candidates(question, engine, words, 8):
+            stages = [stage for stage in engine.capabilities.zero_stages if stage <= 1]
+            for stage, copies in itertools.product(stages, (one.mesh.dp, 2 * one.mesh.dp)):
+                mesh = replace(one.mesh, dp=copies)
+                other = replace(one, strategy=replace(one.strategy, mesh=mesh, zero_stage=stage, overlap_grad_reduce=False))
+                if costs.passes_key(one) == costs.passes_key(other):
+                    for kind, mode in itertools.product(costs.kinds, engine.capabilities.recompute):
+                        mine, its = costs.layer(one, kind, mode), costs.layer(other, kind, mode)
+                        assert (mine.forward_s, mine.backward_s, mine.saved_bytes) == (its.forward_s, its.backward_s, its.saved_bytes)
+                        met += 1
+    assert met > 20
 
 
 @pytest.mark.parametrize("words", WORDS, ids=name_of)
