@@ -14,7 +14,7 @@ is faster by rounding only is a tie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from heapq import heapify, heappop, heappush
 from math import isclose
@@ -231,7 +231,7 @@ def _first(workload: Workload, engines: Engines, settings: SearchSettings) -> Pl
 def fastest_with(
     option: tuple[Option, Any],
     least: float,
-    known: Iterable[tuple[Candidate, float]],
+    known: Sequence[tuple[Candidate, float]],
     modes: Mapping[Candidate, tuple[Recompute, ...]],
     workload: Workload,
     engine: PlannedEngine,
@@ -242,9 +242,12 @@ def fastest_with(
     """The fastest plan with this value of an option that takes less than `below_s` seconds and keeps what `faster` does; None: there is
     none. `known`: one engine's legal choices without it, each with seconds that no plan undercuts, ascending, of which it is taken to leave
     the share `least` at least; `modes`: their recompute modes; `paths`: as in `Bounds`."""
+    if not known:
+        return None
     (choice, value), changed = option, {option[0].name, option[0].instead_of}
     costs, limit, found = engine.costs(workload), settings.limits_for(engine, workload)[0], None
-    capabilities = engine.capabilities
+    capabilities, layout = engine.capabilities, settings.pins.layout
+    group = Floors(costs, capabilities, limit.usable, pinned_layout=layout is not None).group
     rules = rules_of(capabilities, workload)
     of_groups = about_groups(rules)
     same_groups = not any(changed & {*rule.needs} for rule in of_groups)
@@ -272,10 +275,12 @@ def fastest_with(
                 in_vain = 0
                 continue
             in_vain += 1
-        if costs.time_floor(candidate) >= below_s or costs.memory_floor(candidate) > limit.usable:
+        if group(candidate, candidate.vpp) >= below_s or costs.time_floor(candidate) >= below_s:
+            continue
+        if costs.memory_floor(candidate) > limit.usable:
             continue
         leaf = Leaf(candidate, with_it, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))
-        inner = Inner(costs, costs.model, capabilities, leaf, limit, settings.pins.layout, paths=paths)
+        inner = Inner(costs, costs.model, capabilities, leaf, limit, layout, paths=paths)
         bound = inner.bound(before_s * least, below_s)
         if not bound.fits or bound.bound_s >= below_s:
             continue

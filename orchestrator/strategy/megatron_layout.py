@@ -96,7 +96,7 @@ def _chunks(model: ModelSpec, chunks: int, last: int) -> tuple[int, ...]:
     layers = transformer_layers(model)
     last = last if chunks > 1 else layers
     base, extra = divmod(layers - last, max(1, chunks - 1))
-    return (*(base + (index < extra) for index in range(chunks - 1)), last)
+    return (*(base + 1,) * extra, *(base,) * (chunks - 1 - extra), last)
 
 
 def of_another_kind(model: ModelSpec) -> int:
