@@ -242,14 +242,18 @@ class Inner:
     def _recomputes(self, p: int, sizes: tuple[int, ...], chunks: Chunks) -> list[tuple[Recompute, int]]:
         """The ways (mode, layers) to recompute with which stage p fits: nothing alone where that fits, since whatever is recomputed only
         costs time; else of each mode the fewest layers that do."""
-        whole, found = max(sizes), list[tuple[Recompute, int]]()
-        peaks, room = self._peaks(p, chunks), self._rooms[p]
+        whole, found, room = max(sizes), list[tuple[Recompute, int]](), self._rooms[p]
+        lightest: Recompute = "none" if "none" in self.modes else self.modes[0]
+        if lightest == "none" or not whole:
+            fits = self._memories[p].peak_bytes(self._sums(p, chunks, ("none", 0))) <= room
+            if fits or not whole:
+                return [(lightest, 0)] if fits else []
+        peaks = self._peaks(p, chunks)
         for mode in self.modes:
+            if mode == "none":
+                continue
             peak = peaks(mode)
-            if mode == "none" or not whole:
-                if peak(0) <= room:
-                    return [(mode, 0)]
-            elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
+            if (mode == "full" or self._by_layer) and len(self.modes) > 1:
                 found += [(mode, n) for n in self._fewest(whole, peak, room)]
             elif peak(self.layers) <= room:
                 found.append((mode, self.layers))
@@ -287,8 +291,6 @@ class Inner:
             layers = [(chunk, count, plain, again[kind]) for chunk, kind, count, plain in runs]
 
             def peak_bytes(first_n: int) -> float:
-                if mode == "none":
-                    first_n = 0
                 if mixed:
                     return known.peak_bytes(layers, [inside for some in chunks for inside in first_layers(model, some, first_n)])
                 return known.peak_bytes(layers, [first_n if first_n < count else count for _, count, _, _ in layers])
@@ -513,10 +515,16 @@ class Inner:
         self.left = INFINITE
         if self._alone:
             return self._solve_alone(threshold, effort)
-        best, even, bound = None, None, threshold
-        if self.capacity is not None and threshold < INFINITE and self.capacity.ranges(threshold) is None:
-            return Answer(None, bound)
-        steps, end = self._fixed_steps(self._fixed or self.even_sizes()), self.pp
+        best, even, bound, ranges = None, None, threshold, None
+        if self.capacity is not None and threshold < INFINITE:
+            ranges = self.capacity.ranges(threshold)
+            if ranges is None:
+                return Answer(None, bound)
+        sizes, late = self._fixed or self.even_sizes(), False
+        if ranges is not None and not effort.further:
+            totals = [sum(sizes[p :: self.pp]) for p in range(self.pp)]
+            late = any(n < least or n > most for least, n, most in zip(ranges[0], totals, ranges[1], strict=True))
+        steps, end = None if late else self._fixed_steps(sizes), self.pp
         if self._fixed is None:  # the even split, whose time narrows what a stage may hold
             if steps is not None:
                 even, _ = self._best(steps, end, None, INFINITE if effort.further else threshold)
