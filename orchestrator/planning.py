@@ -527,7 +527,8 @@ class Planner:
             able = self._capabilities(engine, program=True)
             try:
                 with without_gc():
-                    told = search(space.workload, [planned.able_to(able)], alone, stop=self._out_of_time(), known=best.bounds).plan
+                    given = space.workload, [planned.able_to(able)], alone
+                    told = search(*given, stop=self._out_of_time(), known=best.bounds, with_outcomes=False).plan
             except NoPlanError:
                 continue
             told = msgspec.structs.replace(told, run=settings.run_of(told), extra=plan.extra)

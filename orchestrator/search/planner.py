@@ -145,12 +145,14 @@ def search(
     stop: Callable[[], bool] | None = None,
     known: Bounds = UNKNOWN,
     with_fuller: bool = False,
+    with_outcomes: bool = True,
 ) -> SearchResult:
     """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
 
     Plans keep the first limits of the engines' policies; where none does, the last ones. Where none does that either, options that save
     memory are searched too (`strategy.spec.LAST_RESORTS`), and where one that has them keeps the first limits and is faster. `with_fuller`:
-    also `SearchResult.fuller`, whose search goes first: its bounds hold for less memory too.
+    also `SearchResult.fuller`, whose search goes first: its bounds hold for less memory too. `with_outcomes`: False leaves
+    `SearchResult.outcomes` empty.
 
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
@@ -167,7 +169,8 @@ def search(
         """What fits with the options that save memory, once nothing does without. Raises NoPlanError."""
         if not has_resorts:
             return refused.result(float("inf"))
-        return search(workload, resorts, settings, progress=progress, stop=stop, with_fuller=with_fuller)
+        asked = workload, resorts, settings
+        return search(*asked, progress=progress, stop=stop, with_fuller=with_fuller, with_outcomes=with_outcomes)
 
     fuller = None
     if with_fuller and several:
@@ -191,7 +194,8 @@ def search(
         return with_last_resorts(running)
     beside = None if fuller is None else fuller.plan()
     bounds = Bounds(running.bounds, {} if fuller is None else fuller.bounds, space.modes, space.paths, space)
-    return replace(running.result(least), bounds=bounds, fuller=beside, searched=tuple(engine.capabilities for engine in engines))
+    result = running.result(least, with_outcomes=with_outcomes)
+    return replace(result, bounds=bounds, fuller=beside, searched=tuple(engine.capabilities for engine in engines))
 
 
 def faster(workload: Workload, engines: Engines, settings: SearchSettings, below_s: float, *, any_plan: bool = False) -> Plan | None:
@@ -664,8 +668,9 @@ class _Search:
         solution, choice = self.best.ranked[place]
         return _plan_of(solution, self.workload, self.costs[choice.engine])
 
-    def result(self, least: float) -> SearchResult:
-        """The plans, and every other choice with its reason. `least`: seconds that no plan undercuts. Raises NoPlanError."""
+    def result(self, least: float, *, with_outcomes: bool = True) -> SearchResult:
+        """The plans and, `with_outcomes`, every other choice with its reason. `least`: seconds that no plan undercuts. Raises
+        NoPlanError."""
         if not self.best.ranked:
             missing = []
             for least_bytes, mesh in sorted(self.crowded, key=lambda entry: entry[1].order):
@@ -675,7 +680,18 @@ class _Search:
         plans = [self.plan(place) for place in range(len(self.best.ranked))]
         winner = plans[0]
         top = winner.prediction.step_time_s
-        named = winner.candidate.label()
+        return SearchResult(
+            plan=replace(winner, rejected=_rejected(plans, top, self.cut)),
+            alternatives=tuple(plans[1:]),
+            outcomes=self._outcomes(winner) if with_outcomes else (),
+            complete=self.complete,
+            proven=self.complete and least >= top,
+            at_least_s=least if self.complete else None,
+        )
+
+    def _outcomes(self, winner: Plan) -> tuple[Outcome, ...]:
+        """What became of every choice, in declared order."""
+        named, top = winner.candidate.label(), winner.prediction.step_time_s
         for choice, bound in self.slower:
             why = f"slower than {named} by at least {_percent(bound, top)}"
             if bound == float("inf"):  # the fuller search found so, which may use more
@@ -685,14 +701,7 @@ class _Search:
             need, at_least = (least_bytes.least_bytes(), "") if isinstance(least_bytes, Inner) else (least_bytes, "at least ")
             why = f"needs {at_least}{format_bytes(need)} of {format_bytes(self._usable(choice))}"
             self.outcomes[choice.order] = self._outcome(choice, reason=why, need=need)
-        return SearchResult(
-            plan=replace(winner, rejected=_rejected(plans, top, self.cut)),
-            alternatives=tuple(plans[1:]),
-            outcomes=_in_order(self.cut, self.outcomes),
-            complete=self.complete,
-            proven=self.complete and least >= top,
-            at_least_s=least if self.complete else None,
-        )
+        return _in_order(self.cut, self.outcomes)
 
 
 def _itself(choice: Choice) -> object:

@@ -362,6 +362,12 @@ def test_every_outer_choice_has_a_price_or_a_reason() -> None:
     assert any("slower than" in (outcome.reason or "") for outcome in result.outcomes)
 
 
+def test_a_search_for_the_plan_alone_finds_the_same_without_a_word_of_the_others() -> None:
+    whole, alone = some_plan(), some_plan(with_outcomes=False)
+    assert (alone.plan, alone.alternatives, alone.at_least_s) == (whole.plan, whole.alternatives, whole.at_least_s)
+    assert not alone.outcomes
+
+
 def test_slower_than_is_a_bound_that_holds() -> None:
     """Each choice that was dropped by its bound, pinned and planned alone, loses at least what its reason says."""
     result = some_plan(layers=4, gpus=4)
