@@ -238,6 +238,8 @@ class ContainerOptions(Value, frozen=True, kw_only=True):
 
 RUN_VARIABLE = "ORCHESTRATOR_RUN"
 """Environment variable that is set, to a name of its own, in every process of a run that this package supervises."""
+ASKED_VARIABLE = "ORCHESTRATOR_ASKED"
+"""Environment variable with the path of a file that is there once the ranks of a Slurm job are to save after their step and end."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "RANKS_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
 """What launch.sh and torchrun say themselves."""
@@ -251,7 +253,7 @@ def check_variable(name: str, value: str) -> None:
     key = f"env.{name}"
     if not VARIABLE.match(name):
         raise InputError(key, value, "is not a name that an environment variable can have")
-    if name in PLACES or name == RUN_VARIABLE:
+    if name in (*PLACES, RUN_VARIABLE, ASKED_VARIABLE):
         raise InputError(key, value, "is the launcher's own: it says where each rank runs")
     if SECRET.search(name):
         why = f"looks like a secret, and would be written to launch.sh; export {name} on the nodes, or keep it in a file of your home"

@@ -1,7 +1,7 @@
 """A Job as scripts: `launch.sh` starts the ranks of one node, `job.sbatch` runs that on every node of a Slurm job. Pure text.
 
 Both need nothing but bash, Python with torch, and Slurm's own programs. Every value that comes from outside is quoted. Their text is in
-`scripts/`: `rank.sh` is started per rank, `on_a_node.sh` runs launch.sh on a node of an elastic job.
+`scripts/`: `rank.sh` is started per rank, `on_a_node.sh` is the task of srun that runs launch.sh on a node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from orchestrator.errors import InputError
-from orchestrator.job import RUN_VARIABLE, VARIABLE, ContainerOptions, File, Job, Mount, SlurmOptions, check_variable, checked
+from orchestrator.job import (
+    ASKED_VARIABLE,
+    RUN_VARIABLE,
+    VARIABLE,
+    ContainerOptions,
+    File,
+    Job,
+    Mount,
+    SlurmOptions,
+    check_variable,
+    checked,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -379,7 +390,8 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         ntasks_per_node=tasks,
         run=" ".join(["srun", '"${options[@]}"', *flags, *before]),
         gone_s=GONE_S,
-        on_a_node=shlex.quote(filled("on_a_node.sh")),
+        on_a_node=f"-c {shlex.quote(filled('on_a_node.sh', elastic=elastic))} " if elastic or slurm.style != "srun" else "",
+        asked=ASKED_VARIABLE,
         requeue=slurm.requeue,
         remind=REMIND_S,
         try_again=TRY_AGAIN,

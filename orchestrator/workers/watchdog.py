@@ -4,14 +4,18 @@ Each rank says what it does (`phase`). When one phase lasts longer than its limi
 recorder beside it), tells the others over the job's store what its main thread is in, and the first of them to say so collects the
 reports, writes the verdict to OUT/logs/hang.json, and all ranks leave with HUNG_STATUS. It works while the main thread sits in a
 collective, since it needs neither that thread nor a collective; a rank that can't even report is the first suspect.
+
+The same thread looks for the file by which job.sbatch asks the ranks to save and end, where no signal of Slurm's reaches them.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import faulthandler
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -24,6 +28,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+ASKED_VARIABLE = "ORCHESTRATOR_ASKED"
+"""Environment variable with the path of a file that job.sbatch writes to ask the ranks to save after their step and end."""
 HUNG_STATUS = 5
 """Exit status of every rank of a job that hung."""
 POLLS = 8
@@ -125,6 +131,8 @@ class Watchdog:
             poll = min(LONGEST_POLL_S, limit / POLLS) if limit else LONGEST_POLL_S / POLLS
             if self.done.wait(poll):
                 return
+            if os.path.exists(os.environ.get(ASKED_VARIABLE, "")):
+                _thread.interrupt_main(signal.SIGUSR1)  # nothing happens before the main thread handles it, and once it does no more
             name, since, limit = self.current
             lasted = time.monotonic() - since
             if limit and lasted > limit:

@@ -27,7 +27,7 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 MpiDefault=none
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{tracking}
 TaskPlugin=task/none
 SwitchType=switch/none
 SelectType=select/cons_tres
@@ -64,9 +64,10 @@ def missing() -> str | None:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path, timeout_s: int = 300) -> Iterator[dict[str, str]]:
+def slurm(folder: Path, timeout_s: int = 300, tracking: str = "linuxproc") -> Iterator[dict[str, str]]:
     """Yields the environment in which Slurm's commands reach it; ends its daemons afterwards. `timeout_s`: a node that does not answer for
-    so long is down; a message may take a fifth of it (10 s at least, Slurm's default), since a busy machine answers late."""
+    so long is down; a message may take a fifth of it (10 s at least, Slurm's default), since a busy machine answers late. `tracking`: what
+    Slurm knows a task's processes by; with pgid a signal reaches those of its process group, not the ranks that torchrun starts."""
     folder.mkdir()
     folder.chmod(0o755)
     (folder / "state").mkdir()
@@ -78,7 +79,7 @@ def slurm(folder: Path, timeout_s: int = 300) -> Iterator[dict[str, str]]:
     # The rendezvous port follows from the job's number: two clusters on this machine must not number alike.
     host, first_job = socket.gethostname().split(".")[0], ports["port"] % 9000 + 1
     times = {"timeout_s": timeout_s, "message_s": max(10, timeout_s // 5)}
-    conf.write_text(CONF.format(host=host, folder=folder, first_job=first_job, **times, **ports))
+    conf.write_text(CONF.format(host=host, folder=folder, first_job=first_job, tracking=tracking, **times, **ports))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
     environment |= {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}

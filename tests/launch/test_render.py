@@ -7,6 +7,7 @@ import fcntl
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slurm_keys import container_options, slurm_options
+from test_local import wait_for
 
 from orchestrator import planning
 from orchestrator.errors import InputError
@@ -164,7 +166,14 @@ def test_no_value_breaks_out_of_job_sbatch(
         "pyxis": [f"--container-image={image}", f"--container-mounts={out}:{out},{both}", f"--container-workdir={mount}"],
         "apptainer": ["apptainer", "exec", "--nv", "--bind", str(out), "--bind", mount, "--pwd", mount, image],
     }
-    assert read(record, "argv") == [*common, *contained[runtime], "bash", f"{out}/launch.sh"]
+    assert read(record, "argv") == [
+        *common,
+        *contained[runtime],
+        "bash",
+        "-c",
+        render.filled("on_a_node.sh", elastic=False),
+        f"{out}/launch.sh",
+    ]
     lines = (out / "job.sbatch").read_text().split("\n")
     assert sum(line.startswith("#SBATCH") for line in lines) == 11
     assert not list(tmp_path.rglob("broken"))
@@ -597,3 +606,49 @@ def test_the_networks_interface_is_said_or_noted() -> None:
     assert any("NCCL_SOCKET_IFNAME" in note for note in render.unsaid(GPT, SlurmOptions()))
     said = with_environment(GPT, {"NCCL_SOCKET_IFNAME": "ib0"})
     assert not any("NCCL_SOCKET_IFNAME" in note for note in render.unsaid(said, SlurmOptions()))
+
+
+TASK_ALONE = """#!/bin/bash
+# srun under proctrack/cgroup: what it gets goes to the task itself, whose children get nothing
+while [[ $1 == --* ]]; do shift; done
+SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 "$@" & task=$!
+trap 'came=1; kill -USR1 "$task"' USR1
+for (( came = 1; came; )); do came=0; status=0; wait "$task" || status=$?; done
+exit "$status"
+"""
+LAUNCHER = """#!/bin/bash
+while [[ $1 != --no_python && $1 != --no-python ]]; do shift; done
+[[ $2 != --no_local_rank ]] || shift
+RANK=0 LOCAL_RANK=0 setsid -w "${@:2}"
+"""
+LISTENS = """
+import os, signal, time
+signal.signal(signal.SIGUSR1, lambda *_: (open("saved", "w"), os._exit(0)))
+open("ready", "w")
+time.sleep(60)
+os._exit(9)
+"""
+PLANNER = '#!/bin/sh\ncase "$2" in *.replan) echo 1 ;; *.finish) echo "$5" >ended ;; esac\n'
+
+
+@pytest.mark.parametrize(
+    ("job", "options"),
+    [(ENTRY, SlurmOptions()), (ENTRY, SlurmOptions(nodes=(1, 1))), (SCRIPT, SlurmOptions()), (ENTRY, SlurmOptions(style="srun"))],
+    ids=["torchrun", "elastic", "deepspeed", "srun"],
+)  # fmt: skip
+def test_a_warning_that_slurm_gives_a_task_alone_reaches_the_ranks(tmp_path: Path, job: Job, options: SlurmOptions) -> None:
+    """And ends neither the task nor a launcher; the ranks are not of its session."""
+    environment = allocation(tmp_path / "bin", srun=TASK_ALONE, torchrun=LAUNCHER, deepspeed=LAUNCHER, planner=PLANNER)
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "listens.py").write_text(LISTENS)
+    rank = msgspec.structs.replace(job, program="listens.py", arguments=(), num_nodes=1, ranks_per_node=1, backend="gloo", preflight=False)
+    write(tmp_path, rank, msgspec.structs.replace(options, planner=str(tmp_path / "bin" / "planner")))
+    with subprocess.Popen(["bash", "job.sbatch"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as script:
+        try:
+            wait_for((tmp_path / "ready").exists, 60)
+            script.send_signal(signal.SIGUSR1)
+            script.wait(60)
+        finally:
+            script.kill()
+    assert ((tmp_path / "saved").exists(), (tmp_path / "ended").read_text()) == (True, "0\n")
+    assert (tmp_path / "logs" / "asked").exists(), "for ranks that the signal does not reach"

@@ -134,7 +134,8 @@ def test_a_node_asks_for_the_requeue_where_the_jobs_own_script_is_gone(tmp_path:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "heartbeat").write_text("12\n")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NODEID": node, "SLURM_JOB_ID": "17"}
-    done = subprocess.run(["bash", "-c", filled("on_a_node.sh"), tmp_path / "launch.sh"], env=environment, timeout=60, check=False)
+    task = filled("on_a_node.sh", elastic=True)
+    done = subprocess.run(["bash", "-c", task, tmp_path / "launch.sh"], env=environment, timeout=60, check=False)
     said = (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
     assert said == calls
     assert done.returncode == (0 if calls else 7)

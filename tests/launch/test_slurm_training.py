@@ -211,6 +211,21 @@ def test_the_warning_is_kept_for_ranks_that_still_start(tmp_path: Path, cluster:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("tracking", "nodes"), [("pgid", "2"), ("linuxproc", "1-2")], ids=["ranks untold", "elastic"])
+def test_a_warning_reaches_the_ranks_and_ends_no_task(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tracking: str, nodes: str
+) -> None:
+    out = tmp_path / "run"
+    with slurm_cluster.slurm(tmp_path_factory.mktemp("slurm") / "home", tracking=tracking) as environment:
+        process = begin(out, environment, *SUBMIT[:2], f"slurm.nodes={nodes}", *SUBMIT[3:], *FOREVER)
+        wait_for(lambda: len(metrics(out)) >= 2, 180)
+        subprocess.run(["scancel", "--batch", "--signal=USR1", job_of(out)], env=environment, check=True)
+        code, said = end(process)
+    assert (code, status(out)["status"]) == (75, "stopped"), said
+    assert json.loads((out / "checkpoints" / "latest.json").read_text())["step"] == len(metrics(out))
+
+
+@pytest.mark.full
 def test_scancel_is_the_cause_and_is_not_requeued(tmp_path: Path, cluster: dict[str, str]) -> None:
     out = tmp_path / "run"
     process = begin(out, cluster, *SUBMIT, *FOREVER, "slurm.requeue=3")

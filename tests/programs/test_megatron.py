@@ -36,7 +36,7 @@ import orchestrator
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron.own import own_job, why_not_own
 from orchestrator.errors import NO_ROOM
-from orchestrator.job import Job
+from orchestrator.job import ASKED_VARIABLE, Job
 from orchestrator.launch import local, render
 from orchestrator.model.schedule import learning_rate
 from orchestrator.model.spec import Architecture
@@ -325,19 +325,26 @@ def wait_for(ready: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_warning_before_the_time_limit_saves_and_ends_and_the_rest_follows(workshop: Workshop) -> None:
+@pytest.mark.parametrize("by", ["signal", "file"])
+def test_a_warning_before_the_time_limit_saves_and_ends_and_the_rest_follows(
+    by: str, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """job.sbatch warns all by both; the ranks agree on it."""
     plan = workshop.plan(MODELS["gpt_test"], dp=2, steps=40, run={"save_every": 1000})
-    out, _ = workshop.job(plan, "warned")
+    out, _ = workshop.job(plan, f"warned by {by}")
     metrics = out / "metrics.jsonl"
 
     def warn(rank: int) -> None:
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3)
-        os.kill(rank, signal.SIGUSR1)  # job.sbatch warns all; the ranks agree on it
+        os.kill(rank, signal.SIGUSR1) if by == "signal" else asked.touch()
 
-    first = workshop.trained(plan, "warned", meanwhile=warn)
+    asked = out / "logs" / "asked"
+    monkeypatch.setitem(own_ranks.MORE, ASKED_VARIABLE, str(asked))
+    first = workshop.trained(plan, f"warned by {by}", meanwhile=warn)
     marker = json.loads((out / "checkpoints" / "latest.json").read_text())
     assert marker["step"] == first[-1]["step"] < 40
-    rest = workshop.trained(plan, "warned", more=["--continue"])  # as launch.sh says it
+    asked.unlink(missing_ok=True)
+    rest = workshop.trained(plan, f"warned by {by}", more=["--continue"])  # as launch.sh says it
     assert rest[: len(first)] == first
     assert [row["step"] for row in rest] == [*range(1, 41)]
 

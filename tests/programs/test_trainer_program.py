@@ -27,6 +27,7 @@ from worker_plans import BERT, GPT, LLAMA, MIXTRAL, QWEN3, T5, make_plan
 import orchestrator
 import orchestrator as so
 from orchestrator.engines import ENGINES
+from orchestrator.job import ASKED_VARIABLE
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.schedule import learning_rate
@@ -293,17 +294,20 @@ def test_a_run_that_goes_on_by_itself_takes_the_newest_whole_checkpoint(workshop
     assert sorted(path.name for path in saved.glob("step_*")) == names
 
 
-def test_a_warning_of_the_time_limit_saves_and_ends_well(workshop: Workshop) -> None:
+@pytest.mark.parametrize("by", ["signal", "file"])
+def test_a_warning_of_the_time_limit_saves_and_ends_well(by: str, workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(zero_stage=1, steps=400, run={"save_every": 400, "export_to": str(workshop.folder / "not written")})
-    out = workshop.folder / "warned"
+    out = workshop.folder / f"warned-by-{by}"
+    asked = out / "logs" / "asked"
+    monkeypatch.setitem(own_ranks.MORE, ASKED_VARIABLE, str(asked))
 
     def warn(process: int) -> None:
         metrics, limit = out / "metrics.jsonl", time.monotonic() + 60
         while time.monotonic() < limit and not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
             time.sleep(0.05)
-        os.kill(process, signal.SIGUSR1)
+        os.kill(process, signal.SIGUSR1) if by == "signal" else asked.touch()
 
-    rows = workshop.trained(plan, "warned", meanwhile=warn)
+    rows = workshop.trained(plan, f"warned by {by}", meanwhile=warn)
     assert 2 <= len(rows) < 400
     marker = json.loads((out / "checkpoints" / "latest.json").read_text())
     assert marker["step"] == rows[-1]["step"]

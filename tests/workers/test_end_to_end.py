@@ -21,6 +21,7 @@ from worker_plans import GPT, make_plan
 from orchestrator import recipe
 from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
+from orchestrator.job import ASKED_VARIABLE
 from orchestrator.plan import Plan, RunSettings, to_json
 from orchestrator.plan.check import workload_of
 from orchestrator.planning import Planner
@@ -170,6 +171,16 @@ def test_sigusr1_saves_and_ends_well(tmp_path: Path) -> None:
     with training(run) as process:
         process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=30) == 0
+        assert json.loads((run / "checkpoints" / "latest.json").read_text())["step"] == read_metrics(run)[-1]["step"]
+
+
+def test_a_file_saves_and_ends_well_as_sigusr1_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which job.sbatch writes, for ranks that Slurm's signals do not reach."""
+    run, asked = tmp_path / "run", tmp_path / "asked"
+    monkeypatch.setenv(ASKED_VARIABLE, str(asked))
+    with training(run) as process:
+        asked.touch()
+        assert process.wait(timeout=60) == 0
         assert json.loads((run / "checkpoints" / "latest.json").read_text())["step"] == read_metrics(run)[-1]["step"]
 
 
