@@ -515,6 +515,8 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
         host = f" on {outcome.host}" if outcome.host else ""
         rank = "" if outcome.rank is None else f"rank {outcome.rank}{host}: "
         print(f"error: training {outcome.status}: {rank}{outcome.last_line}\nlog: {outcome.log}", file=sys.stderr)
+        if (step := saved_step(out)) and outcome.exit_status not in render.SAME_AGAIN:
+            print(f"resume={shlex.quote(str(out))} goes on from step {step}", file=sys.stderr)
     return outcome.exit_status
 
 

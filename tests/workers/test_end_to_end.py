@@ -184,10 +184,20 @@ def test_a_file_saves_and_ends_well_as_sigusr1_does(tmp_path: Path, monkeypatch:
         assert json.loads((run / "checkpoints" / "latest.json").read_text())["step"] == read_metrics(run)[-1]["step"]
 
 
-def test_a_local_run_that_sigusr1_ends_says_where_it_stopped_and_how_it_goes_on(tmp_path: Path) -> None:
-    """Saved before its last step: not "Finished", and another exit status."""
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGKILL])
+def test_a_local_run_that_a_signal_ends_says_where_it_stopped_and_how_it_goes_on(number: signal.Signals, tmp_path: Path) -> None:
+    """Saved before its last step: not "Finished", and another exit status. Killed: from which step it goes on."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "orchestrator.run", "recipe=gpt_tiny", "gpus=1", "train.steps=100000", f"out={out}"]
+    command = [
+        sys.executable,
+        "-m",
+        "orchestrator.run",
+        "recipe=gpt_tiny",
+        "gpus=1",
+        "train.steps=100000",
+        "train.save_every=3",
+        f"out={out}",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def ranks() -> list[int]:
@@ -199,18 +209,22 @@ def test_a_local_run_that_sigusr1_ends_says_where_it_stopped_and_how_it_goes_on(
         return [int(entry.name) for entry in found if b"torch.distributed.run" not in (entry / "cmdline").read_bytes()]
 
     try:
-        metrics = out / "metrics.jsonl"
+        marker = out / "checkpoints" / "latest.json"
         deadline = time.monotonic() + 180
-        while not (metrics.is_file() and metrics.read_text()):
+        while not marker.is_file():
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.1)
         (rank,) = ranks()
-        os.kill(rank, signal.SIGUSR1)
+        os.kill(rank, number)
         said = process.communicate(timeout=120)[0]
     finally:
         process.kill()
-    step = json.loads((out / "checkpoints" / "latest.json").read_text())["step"]
+    step = json.loads(marker.read_text())["step"]
+    if number == signal.SIGKILL:
+        assert "error: training failed: rank 0 on " in said
+        assert said.endswith(f"resume={out} goes on from step {step}\n")
+        return
     assert step == read_metrics(out)[-1]["step"]
     assert said.endswith(f"Stopped as asked, saved after step {step} of 100000; resume={out} goes on\n")
     status = json.loads((out / "status.json").read_text())
