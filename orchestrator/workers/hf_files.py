@@ -20,6 +20,7 @@ from orchestrator.plan import RunSettings
 
 KEY = "model.init_from"
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 UMASK = os.umask(0)
 os.umask(UMASK)
 FILE_BYTES = 4 * 2**30
@@ -137,10 +138,18 @@ def copy_tokenizer(run: RunSettings, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def special_tokens(run: RunSettings) -> dict[str, Any]:
+def copy_generation(run: RunSettings, folder: Path) -> None:
+    """How the checkpoint that training began with is sampled from, where it says so, with the special tokens that were learnt."""
+    source = Path(run.init_from or "", GENERATION)
+    if run.init_from and source.is_file():
+        fields = json.loads(source.read_text()) | special_tokens(run, GENERATION)
+        (folder / GENERATION).write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def special_tokens(run: RunSettings, file: str = CONFIG) -> dict[str, Any]:
     """Special tokens of the tokenizer that the run read with, over those of the checkpoint that training began with: without the
-    end-of-sequence token that was learnt generation would not end."""
-    before = json.loads(Path(run.init_from, CONFIG).read_text()) if run.init_from else {}
+    end-of-sequence token that was learnt generation would not end. `file`: that the checkpoint says them in."""
+    before = json.loads(Path(run.init_from, file).read_text()) if run.init_from else {}
     found = {name: before[name] for name in SPECIAL_TOKENS if name in before}
     if run.tokenizer:
         import transformers
@@ -153,9 +162,10 @@ def special_tokens(run: RunSettings) -> dict[str, Any]:
 
 
 def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path, dtype: torch.dtype, run: RunSettings) -> None:
-    """Writes config.json and the tokenizer's files. `fields`: "config_class" and "model_class"."""
+    """Writes config.json, generation_config.json and the tokenizer's files. `fields`: "config_class" and "model_class"."""
     import transformers
 
     keywords = keywords | {"architectures": [fields["model_class"]], "dtype": str(dtype).removeprefix("torch.")} | special_tokens(run)
     copy_tokenizer(run, folder)
+    copy_generation(run, folder)
     getattr(transformers, fields["config_class"])(**keywords).save_pretrained(folder)  # last: where it is, the checkpoint is whole

@@ -20,7 +20,7 @@ from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.checkpoint import FOLDER, Saved
 from orchestrator.workers.deepspeed_states import DeepSpeedStates
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.hf_files import copy_tokenizer, let_others_read, special_tokens
+from orchestrator.workers.hf_files import copy_generation, copy_tokenizer, let_others_read, special_tokens
 from orchestrator.workers.parts import Place
 from orchestrator.workers.saving import Snapshot
 
@@ -210,6 +210,7 @@ class HuggingFaceModel(DeepSpeedStates):
             buffers = {name.replace(".router.", ".gate."): buffer.detach().cpu() for name, buffer in self.model.named_buffers()}
             state |= {name: buffer for name, buffer in buffers.items() if name in whole.state_dict()}
             whole.save_pretrained(folder, state_dict=state)
+            copy_generation(run, folder)
             for path in folder.glob("*.safetensors"):
                 let_others_read(path)
         if dist.get_rank() == 0:

@@ -227,12 +227,15 @@ def test_logits_are_the_same_loaded_trained_and_exported(case: str, pool: Pool, 
     name, fields = CASES[case]
     model = make_model(name)
     model.save_pretrained(tmp_path / "source")
+    sampled = {"temperature": 0.6, "top_p": 0.9, "do_sample": True}
+    (tmp_path / "source" / "generation_config.json").write_text(json.dumps(sampled))
     batch = make_batch()
     plan = plan_of(tmp_path / "source", tmp_path / "out", **fields)
     answers = pool.run("exchange", plan.world_size, to_json(plan), batch, str(tmp_path / "out"))
     np.testing.assert_allclose(whole_logits(answers, plan, 0), logits(model, batch), rtol=0, atol=TOLERANCE)
 
     back = MODELS[name][1].from_pretrained(tmp_path / "out" / "before")
+    assert json.loads((tmp_path / "out" / "before" / "generation_config.json").read_text()) == sampled
     for key, tensor in model.state_dict().items():
         assert torch.equal(back.state_dict()[key], tensor), key
     written = architecture(tmp_path / "out" / "before")

@@ -304,6 +304,7 @@ def test_an_export_of_weights_without_a_tokenizer_has_the_one_that_was_read_with
     base, new, old = (tmp_path / name for name in ("base", "new", "old"))
     base.mkdir()
     (base / "config.json").write_text(json.dumps({"eos_token_id": 2, "pad_token_id": 7}))
+    (base / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": [2, 9]}))
     for out, run in ((new, RunSettings(init_from=str(base), tokenizer=tokenizer)), (old, RunSettings(init_from=str(base)))):
         out.mkdir()
         hf_files.write_config(fields, {"hidden_size": 32}, out, torch.float32, run)
@@ -312,7 +313,10 @@ def test_an_export_of_weights_without_a_tokenizer_has_the_one_that_was_read_with
     written, before = (json.loads((out / "config.json").read_text()) for out in (new, old))
     assert (written["eos_token_id"], before["eos_token_id"]) == (given.eos_token_id, 2)
     assert written["pad_token_id"] == before["pad_token_id"] == 7
-    assert sorted(path.name for path in old.iterdir()) == ["config.json"]
+    sampled, sampled_before = (json.loads((out / "generation_config.json").read_text()) for out in (new, old))
+    assert sampled == {"temperature": 0.6, "eos_token_id": given.eos_token_id}
+    assert sampled_before == {"temperature": 0.6, "eos_token_id": [2, 9]}
+    assert sorted(path.name for path in old.iterdir()) == ["config.json", "generation_config.json"]
     (base / "config.json").write_text(json.dumps({"eos_token_id": [2, given.eos_token_id]}))
     assert hf_files.special_tokens(RunSettings(init_from=str(base), tokenizer=tokenizer)) == {"eos_token_id": [2, given.eos_token_id]}
 
