@@ -305,7 +305,8 @@ def not_here_text(settings: Settings) -> str:
 
 def next_text(settings: Settings, start: str = "") -> str:
     """What else can be asked of a plan that was shown, after how it is written or started."""
-    ways = [start, "take=2 takes another", "explain.tp=8 says why not that"]
+    tp = 1 << min(3, settings.cluster.num_gpus.bit_length() - 1)
+    ways = [start, "take=2 takes another", f"explain.tp={tp} says why not that" if tp > 1 else ""]
     ways += [] if settings.verbose else ["verbose=true shows all"]
     return f"Next: {'; '.join(filter(None, ways))}"
 

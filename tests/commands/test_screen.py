@@ -21,7 +21,7 @@ from orchestrator.recipe import KEYS
 from orchestrator.recipe.documents import FIELDS, HEADER
 from orchestrator.recipe.whole_data import passes
 from orchestrator.report.text import choice
-from orchestrator.screen import FILE_WIDTH
+from orchestrator.screen import FILE_WIDTH, next_text
 from orchestrator.strategy.spec import OUTER_CHOICES
 
 CASES = (
@@ -304,3 +304,10 @@ def test_screen_files_and_header_name_one_release_and_what_must_be_on_the_nodes(
     required = json.loads((tmp_path / "run" / "engine.json").read_text())["requires"]
     assert (required["megatron-core"], required["deep_ep"]) == (release, "")
     assert f"Megatron-LM, tag {release_of(release).tag}," in (tmp_path / "run" / "megatron_args.sh").read_text()
+
+
+@pytest.mark.parametrize(("gpus", "asked"), [(1, None), (4, "explain.tp=4"), (6, "explain.tp=4"), (512, "explain.tp=8")])
+def test_the_question_that_is_suggested_fits_the_gpus(gpus: int, asked: str | None) -> None:
+    said = next_text(recipe.load(("recipe=gpt_tiny", "cluster=dgx_h100", f"gpus={gpus}"), Machine(), ("megatron",)))
+    assert (f"; {asked} says why not that" in said) is (asked is not None)
+    assert ("explain." in said) is (asked is not None)
