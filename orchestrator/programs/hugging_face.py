@@ -19,6 +19,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from orchestrator.model.schedule import learning_rate
 from orchestrator.programs.hugging_face_chats import by_trl
+from orchestrator.workers.batch import RankBatches
 from orchestrator.workers.deepspeed_states import UNCLIPPED
 from orchestrator.workers.hf_model import complete, summed_over_sequence
 from orchestrator.workers.runs import PlannedSamples, trains_by_trl
@@ -78,15 +79,16 @@ class PlannedTrainer(Trainer):
         self.run.saves.save(self.states, self.state.global_step)
 
     def _get_dataloader(self, dataset: Any, description: str, batch_size: int, *words: Any, **more: Any) -> DataLoader[Any]:
-        """Samples in their order, the same for all ranks of a sequence. DeepSpeed's own adapter for Ulysses would shift labels once more,
-        and lose the last of each sequence (runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter)."""
+        """Samples in the plan's order, those of a data set of one's own drawn anew in each epoch, the same for all ranks of a sequence.
+        DeepSpeed's own adapter for Ulysses would shift labels once more, and lose the last of each sequence
+        (runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter)."""
         self.accelerator.deepspeed_ulysses_dl_adapter = lambda loader, model: loader
-        dp, rank = self.plan.dp, self.run.groups.rank("dp")
-        mine = [(n * dp + rank) * batch_size + i for n in range(len(dataset) // (dp * batch_size)) for i in range(batch_size)]
+        planned, trains = isinstance(dataset, PlannedSamples), description == "Training"
+        seed = self.args.seed if trains and not planned and self.args.train_sampling_strategy != "sequential" else None
+        mine = RankBatches(len(dataset), batch_size, self.run.groups.rank("dp"), self.plan.dp, seed, whole=not trains)
         workers = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
         workers["generator"] = torch.Generator()  # reading draws nothing of what dropout goes on from
-        collate = dataset.collate if isinstance(dataset, PlannedSamples) else self.data_collator
-        return DataLoader(dataset, batch_size, sampler=mine, collate_fn=collate, **workers)
+        return DataLoader(dataset, batch_sampler=mine, collate_fn=dataset.collate if planned else self.data_collator, **workers)
 
     def get_batch_samples(self, *words: Any) -> Any:
         """A step begins before the Trainer tells so, as it reads its micro-batches (trainer.py, _run_epoch)."""
