@@ -496,6 +496,19 @@ def test_a_second_launch_in_one_folder_is_refused(tmp_path: Path, monkeypatch: p
     assert refused.stderr == f"launch.sh: another launch.sh trains in this folder ({tmp_path}); a second run needs a folder of its own\n"
 
 
+def test_a_file_system_without_locks_holds_no_launch_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre mounted without flock, of which flock(1) says so with status 71."""
+    write(tmp_path, msgspec.structs.replace(GPT, num_nodes=1, ranks_per_node=1))
+    (tmp_path / "bin").mkdir()
+    for name, does in (("flock", "echo 'flock: 9: Function not implemented' >&2; exit 71"), ("torchrun", "echo started; exit 7")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("PYTHON", raising=False)
+    done = subprocess.run(["bash", "launch.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "started\n"), done.stderr
+
+
 def test_ranks_find_the_modules_of_a_models_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Described from the folder in which the user stands, trained from the run's own: the script says where the first was."""
     place = tmp_path / "it's here"

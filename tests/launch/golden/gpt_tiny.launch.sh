@@ -30,7 +30,9 @@ if [[ "${STARTER:-torchrun}" == srun ]]; then
 fi
 if command -v flock >/dev/null; then  # held by all that is started here; the ranks before a restart may still be ending
   exec 9>>"logs/held-$place"
-  if ! flock -w 20 9; then
+  held=0
+  flock -w 20 9 || held=$?
+  if (( held == 1 )); then  # another status: this file system has no locks (Lustre mounted without flock)
     echo "launch.sh: another launch.sh trains in this folder ($PWD); a second run needs a folder of its own" >&2
     exit 2
   fi
