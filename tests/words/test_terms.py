@@ -103,9 +103,9 @@ COST_WORDS = (
 NAMED_SO = (
     "async_ckpt_use_cpu_shm", "ckpt_fully_parallel_load", "ckpt_fully_parallel_load_exchange_algo", "tensorboard_queue_size",
     "ckpt_fully_parallel_load_process_group", "ckpt_fully_parallel_save", "ckpt_fully_parallel_save_process_group",
-    "flight_recorder_trace_buffer_size", "log_world_size_to_tensorboard", "data_parallel_random_init",
+    "flight_recorder_trace_buffer_size", "log_world_size_to_tensorboard", "data_parallel_random_init", "cuda_graph_warmup_steps",
 )  # fmt: skip
-"""Harmless ones that are named so: of writing checkpoints and logs, and of first weights."""
+"""Harmless ones that are named so: of writing checkpoints and logs, of first weights, and of the steps before graphs are captured."""
 
 
 READ_ALONE = ("share_embeddings_and_output_weights",)
