@@ -10,18 +10,25 @@ leaves open (stages of chunks, ZeRO, recompute) the search decides by the same p
 all its runs, each divided by how much longer its round took than the others (these machines' speed drifts by a third within minutes).
 tune=0 leaves the tune out. Nothing is begun after `limit_s` seconds; the same command with the same out= goes on.
 
+What a prediction is off by is of the speed that the machine had in the profile: before each run as many processes as ranks take the
+profile's yardstick for a second, and the median over the runs, divided by the profile's own, is divided out of the seconds.
+
 On 2026-11-28, 2 cores of an AMD EPYC, 2 gloo ranks at nice -20 without autogroups, other work below (load 8), seed 20261128.
 megatron-core 0.16.1, three models (GPT of 4 layers of 288, Llama of 4 of 128, Qwen3 of 8 of 384): chosen 1.1, 0 and 0% behind the fastest,
 seconds off by 8.4, .6 and 8.3% in the median of the meshes, tune=5 0, 2.7 and 0% behind. DeepSpeed, on 2026-11-29: chosen 0, 2.0 and 0%
 behind, seconds off by 6.7, 6.6 and 16.9%, tune=5 0, 4.1 and 0% behind (the one of 4.1: steps of .3 s, of two plans that one run has 27%
-apart and the next 8% the other way). Four ranks are not done; in their first runs seconds are off by 1 to 31%. (Before 1e8142fe the
+apart and the next 8% the other way). Four ranks on these two cores, megatron-core, the first model alone: chosen 0% behind, tune=5 5.6%
+(two plans 20% apart from round to round), seconds off by 23%, of which the yardstick, run by hand, explains 8 to 10%; before a18457eb,
+since which ranks map no tensor anew, and not repeated. (Before 1e8142fe the
 profile could not say that these cores are faster than the catalogue's: chosen up to 34% behind, seconds off by up to 40%.)
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import multiprocessing
 import random
 import subprocess
 import sys
@@ -39,11 +46,25 @@ from orchestrator.commands import arguments, command, usage
 from orchestrator.errors import NoPlanError
 from orchestrator.launch import program_metrics
 from orchestrator.plan import Plan, chosen, from_json, to_json
+from orchestrator.profile.measured import reference
 from orchestrator.report.measured import steady_steps
 
 Mesh = tuple[int, int, int]
 """tp, pp, cp."""
 WAYS = {"megatron": ("tp", "pp", "cp"), "deepspeed": ("tp", "cp")}
+
+
+def yardstick(_: int) -> float:
+    """Seconds of one of the profile's products on this process's share of the cores: the median over a second."""
+    import torch
+
+    from orchestrator.workers.profiler import Yardstick
+
+    torch.set_num_threads(1)
+    stick, until, seconds = Yardstick(torch.device("cpu")), time.monotonic() + 1.0, list[float]()
+    while time.monotonic() < until:
+        seconds.append(stick.seconds())
+    return median(seconds)
 
 
 @dataclass(frozen=True)
@@ -113,6 +134,12 @@ class Bench:
         self.ranks, self.engine, self.steps = int(given["ranks"]), given["engine"], int(given["steps"])
         self.keys: dict[str, object] = {**model.keys, "gpus": self.ranks, "engine": self.engine, "train.steps": self.steps}
         self.runs, self.wanted = Runs(), 0
+        self.processes = multiprocessing.get_context("spawn").Pool(self.ranks)
+
+    def speed(self) -> float:
+        """By how much less time the yardstick took in the profile than before the runs, in the median."""
+        ranks = [json.loads(path.read_bytes()) for path in sorted((self.folder / "profile" / "measured").glob("rank-*.json"))]
+        return reference(ranks) / median(float(path.read_text()) for path in self.folder.glob("round-*/*/yardstick_s"))
 
     def start(self, module: str, keys: Mapping[str, object]) -> bool:
         """Whether the command ended well; what it prints goes to log.txt."""
@@ -150,8 +177,10 @@ class Bench:
             if time.monotonic() > self.until:
                 return
             out.parent.mkdir(exist_ok=True)
+            beside = median(self.processes.map(yardstick, range(self.ranks), chunksize=1))
             if not self.start("run", {"plan": self.folder / "plans" / f"{name}.json", "out": out}):
                 raise SystemExit(f"{name} failed: {self.folder / 'log.txt'}")
+            (out / "yardstick_s").write_text(str(beside))
         plan = from_json((self.folder / "plans" / f"{name}.json").read_bytes())
         self.runs.plans[name] = plan
         steps = steady_steps(program_metrics.rows_of(out / "metrics.jsonl"))
@@ -191,8 +220,9 @@ class Bench:
         if sum(map(len, self.runs.seconds.values())) < self.wanted:
             return None
         seconds = {name: self.runs.of_all(name) for name in [*best, CHOSEN]}
-        fastest = min(seconds.values())
-        errors = {name: self.runs.plans[name].prediction.step_time_s / seconds[name] - 1 for name in seconds}
+        fastest, speed = min(seconds.values()), self.speed()
+        errors = {name: self.runs.plans[name].prediction.step_time_s / (seconds[name] * speed) - 1 for name in seconds}
+        print(f"  as fast as in the profile times {speed:.3f}")
         for name in sorted(seconds, key=seconds.__getitem__):
             print(f"  {name:24s}{seconds[name]:7.3f} s {errors[name]:+.0%}")
         figures = {
