@@ -19,8 +19,8 @@ seconds off by 8.4, .6 and 8.3% in the median of the meshes, tune=5 0, 2.7 and 0
 behind, seconds off by 6.7, 6.6 and 16.9%, tune=5 0, 4.1 and 0% behind (the one of 4.1: steps of .3 s, of two plans that one run has 27%
 apart and the next 8% the other way). Four ranks on these two cores, megatron-core, the first model alone: chosen 0% behind, tune=5 5.6%
 (two plans 20% apart from round to round), seconds off by 23%, of which the yardstick, run by hand, explains 8 to 10%; before a18457eb,
-since which ranks map no tensor anew, and not repeated. (Before 1e8142fe the
-profile could not say that these cores are faster than the catalogue's: chosen up to 34% behind, seconds off by up to 40%.)
+since which ranks map no tensor anew, and not repeated. (Before 1e8142fe the profile could not say that these cores are faster than the
+catalogue's: chosen up to 34% behind, seconds off by up to 40%.)
 """
 
 from __future__ import annotations

@@ -391,7 +391,10 @@ def test_a_users_own_callback_metric_and_data_set_are_trained_with(tmp_path: Pat
         textwrap.dedent(block) for block in re.findall(r"((?:^    .*\n|^\n(?=    ))+)", section, flags=re.MULTILINE) if block.strip()
     )
     program = Path(hugging_face_hooks.__file__).with_name("hugging_face.py").read_text()
+    mine = mine.replace("        return {", "        print(f'mine {len(self)} {index}')\n        return {")
+    mine += "\nclass Few(Counting):\n    def __len__(self):\n        return 7\n"
     changed = program.replace("def trainer(", mine + "\n\ndef trainer(").replace("train_dataset=training", "train_dataset=Counting()")
+    changed = changed.replace("eval_dataset=valid", "eval_dataset=Few()")
     said = "callbacks=[run, Told()], compute_metrics=accuracy"
     said += ", preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)"
     changed = changed.replace("callbacks=[run]", said)
@@ -405,7 +408,12 @@ def test_a_users_own_callback_metric_and_data_set_are_trained_with(tmp_path: Pat
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert ["valid_accuracy" in row for row in rows] == [False, True, False, True]
-    assert "step 4 of mine is done" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert "step 4 of mine is done" in log
+    read = [int(index) for index in re.findall(r"^mine 4096 (\d+)$", log, flags=re.MULTILINE)]
+    assert read != sorted(read), "drawn, not in the data set's order"
+    assert {int(index) for index in re.findall(r"^mine 7 (\d+)$", log, flags=re.MULTILINE)} == {0, 1, 2}, "rank 0's half of six"
+    assert "evaluation leaves out the last 1 of 7 samples, fewer than 2 ranks" in log
 
 
 def test_it_begins_with_a_checkpoints_weights_under_the_plans_dropout(workshop: Workshop) -> None:
