@@ -128,6 +128,27 @@ OF_QWEN_1B = {
     "gpus_per_node": "8", "num_gpus": "2", "interconnect": "", "precision": "bf16", "dp": "2", "zero_stage": "2", "micro_batch_size": "4",
     "global_batch_size": "8", "recompute": "none", "flash_attention": "yes",
 }  # fmt: skip
+ON_256_H100 = {
+    "num_gpus": "256", "tp": "2", "pp": "8", "vpp": "4", "ep": "32", "dp": "16", "global_batch_size": "2048", "sequence_parallel": "yes",
+    "recompute": "moe_act", "dispatcher": "deepep", "cuda_graph": "none", "a2a_overlap": "0", "pipeline_layout": "Ett|(ttt|)*30ttL",
+}  # fmt: skip
+"""Its recompute has layernorm too, as that of `OF_120B`."""
+BY_TITAN = "torchtitan_benchmarks"
+ASYNC, TITAN = {"notes": "async TP"}, "torchtitan benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md"
+ON_MI355X = {
+    "gpu": "MI355X", "gpu_memory_gb": "288", "interconnect": "", "engine": "Primus (Megatron-LM)", "precision": "bf16", "tp": "1",
+    "vpp": "", "vocab_size": "102400", "moe_router_topk": "6", "recompute": "none", "routing": "forced balance", "dispatcher": "alltoall",
+    "cuda_graph": "none", "ep": "8",
+}  # fmt: skip
+OF_V2 = {
+    "model_name": "DeepSeek-V2", "num_layers": "60", "hidden_size": "5120", "num_attention_heads": "128", "ffn_hidden_size": "12288",
+    "num_experts": "160", "num_gpus": "32", "pp": "4", "dp": "8", "micro_batch_size": "1", "global_batch_size": "256",
+}  # fmt: skip
+OF_V2_LITE = {
+    "model_name": "DeepSeek-V2-Lite", "num_layers": "27", "hidden_size": "2048", "num_attention_heads": "16", "ffn_hidden_size": "10944",
+    "num_experts": "64", "num_gpus": "8", "pp": "1", "dp": "8", "micro_batch_size": "12", "global_batch_size": "768",
+}  # fmt: skip
+FIGURES = "AMD-AGI/Primus examples/moe_package, figures 6 and 7"
 TOLD = (
     Told("overlap", QWEN, {"a2a_overlap": "0"}, {}, {"a2a_overlap": "1"}, (24.7138, mean((21.0725, 20.992))), "Megatron-Bridge 5094"),
     Told("overlap", QWEN, BY_NCCL | APART, {}, {"a2a_overlap": "1"}, (41.25, 31.31), "Megatron-Bridge 3862"),
@@ -144,6 +165,14 @@ TOLD = (
          "Megatron-Bridge 3561"),
     Told("offload", QWEN, BY_NCCL | OFFLOADED, {}, IN_HOST, (0.996, 4.189), "Megatron-Bridge 3062", stock=True),
     Told("offload", BY_DEEPSPEED, OF_QWEN_1B, {}, IN_HOST, (0.24, 1.365), "DeepSpeed blogs/zenflow-corebinding", stock=True),
+    Told("overlap", QWEN, OF_235B | ON_256_H100, {}, {"a2a_overlap": "1"}, (19.7, 17.6), "Megatron-MoE-ModelZoo examples/qwen3/readme.md"),
+    Told("overlap tp", (BY_TITAN, "tt-f64cdc19"), {}, {}, ASYNC, (1 / 4378, 1 / 4809.4), f"{TITAN}, 8B"),
+    Told("overlap tp", (BY_TITAN, "tt-dec6f58f"), {}, {}, ASYNC, (1 / 5078.1, 1 / 5570.1), f"{TITAN}, 8B in FP8"),
+    Told("overlap tp", (BY_TITAN, "tt-0322bdda"), {"precision": "bf16 compile"}, {}, ASYNC, (1 / 597.3, 1 / 652.4), f"{TITAN}, 70B"),
+    Told("overlap tp", (BY_TITAN, "tt-0322bdda"), {}, {}, ASYNC, (1 / mean((829, 809.8)), 1 / mean((876, 942.4))),
+         f"{TITAN} and llama3_h100_202412, 70B in FP8"),
+    Told("dispatcher", DEEPSEEK, ON_MI355X | OF_V2, {}, {"dispatcher": "deepep"}, (1 / 1989.6, 1 / 2202.9), f"{FIGURES}, DeepSeek-V2"),
+    Told("dispatcher", DEEPSEEK, ON_MI355X | OF_V2_LITE, {}, {"dispatcher": "deepep"}, (1 / 31095.1, 1 / 35150.6), f"{FIGURES}, V2-Lite"),
 )  # fmt: skip
 """Threads and files of these repositories, the recipes that they name, and what Megatron-Bridge's skills say of them."""
 
