@@ -324,9 +324,6 @@ def with_states(training: Training, text: str) -> Training:
     return replace(training, precision_aware_optimizer=True, exp_avg_dtype=moments[0], exp_avg_sq_dtype=moments[1])
 
 
-ASYNC: Final = re.compile("async ?tp", re.IGNORECASE)
-"""What torchtitan's notes say of a run whose tensor-parallel traffic went beside products (PyTorch's symmetric memory, where Transformer
-Engine has user buffers)."""
 UNFUSED: Final = "moe_permute_fusion=false"
 """What notes say of a run whose tokens were permuted by Megatron's own kernels."""
 
@@ -349,7 +346,6 @@ def strategy_of(
         offload_activations=row.get("offload") == ACTIVATIONS,
         overlap_grad_reduce="every overlap off" not in notes,
         overlap_param_gather=not any(words in notes for words in ("every overlap off", "parameter gather not overlapped")),
-        tp_comm_overlap=degrees.tp > 1 and (row.get("tp_comm_overlap") == "1" or ASYNC.search(notes) is not None),
         moe_token_dispatcher_type=dispatcher_of(row, engine),
         overlap_moe_expert_parallel_comm=overlaps,
         delay_wgrad_compute=overlaps and row.get("delay_wgrad") == "1",
