@@ -9,6 +9,7 @@ often ask one process of engines together.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -24,6 +25,8 @@ settings.load_profile("shared")
 os.environ.setdefault("ORCHESTRATOR_REPORT", "none")  # of a thousand runs nobody looks at: tests/report/test_page.py writes its own
 ROOT = Path(__file__).parents[1]
 MOST_PROCESSES = 4
+OBJECTS = 50_000
+"""Made before garbage is looked for among them: collecting the tests makes a million that stay, an import of the engines half as many."""
 PLANNER = "not engines"
 ENGINES = "engines"
 ENGINES_ALONE = re.compile(r"^pytestmark = \[?pytest\.mark\.engines\b", re.MULTILINE)
@@ -40,6 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Before pytest-xdist looks at its own options. Its processes come here too, and share out nothing; they read the command line anew,
     where no `--dist` stands, and would drop the groups."""
+    gc.set_threshold(OBJECTS)
     if hasattr(config, "workerinput"):
         config.option.loadgroup = config.workerinput["dist"] == "loadgroup"
         return
@@ -88,7 +92,9 @@ def _say_group(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Groups that are not in the tests' names are scattered without a word."""
+    """The tests and what they import stay: collections pass over them. Groups that are not in the tests' names are scattered without a
+    word."""
+    gc.freeze()
     if getattr(session.config.option, "loadgroup", False):
         lost = [
             item.nodeid for item in session.items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid.rsplit("]", 1)[-1]
