@@ -6,6 +6,7 @@ One process serves all plans: importing the engines takes longer than all of the
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -46,6 +47,7 @@ SMALL_HIDDEN = 64
 # Otherwise init_distributed compiles a shared-memory all-reduce, for a minute.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 deepspeed.logger.setLevel("ERROR")
+gc.freeze()  # an engine of DeepSpeed's collects garbage up to five times while it is made: not through all that was imported
 
 # Tied embeddings on two stages are moved to the GPU and summed while the model is built; a meta tensor stays where it is.
 torch.Tensor.cuda = lambda self, *args, **kwargs: self

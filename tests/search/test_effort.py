@@ -6,13 +6,14 @@ it `UPDATE_GOLDEN=1 python -m pytest tests/search/test_effort.py` writes the cei
 
 from __future__ import annotations
 
+import cProfile
 import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 
 import pytest
 from layerwise_instances import medium_of
@@ -44,22 +45,14 @@ def forget() -> None:
 def calls(work: Callable[[], object]) -> Counter[str]:
     """Of functions with a name in these rooms, by class and name; and of all together."""
     forget()
-    seen: dict[CodeType, int] = {}
-
-    def see(frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            seen[frame.f_code] = seen.get(frame.f_code, 0) + 1
-
-    sys.setprofile(see)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
+    counter = cProfile.Profile(builtins=False)
+    counter.runcall(work)
     found = Counter[str]()
-    for code, times in seen.items():
-        if code.co_name[0] != "<" and any(room in code.co_filename for room in ROOMS):
-            found[code.co_qualname] += times
-            found[EVERYTHING] += times
+    for entry in counter.getstats():
+        code = entry.code
+        if isinstance(code, CodeType) and code.co_name[0] != "<" and any(room in code.co_filename for room in ROOMS):
+            found[code.co_qualname] += entry.callcount
+            found[EVERYTHING] += entry.callcount
     return found
 
 
