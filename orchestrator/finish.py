@@ -32,7 +32,10 @@ def _ended(out: Path, log: Path, exit_status: int, rows: Sequence[Row], cause: s
     outcome = Outcome(status="finished", exit_status=exit_status, started="", ended=now(), log=str(log), rows=tuple(rows))
     job = os.environ.get("SLURM_JOB_ID")
     if exit_status == 0:
-        return stopped(out, outcome)
+        ended = stopped(out, outcome)
+        if ended.status == "stopped" and job and (known := why_ended(job)) is not None and known[0] == "CANCELLED":
+            return replace(ended, status="interrupted", last_line=f"{known[1]}, {ended.last_line}")
+        return ended
     known = why_ended(job) if job and (cause == "slurm" or hang(out) is None) else None
     if known is not None:
         name, said = known

@@ -378,6 +378,8 @@ def _ended_tasks(report: str) -> Iterator[tuple[str, int | None, list[int]]]:
         exited = re.match(r"Exited with exit code (\d+)", what)
         number = next((n for n in signal.valid_signals() if what.startswith(str(signal.strsignal(n)))), None)
         code = int(exited.group(1)) if exited else -int(number) if number else None
+        if code is not None and code - 128 in signal.valid_signals():  # as bash says what a signal has ended (on_a_node.sh)
+            code = 128 - code
         yield host, code, [task for part in tasks.split(",") for task in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
 
 

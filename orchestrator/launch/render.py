@@ -390,7 +390,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         ntasks_per_node=tasks,
         run=" ".join(["srun", '"${options[@]}"', *flags, *before]),
         gone_s=GONE_S,
-        on_a_node=f"-c {shlex.quote(filled('on_a_node.sh', elastic=elastic))} " if elastic or slurm.style != "srun" else "",
+        on_a_node=f"-c {shlex.quote(filled('on_a_node.sh', elastic=elastic))} ",
         asked=ASKED_VARIABLE,
         requeue=slurm.requeue,
         remind=REMIND_S,

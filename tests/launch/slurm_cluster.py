@@ -33,7 +33,7 @@ SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
-KillWait=5
+KillWait={kill_wait_s}
 SlurmdTimeout={timeout_s}
 MessageTimeout={message_s}
 BatchStartTimeout=120
@@ -50,8 +50,15 @@ SchedulerType=sched/backfill
 SlurmdParameters=config_overrides
 NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={port0} CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={port1} CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1
-PartitionName=main Nodes=n[0-1] Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=n[0-1] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace_s}
 """
+PREEMPTION = """\
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=urgent Nodes=n[0-1] MaxTime=INFINITE State=UP PriorityTier=2
+"""
+FREEZER = Path("/sys/fs/cgroup/freezer")
+"""What proctrack/cgroup needs of version 1."""
 READY_S = 90.0
 
 
@@ -64,10 +71,14 @@ def missing() -> str | None:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path, timeout_s: int = 300, tracking: str = "linuxproc") -> Iterator[dict[str, str]]:
+def slurm(
+    folder: Path, timeout_s: int = 300, tracking: str = "linuxproc", grace_s: int = 0, kill_wait_s: int = 5
+) -> Iterator[dict[str, str]]:
     """Yields the environment in which Slurm's commands reach it; ends its daemons afterwards. `timeout_s`: a node that does not answer for
     so long is down; a message may take a fifth of it (10 s at least, Slurm's default), since a busy machine answers late. `tracking`: what
-    Slurm knows a task's processes by; with pgid a signal reaches those of its process group, not the ranks that torchrun starts."""
+    Slurm knows a task's processes by; with pgid a signal reaches those of its process group, not the ranks that torchrun starts, with
+    cgroup, Slurm's default, the task alone. `grace_s`: seconds that a job has which one of the partition "urgent" preempts; 0: there is no
+    such partition. `kill_wait_s`: seconds from TERM to KILL."""
     folder.mkdir()
     folder.chmod(0o755)
     (folder / "state").mkdir()
@@ -78,8 +89,9 @@ def slurm(folder: Path, timeout_s: int = 300, tracking: str = "linuxproc") -> It
     ports = {name: free_port() for name in ("port", "port0", "port1")}
     # The rendezvous port follows from the job's number: two clusters on this machine must not number alike.
     host, first_job = socket.gethostname().split(".")[0], ports["port"] % 9000 + 1
-    times = {"timeout_s": timeout_s, "message_s": max(10, timeout_s // 5)}
-    conf.write_text(CONF.format(host=host, folder=folder, first_job=first_job, tracking=tracking, **times, **ports))
+    times = {"timeout_s": timeout_s, "message_s": max(10, timeout_s // 5), "grace_s": grace_s, "kill_wait_s": kill_wait_s}
+    text = CONF + PREEMPTION if grace_s else CONF
+    conf.write_text(text.format(host=host, folder=folder, first_job=first_job, tracking=tracking, **times, **ports))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
     environment |= {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
@@ -108,3 +120,6 @@ def slurm(folder: Path, timeout_s: int = 300, tracking: str = "linuxproc") -> It
                 daemon.wait(5)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(daemon.pid, signal.SIGKILL)
+        for group in sorted(FREEZER.glob("slurm_n[01]/**/"), reverse=True):
+            with contextlib.suppress(OSError):
+                group.rmdir()

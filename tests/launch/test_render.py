@@ -555,16 +555,25 @@ def test_what_a_site_sets_up_reaches_the_ranks_and_its_failure_ends_the_job(tmp_
 
 
 @pytest.mark.parametrize(
-    ("ranks", "requeued"), [("kill -USR1 $PPID; /bin/sleep .3; exit 0", True), ("exit 1", True), ("exit 3", False), ("exit 0", False)]
+    ("ranks", "requeued"),
+    [
+        ("kill -USR1 $PPID; /bin/sleep .3; exit 0", True),
+        ("mkdir logs; touch logs/asked; exit 0", True),
+        ("mkdir logs; touch logs/asked; kill -TERM $PPID; /bin/sleep .3; exit 143", False),
+        ("exit 1", True),
+        ("exit 3", False),
+        ("exit 0", False),
+    ],
 )
 def test_a_node_without_the_planners_interpreter_loses_no_requeue(tmp_path: Path, ranks: str, requeued: bool) -> None:
-    """As orchestrator.finish decides: ranks that were asked to end, or that failed in a way that a restart may mend."""
+    """As orchestrator.finish decides: ranks that were asked to end, or that failed in a way that a restart may mend; not scancel, which
+    ends tasks and script by TERM."""
     write(tmp_path, GPT, SlurmOptions(requeue=2, planner="/not/here/python"))
     environment = allocation(tmp_path / "bin", srun=f"#!/bin/bash\n{ranks}\n", python3="#!/bin/sh\nexit 1\n")
     done = subprocess.run(["bash", "job.sbatch"], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "no status.json will be written" in done.stdout
     assert ("requeue 7" in (tmp_path / "bin" / "scontrol.calls").read_text()) is requeued
-    assert done.returncode == (75 if requeued else int(ranks[-1]))
+    assert done.returncode == (75 if requeued else int(ranks.rsplit(maxsplit=1)[-1]))
 
 
 def test_an_image_without_this_package_is_named_before_the_ranks_start(tmp_path: Path) -> None:
@@ -624,7 +633,8 @@ def test_the_networks_interface_is_said_or_noted() -> None:
 TASK_ALONE = """#!/bin/bash
 # srun under proctrack/cgroup: what it gets goes to the task itself, whose children get nothing
 while [[ $1 == --* ]]; do shift; done
-SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 "$@" & task=$!
+SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 "$@" & task=$!
+echo "$task" >task
 trap 'came=1; kill -USR1 "$task"' USR1
 for (( came = 1; came; )); do came=0; status=0; wait "$task" || status=$?; done
 exit "$status"
@@ -644,24 +654,49 @@ os._exit(9)
 PLANNER = '#!/bin/sh\ncase "$2" in *.replan) echo 1 ;; *.finish) echo "$5" >ended ;; esac\n'
 
 
-@pytest.mark.parametrize(
-    ("job", "options"),
-    [(ENTRY, SlurmOptions()), (ENTRY, SlurmOptions(nodes=(1, 1))), (SCRIPT, SlurmOptions()), (ENTRY, SlurmOptions(style="srun"))],
-    ids=["torchrun", "elastic", "deepspeed", "srun"],
-)  # fmt: skip
-def test_a_warning_that_slurm_gives_a_task_alone_reaches_the_ranks(tmp_path: Path, job: Job, options: SlurmOptions) -> None:
-    """And ends neither the task nor a launcher; the ranks are not of its session."""
+STYLES = {
+    "torchrun": (ENTRY, SlurmOptions()),
+    "elastic": (ENTRY, SlurmOptions(nodes=(1, 1))),
+    "deepspeed": (SCRIPT, SlurmOptions()),
+    "srun": (ENTRY, SlurmOptions(style="srun")),
+}
+
+
+def ended_by(tmp_path: Path, style: str, number: signal.Signals, *, to_task: bool, failed: bool = False) -> str:
+    """What is told orchestrator.finish of a job whose script, or whose task alone, gets this signal once its rank is ready. `failed`:
+    another task of the step has said that it failed."""
+    job, options = STYLES[style]
     environment = allocation(tmp_path / "bin", srun=TASK_ALONE, torchrun=LAUNCHER, deepspeed=LAUNCHER, planner=PLANNER)
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     (tmp_path / "listens.py").write_text(LISTENS)
     rank = msgspec.structs.replace(job, program="listens.py", arguments=(), num_nodes=1, ranks_per_node=1, backend="gloo", preflight=False)
     write(tmp_path, rank, msgspec.structs.replace(options, planner=str(tmp_path / "bin" / "planner")))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "failed-7-0-0").touch()  # of an earlier job
     with subprocess.Popen(["bash", "job.sbatch"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as script:
         try:
             wait_for((tmp_path / "ready").exists, 60)
-            script.send_signal(signal.SIGUSR1)
+            if failed:
+                (tmp_path / "logs" / "failed-7-0-0").touch()
+            os.kill(int((tmp_path / "task").read_text()) if to_task else script.pid, number)
             script.wait(60)
         finally:
             script.kill()
-    assert ((tmp_path / "saved").exists(), (tmp_path / "ended").read_text()) == (True, "0\n")
+    return (tmp_path / "ended").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_warning_that_slurm_gives_a_task_alone_reaches_the_ranks(tmp_path: Path, style: str, number: signal.Signals) -> None:
+    """And ends neither the task nor a launcher; the ranks are not of its session. USR1 comes through job.sbatch before the time limit, TERM
+    to the tasks alone where Slurm preempts the job."""
+    assert ended_by(tmp_path, style, number, to_task=number == signal.SIGTERM) == "0\n"
+    assert (tmp_path / "saved").exists()
     assert (tmp_path / "logs" / "asked").exists(), "for ranks that the signal does not reach"
+
+
+def test_a_task_that_is_ended_since_another_failed_ends_at_once(tmp_path: Path) -> None:
+    """srun ends the others by TERM too; their ranks wait for the lost one, and could save nothing."""
+    assert ended_by(tmp_path, "srun", signal.SIGTERM, to_task=True, failed=True) == "143\n"
+    assert not (tmp_path / "saved").exists()
+    assert not (tmp_path / "logs" / "asked").exists()

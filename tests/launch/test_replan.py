@@ -22,7 +22,7 @@ if [[ "${@: -1}" == true ]]; then
   [[ "$*" == *--nodelist=n0* ]]
   exit
 fi
-[[ "$*" == *--nodes=1* ]] || {{ touch logs/failed; exit 1; }}
+[[ "$*" == *--nodes=1* ]] || {{ touch logs/failed-17-0-0; exit 1; }}
 """
 """The ranks fail on two nodes, since n1 is gone, and end well on one."""
 SCONTROL = "#!/bin/sh\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=127.0.0.1 x'\n"
@@ -133,13 +133,13 @@ def test_a_node_asks_for_the_requeue_where_the_jobs_own_script_is_gone(tmp_path:
     (tmp_path / "launch.sh").write_text("exit 7\n")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "heartbeat").write_text("12\n")
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NODEID": node, "SLURM_JOB_ID": "17"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NODEID": node, "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "2"}
     task = filled("on_a_node.sh", elastic=True)
     done = subprocess.run(["bash", "-c", task, tmp_path / "launch.sh"], env=environment, timeout=60, check=False)
     said = (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
     assert said == calls
     assert done.returncode == (0 if calls else 7)
-    assert (tmp_path / "logs" / "failed").exists()
+    assert (tmp_path / "logs" / "failed-17-0-2").exists()
 
 
 def test_a_run_folder_may_be_moved_before_and_after_its_start(out: Path) -> None:

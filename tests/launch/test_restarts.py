@@ -48,8 +48,9 @@ def test_a_whole_run_is_finished(out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "again"), [("Killed", 137, True), ("Exited with exit code 1", 1, True), ("Exited with exit code 3", 3, False),
-                                ("Exited with exit code 4", 4, False), ("Exited with exit code 5", 5, True)]
+    ("line", "code", "again"), [("Killed", 137, True), ("Exited with exit code 137", 137, True), ("Exited with exit code 1", 1, True),
+                                ("Exited with exit code 3", 3, False), ("Exited with exit code 4", 4, False),
+                                ("Exited with exit code 5", 5, True)]
 )  # fmt: skip
 def test_what_would_happen_again_is_not_tried_again(out: Path, line: str, code: int, again: bool) -> None:
     """3: a loss that is no number; 4: nodes that are not as planned."""
@@ -57,6 +58,8 @@ def test_what_would_happen_again_is_not_tried_again(out: Path, line: str, code: 
     outcome = finish(out, out / LOG, 1, "then", 0, 1)
     assert (outcome.status, outcome.exit_status) == (("requeued", 75) if again else ("failed", code))
     assert (outcome.rank, outcome.host) == (1, "n0")
+    said = "ended by SIGKILL (out of memory, or killed by someone)" if code == 137 else "OSError: disk"
+    assert outcome.last_line == said
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,9 @@ def test_slurm_is_asked_why_it_ended_the_job(out: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     outcome = finish(out, out / LOG, 143, "then", 0, 1, "slurm")
     assert (outcome.status, outcome.last_line) == (status, said)
+    saved = finish(out, out / LOG, 0, "then", 0, 1)  # asked to, by the TERM that ends them
+    assert saved.status == ("interrupted" if said == "Slurm: cancelled" else "requeued")
+    assert saved.last_line == (f"{said}, " if said == "Slurm: cancelled" else "") + "stopped as asked, saved after step 4 of 10"
 
 
 def test_a_node_that_slurm_can_not_reach_is_named(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

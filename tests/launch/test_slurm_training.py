@@ -226,6 +226,40 @@ def test_a_warning_reaches_the_ranks_and_ends_no_task(
 
 
 @pytest.mark.full
+@pytest.mark.skipif(not os.access(slurm_cluster.FREEZER, os.W_OK), reason="no cgroup of version 1 in which groups can be made")
+@pytest.mark.parametrize(
+    "more", [("slurm.nodes=2",), ("slurm.nodes=2", "slurm.style=srun"), ("slurm.nodes=1-2",)], ids=["torchrun", "srun", "elastic"]
+)
+def test_a_preempted_job_saves_and_goes_on_and_a_failure_ends_at_once(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, more: tuple[str, ...]
+) -> None:
+    """By a job of another partition, GraceTime before the end: TERM to the tasks, nothing to job.sbatch. Where a rank fails TERM comes to
+    the other tasks, too, KillWait before KILL."""
+    out = tmp_path / "run"
+    with slurm_cluster.slurm(tmp_path_factory.mktemp("slurm") / "home", tracking="cgroup", grace_s=90, kill_wait_s=60) as environment:
+        process = begin(out, environment, *SUBMIT[:2], *SUBMIT[3:], *FOREVER, "slurm.requeue=1", "train.step_timeout_s=600", *more)
+        wait_for(lambda: len(metrics(out)) >= 2, 180)
+        urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
+        subprocess.run(urgent, env=environment, check=True)
+        wait_for((out / "status.json").exists, 80)
+        log = (out / f"slurm-{job_of(out)}.log").read_text()
+        saved = json.loads((out / "checkpoints" / "latest.json").read_text())["step"]
+        assert (status(out)["status"], saved) == ("requeued", len(metrics(out))), log
+        assert "job.sbatch: Slurm is about to end the job, the ranks are asked to save and end" in log
+        pends = ["squeue", "--noheader", "--states=PENDING", f"--jobs={job_of(out)}"]
+        wait_for(lambda: subprocess.run(pends, env=environment, check=False, capture_output=True).stdout, 40)  # its script has ended, too
+        asks = ["scontrol", "update", f"JobId={job_of(out)}", "StartTime=now"]  # Slurm holds a requeued job back for two minutes
+        subprocess.run(asks, env=environment, check=True)
+        wait_for(lambda: len(metrics(out)) > saved, 240)
+        begun = time.monotonic()
+        os.kill(pid_of(3, out), signal.SIGKILL)
+        code, said = end(process)
+        assert time.monotonic() - begun < 50
+    assert (code, status(out)["status"], status(out)["restarts"]) == (137, "failed", 1), said
+    assert [row["step"] for row in metrics(out)] == list(range(1, len(metrics(out)) + 1)), "no step is lost or repeated"
+
+
+@pytest.mark.full
 def test_scancel_is_the_cause_and_is_not_requeued(tmp_path: Path, cluster: dict[str, str]) -> None:
     out = tmp_path / "run"
     process = begin(out, cluster, *SUBMIT, *FOREVER, "slurm.requeue=3")
