@@ -515,7 +515,7 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
         host = f" on {outcome.host}" if outcome.host else ""
         rank = "" if outcome.rank is None else f"rank {outcome.rank}{host}: "
         print(f"error: training {outcome.status}: {rank}{outcome.last_line}\nlog: {outcome.log}", file=sys.stderr)
-        if (step := saved_step(out)) and outcome.exit_status not in render.SAME_AGAIN:
+        if (step := saved_step(out)) and outcome.exit_status not in render.SAME_AGAIN and "resume=" not in str(outcome.last_line):
             print(f"resume={shlex.quote(str(out))} goes on from step {step}", file=sys.stderr)
     return outcome.exit_status
 

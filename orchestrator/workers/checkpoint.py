@@ -4,6 +4,7 @@ newest whole one."""
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from dataclasses import dataclass
 from itertools import count
@@ -121,9 +122,9 @@ def superseded(folder: Path, step: int, keep_last: int, keep_every: int, prefix:
 
 
 def newest(out: Path) -> str:
-    """The newest whole checkpoint of a run, in words."""
+    """The newest whole checkpoint of a run, in words, and how to go on from it."""
     try:
-        return f"the newest whole checkpoint is {find(str(out)).folder}"
+        return f"the newest whole checkpoint is {find(str(out)).folder}: resume={shlex.quote(str(out.resolve()))} goes on from it"
     except InputError:
         return "this run has no whole checkpoint yet"
 

@@ -84,7 +84,7 @@ def as_rank(
         except OSError as error:
             if not no_room(error):
                 raise
-            print(f"DiskFullError: nothing more can be written to {error.filename or out}: {error.strerror}", file=sys.stderr, flush=True)
+            print(f"DiskFullError: {full_disk(error, out)}", file=sys.stderr, flush=True)
             sys.exit(NO_ROOM)
 
     try:
@@ -95,6 +95,11 @@ def as_rank(
         traceback.print_exc()
         distributed.leave(1)
     distributed.leave(0)
+
+
+def full_disk(error: OSError, out: Path) -> str:
+    """What a rank says that has no room to write something else than a checkpoint."""
+    return f"nothing more can be written to {error.filename or out}: {error.strerror}; {checkpoint.newest(out)}"
 
 
 def building(plan: Plan, watchdog: Watchdog) -> None:

@@ -18,6 +18,7 @@ from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.job import Job
+from orchestrator.launch.render import launch_sh
 from orchestrator.model.training import Lora
 from orchestrator.plan import Plan, RunSettings, Source
 
@@ -128,6 +129,7 @@ def test_megatrons_own_loop_gets_the_arguments_of_the_file_and_looks_at_the_loss
     of_file = [word for flag in megatron_flags(plan) for word in flag]
     assert list(own_job(plan, JOB).arguments[: len(of_file)]) == of_file
     assert own.arguments[-1] == "--no-check-for-nan-in-loss-and-grad"
+    assert f"\n# {own.arguments[-1]}: all ranks look at each loss together" in launch_sh(own)
 
 
 def test_text_is_read_as_the_corpora_that_the_ranks_make_of_it_each_share_one_of_its_own() -> None:

@@ -231,6 +231,18 @@ def test_deepspeeds_launcher_gets_a_hostfile_and_this_nodes_number(tmp_path: Pat
         files(SCRIPT, slurm=SlurmOptions(style="srun"))
 
 
+def test_the_status_of_a_launcher_that_ends_while_it_is_told_to_is_not_lost(tmp_path: Path) -> None:
+    """TERM interrupts the wait for it; `kill` is a function here that lasts until it has ended."""
+    stub(tmp_path / "bin", "deepspeed")
+    (tmp_path / "bin" / "deepspeed").write_text("#!/bin/bash\ntrap 'exit 3' TERM; touch started; while sleep .1; do :; done\n")
+    write(tmp_path, msgspec.structs.replace(SCRIPT, num_nodes=1))
+    places = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "BASH_FUNC_kill%%": '() { builtin kill "$@" && sleep 1; }'}
+    with subprocess.Popen(["bash", "launch.sh"], cwd=tmp_path, env=places) as script:
+        wait_for((tmp_path / "started").exists, 30)
+        script.terminate()
+        assert script.wait(30) == 3
+
+
 def test_python_variable_chooses_the_interpreter(tmp_path: Path) -> None:
     record = stub(tmp_path / "my env", "python3.11")
     write(tmp_path, TINY)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from msgspec.structs import replace
+from test_local import wait_for
 
 from orchestrator import recipe
 from orchestrator.__main__ import main
@@ -370,6 +371,23 @@ def test_two_nodes_train_and_another_scheduler_goes_on(tmp_path: Path) -> None:
     rows = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert rows == [1, 2, 3, 4, 5, 6]
     assert json.loads((folder / "status.json").read_text())["status"] == "finished"
+
+
+def test_a_pod_has_the_status_of_ranks_that_end_while_they_are_asked_to_save(tmp_path: Path) -> None:
+    """TERM has interrupted the wait for them; `kill` of all processes is a function that ends the ranks and lasts longer."""
+    folder = folder_with("trap 'exit 3' USR1; touch logs/started; while sleep .1; do :; done", tmp_path)
+    _, job = yaml.safe_load_all(written("kubernetes", replace(JOB, num_nodes=1), folder=str(folder)))
+    shell, option, script = (word.replace("$$", "$") for word in job["spec"]["template"]["spec"]["containers"][0]["command"])
+    slow = 'kill() { [[ $2 != -1 ]] || { builtin kill -USR1 "$ranks"; sleep 1; return; }; builtin kill "$@"; }\n'
+    finish = tmp_path / "finish"
+    finish.write_text('#!/bin/sh\necho "$5" >ended\n')
+    finish.chmod(0o755)
+    path = {**os.environ, "ORCHESTRATOR_PYTHON": str(finish), "JOB_COMPLETION_INDEX": "0"}
+    with subprocess.Popen([shell, option, slow + script], env=path, cwd=folder) as pod:
+        wait_for((folder / "logs" / "started").exists, 30)
+        pod.terminate()
+        assert pod.wait(30) == 3
+    assert (folder / "ended").read_text() == "3\n"
 
 
 def test_a_pod_that_is_to_end_asks_its_ranks_to_save_and_waits(tmp_path: Path) -> None:

@@ -450,6 +450,7 @@ def test_a_full_disk_is_said_and_the_checkpoint_before_is_whole(workshop: Worksh
     [line] = [line for line in said if line.startswith("CheckpointError: ")]
     assert "the checkpoint can't be written" in line
     assert "the newest whole checkpoint is checkpoints/iter_0000" in line
+    assert line.endswith(f": resume={out} goes on from it")
 
 
 def test_a_users_copy_with_another_loss_trains_on_that(workshop: Workshop, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from worker_pool import Pool
 
 from orchestrator.plan import RunSettings, to_json
 from orchestrator.strategy.spec import PP_BEFORE_DP
+from orchestrator.workers import runs
 
 pytestmark = pytest.mark.engines
 
@@ -318,7 +320,10 @@ def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(
     (said,) = pool.run("save_with_little_disk", 1, to_json(plan), corpus, str(tmp_path / "out"), 20_000)
     folder = tmp_path / "out" / "checkpoints"
     assert said.startswith("step 2: the checkpoint can't be written: ")
-    assert said.endswith(f"the newest whole checkpoint is {folder / 'step_000001'}")
+    newest = f"; the newest whole checkpoint is {folder / 'step_000001'}: resume={tmp_path / 'out'} goes on from it"
+    assert said.endswith(newest)
+    no_room = OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+    assert runs.full_disk(no_room, tmp_path / "out") == f"nothing more can be written to metrics.jsonl: No space left on device{newest}"
     assert json.loads((folder / "latest.json").read_text())["step"] == 1
     again = make_plan(engine=engine, zero_stage=1, run=RunSettings(resume=str(tmp_path / "out")), steps=2)
     assert len(pool.run("train_and_save", 1, to_json(again), corpus, str(tmp_path / "next"))[0]) == 1

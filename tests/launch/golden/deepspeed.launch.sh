@@ -85,10 +85,10 @@ set -m
 "${deepspeed[@]}" --hostfile "$HOSTFILE" --no_ssh --node_rank "$node_rank" --master_addr "${MASTER_ADDR:-127.0.0.1}" \
   --master_port "$port" --no_python --no_local_rank bash -c "$rank" rank "${command[@]}" >&2 &
 launcher=$!
-trap 'kill -TERM -- "-$launcher" 2>/dev/null || true' TERM INT HUP
-status=0
-wait "$launcher" || status=$?
-while kill -0 "$launcher" 2>/dev/null; do  # a signal came while we waited
+trap 'came=TERM; kill -TERM -- "-$launcher" 2>/dev/null || true' TERM INT HUP
+came=start
+while [[ -n "$came" ]]; do  # while we waited
+  came=
   status=0
   wait "$launcher" || status=$?
 done
