@@ -1,7 +1,7 @@
 """A Job as scripts: `launch.sh` starts the ranks of one node, `job.sbatch` runs that on every node of a Slurm job. Pure text.
 
 Both need nothing but bash, Python with torch, and Slurm's own programs. Every value that comes from outside is quoted. Their text is in
-`scripts/`: `rank.sh` is started per rank, `on_a_node.sh` is the task of srun that runs launch.sh on a node.
+`scripts/`: `rank.sh` is started per rank, `on_a_node.sh` is the task of srun that runs launch.sh on a node, `guard.sh` waits beside it.
 """
 
 from __future__ import annotations
@@ -390,7 +390,8 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         ntasks_per_node=tasks,
         run=" ".join(["srun", '"${options[@]}"', *flags, *before]),
         gone_s=GONE_S,
-        on_a_node=f"-c {shlex.quote(filled('on_a_node.sh', elastic=elastic))} ",
+        on_a_node=f"-c {shlex.quote(filled('on_a_node.sh'))} ",
+        guard=shlex.quote(filled("guard.sh", requeue=slurm.requeue)) if elastic else "",
         asked=ASKED_VARIABLE,
         requeue=slurm.requeue,
         remind=REMIND_S,

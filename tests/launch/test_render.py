@@ -171,7 +171,7 @@ def test_no_value_breaks_out_of_job_sbatch(
         *contained[runtime],
         "bash",
         "-c",
-        render.filled("on_a_node.sh", elastic=False),
+        render.filled("on_a_node.sh"),
         f"{out}/launch.sh",
     ]
     lines = (out / "job.sbatch").read_text().split("\n")

@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator import replan, run
 from orchestrator.errors import NoPlanError
-from orchestrator.launch.render import filled
+from orchestrator.job import ContainerOptions, Job, SlurmOptions
+from orchestrator.launch.render import filled, job_sbatch
 from orchestrator.plan import from_json
 
 TRAIN = ("recipe=gpt_tiny", "gpus=4", "engine=megatron", "train.save_every=5", "slurm.nodes=1-2", "launch=none")
@@ -123,23 +124,42 @@ def test_what_could_not_go_on_is_refused_where_it_is_typed(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("node", "lives", "calls"), [("1", False, ["requeue 17"]), ("1", True, []), ("0", False, [])])
-def test_a_node_asks_for_the_requeue_where_the_jobs_own_script_is_gone(tmp_path: Path, node: str, lives: bool, calls: list[str]) -> None:
-    """Of a job that keeps its allocation when a node is lost, the first node may be the one. `sleep` is a stand-in."""
+@pytest.mark.parametrize(
+    ("restarts", "lives", "failed", "calls"),
+    [("0", False, True, "requeue 17"), ("1", False, True, "scancel 17"), ("0", True, True, ""), ("0", False, False, "")],
+)
+def test_a_node_asks_for_the_requeue_where_the_jobs_own_script_is_gone(
+    tmp_path: Path, restarts: str, lives: bool, failed: bool, calls: str
+) -> None:
+    """Of a job that keeps its allocation when a node is lost, the first node may be the one. `sleep` is a stand-in, which ends what it has
+    watched for long enough."""
     beat = f"date +%s%N >'{tmp_path}/logs/heartbeat'" if lives else ":"
-    for name, text in (("scontrol", f'echo "$*" >>{tmp_path}/calls'), ("sleep", beat)):
+    sleep = f"{beat}; echo >>{tmp_path}/slept; (( $(wc -l <{tmp_path}/slept) < 30 )) || kill $PPID"
+    for name, text in (
+        ("scontrol", f'echo "$*" >>{tmp_path}/calls'),
+        ("scancel", f'echo "scancel $*" >>{tmp_path}/calls'),
+        ("sleep", sleep),
+    ):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "launch.sh").write_text("exit 7\n")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "heartbeat").write_text("12\n")
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NODEID": node, "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "2"}
-    task = filled("on_a_node.sh", elastic=True)
-    done = subprocess.run(["bash", "-c", task, tmp_path / "launch.sh"], env=environment, timeout=60, check=False)
-    said = (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
-    assert said == calls
-    assert done.returncode == (0 if calls else 7)
-    assert (tmp_path / "logs" / "failed-17-0-2").exists()
+    if failed:
+        (tmp_path / "logs" / "failed-17-0-2").touch()
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": restarts, "SLURM_JOB_ID": "17"}
+    subprocess.run(["bash", "-c", filled("guard.sh", requeue=1), tmp_path], env=environment, timeout=60, check=False)
+    assert (tmp_path / "calls").exists() == bool(calls)
+    assert not calls or (tmp_path / "calls").read_text() == f"{calls}\n"
+
+
+def test_what_asks_for_the_requeue_is_started_outside_of_the_image_on_all_nodes_but_the_first() -> None:
+    job = Job(name="t", module="m", arguments=(), environment={}, files=(), num_nodes=4, ranks_per_node=2, backend="gloo")
+    for runtime in ("pyxis", "apptainer"):
+        container = ContainerOptions(image="/images/a.sqsh", runtime=runtime)
+        lines = job_sbatch(job, SlurmOptions(nodes=(2, 4), requeue=1), container).splitlines()
+        (guard,) = [line for line in lines if line.strip().startswith('srun "${others[@]}"')]
+        assert "a.sqsh" not in guard
+        assert [line for line in lines if "a.sqsh" in line and line.startswith("srun")]
 
 
 def test_a_run_folder_may_be_moved_before_and_after_its_start(out: Path) -> None:

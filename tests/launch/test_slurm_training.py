@@ -351,6 +351,22 @@ def test_a_dead_node_is_the_cause_and_the_job_goes_on_elsewhere(tmp_path: Path, 
         assert (status(out)["status"], status(out)["error"]) == ("failed", "Slurm: a node failed: n1"), said
 
 
+@pytest.mark.full
+def test_a_job_that_loses_its_first_node_goes_back_into_the_queue(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its script is gone with that node, and Slurm, which need not have noticed, keeps the allocation: another node asks."""
+    home = tmp_path_factory.mktemp("slurm") / "home"
+    with slurm_cluster.slurm(home) as environment:
+        out = tmp_path / "run"
+        begin(out, environment, *SUBMIT[:2], "slurm.nodes=1-2", *SUBMIT[3:], *FOREVER, "train.save_every=1", "slurm.requeue=1")
+        wait_for(lambda: len(metrics(out)) >= 2, 180)
+        members = of_node("n0", home)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: what watches an srun ends the step of one that is killed
+            for member in members:
+                os.kill(member, number)
+        shows = ["scontrol", "show", "job", job_of(out)]
+        wait_for(lambda: "Restarts=1 " in subprocess.run(shows, env=environment, capture_output=True, text=True, check=False).stdout, 120)
+
+
 def of_node(name: str, home: Path) -> set[int]:
     """slurmd of a node, the tasks that run there, and what started them."""
     found = {int((home / f"slurmd.{name}.pid").read_text())}
