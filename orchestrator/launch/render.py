@@ -140,6 +140,8 @@ SAME_AGAIN = frozenset({2, 3, 4})
 the plan was made for (workers/preflight.py)."""
 TRY_AGAIN = 75
 """Exit status of a job that stopped before its end and can be continued (EX_TEMPFAIL, sysexits.h); finish.py asks for a requeue with it."""
+GPUS_SEEN = {"nvidia": "nvidia-smi -L | grep -c '^GPU '", "amd": "rocm-smi --showid --csv | grep -c '^card'"}
+"""How a node counts the GPUs whose driver answers, by vendor: one that has fallen off the bus is left out, or ends the list."""
 SRUN_STYLE = "one task of srun a rank"
 """A line that job.sbatch prints in slurm.style=srun: then srun's messages name ranks."""
 
@@ -381,6 +383,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         nodes=nodes,
         least=slurm.least_nodes,
         answer_s=ANSWER_S,
+        healthy=_healthy(job),
         options="\n".join(f"#SBATCH {line}" for line in lines),
         environment=environment,
         ranks_per_node=ranks_per_node,
@@ -402,6 +405,14 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         hostfile=job.launcher != "torchrun",
         supervisor=f"${{{RUN_VARIABLE}:-}}",
     )
+
+
+def _healthy(job: Job) -> str:
+    """The command that succeeds on a node which has the GPUs of its ranks; a node without the vendor's program is taken at its word."""
+    if job.backend != "nccl":
+        return "true"
+    program = GPUS_SEEN[job.vendor].partition(" ")[0]
+    return f"bash -c {shlex.quote(f'! command -v {program} >/dev/null || (( $({GPUS_SEEN[job.vendor]}) >= RANKS_PER_NODE ))')}"
 
 
 def files(job: Job, *, slurm: SlurmOptions | None = None, container: ContainerOptions | None = None) -> tuple[File, ...]:

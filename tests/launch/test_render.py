@@ -663,6 +663,36 @@ open("ready", "w")
 time.sleep(60)
 os._exit(9)
 """
+TWO_NODES = """#!/bin/bash
+# srun of an elastic job: its ranks fail while n1 is of them
+for word; do case $word in --nodelist=*) export ON=${word#*=} ;; esac; done
+case "$*" in
+  *launch.sh*) [[ $ON == n0 ]] || { mkdir -p logs; touch logs/failed-7-0-0; exit 1; } ;;
+  *heartbeat*) ;;
+  *) while [[ $1 == --* ]]; do shift; done; exec "$@" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("vendor", "program", "lines", "kept"),
+    [
+        ("nvidia", "nvidia-smi", "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)", 1),
+        ("amd", "rocm-smi", "card0,0x74a1,0x28", 1),
+        ("nvidia", "other", "", 2),
+    ],
+)
+def test_a_node_that_has_lost_a_gpu_is_left_out_of_an_elastic_job(tmp_path: Path, vendor: str, program: str, lines: str, kept: int) -> None:
+    """It still starts programs. Without the vendor's program nobody can tell, and both are kept."""
+    smi = f"#!/bin/bash\n[[ $ON == n0 ]] && gpus=8 || gpus=7\nfor (( i = 0; i < gpus; i++ )); do echo '{lines}'; done\n"
+    planner = '#!/bin/sh\ncase "$2" in *.replan) echo "$4" ;; esac\n'
+    environment = allocation(tmp_path / "bin", srun=TWO_NODES, planner=planner, **{program: smi})
+    write(tmp_path, msgspec.structs.replace(GPT, vendor=vendor), SlurmOptions(nodes=(1, 2), planner=str(tmp_path / "bin" / "planner")))
+    done = subprocess.run(["bash", "job.sbatch"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ("job.sbatch: 1 of 2 nodes answer with their GPUs: n0" in done.stdout) is (kept == 1), done.stdout + done.stderr
+    assert done.returncode == kept - 1
+
+
 PLANNER = '#!/bin/sh\ncase "$2" in *.replan) echo 1 ;; *.finish) echo "$5" >ended ;; esac\n'
 
 
