@@ -73,6 +73,8 @@ CPU_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     **ANY_HOST,
     "gemm_efficiency": (0.01, MOST_OF_A_CPU),
     "memory_efficiency": (0.005, MOST_OF_A_CPU),
+    "attention_efficiency": (0.01, MOST_OF_A_CPU),
+    "attention_backward_efficiency": (0.01, MOST_OF_A_CPU),
 }
 """What a constant of ranks on cores can be: one machine's may be much faster than another's, and other work may use them too."""
 

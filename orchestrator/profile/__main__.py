@@ -71,9 +71,13 @@ PRIOR: Final = 0.05
 """Weight of the prior in the fit, as little as calibrate's benchmark gives it: a profile's cases are many repetitions each."""
 NOWHERE: Final = 1e-15
 """Seconds of a hop, and of a byte, of the network that cases are priced with: there was none."""
-CPU_NAMES: Final = ("gemm_efficiency", "memory_efficiency", "op_overhead_s", "microbatch_overhead_s")
-GPU_NAMES: Final = ("gemm_efficiency", "gemm_half_tokens", "attention_efficiency", "pointwise_factor", "op_overhead_s")
-"""Constants that the cases settle on a GPU; the collectives and the update have closed forms."""
+CPU_NAMES: Final[tuple[str, ...]] = ("gemm_efficiency", "memory_efficiency", "op_overhead_s", "microbatch_overhead_s")
+GPU_NAMES: Final[tuple[str, ...]] = ("gemm_efficiency", "gemm_half_tokens", "pointwise_factor", "op_overhead_s")
+"""Constants that the cases settle on a CPU and on a GPU; the collectives and the update have closed forms."""
+ATTENTION: Final = ("attention_efficiency", "attention_backward_efficiency")
+"""Constants that cases settle too where a kernel computes attention as a whole."""
+SHORTER: Final = 2
+"""How many times shorter the sequences of one case are: attention takes less of it, and so is told from products."""
 
 AGAIN: Final = "again"
 """The case of a layer's work under a second layout."""
@@ -81,22 +85,34 @@ ALIKE: Final = 0.15
 """How far a layer's seconds under two layouts may be apart, as a share: as far as a prediction after a profile may be off."""
 
 
+def case_of(load: Any, words: Sequence[str], pins: Pins) -> Plan | None:
+    """The plan with these keys and pins; None: none is legal and fits."""
+    try:
+        asked = load(words)
+        return Planner(replace(asked, pins=pins)).fastest().plan
+    except (NoPlanError, InputError):
+        return None
+
+
 def cases_of(settings: Settings, load: Any) -> dict[str, Plan]:
-    """Plans of the cut model on all GPUs, by name: every tp that the engine takes, each micro-batch that fits."""
-    found: dict[str, Plan] = {}
+    """Plans of the cut model on all GPUs, by name: every tp that the engine takes, each micro-batch that fits, and the first of them with
+    shorter sequences. Raises NoPlanError."""
+    found: dict[str, Plan | None] = {}
     gpus = settings.cluster.num_gpus
     for tp in (n for n in range(1, min(gpus, settings.cluster.levels[0].size) + 1) if gpus % n == 0):
         for size in MICRO_BATCHES:
-            batch = size * gpus // tp * 2
+            words = [f"model.num_layers={LAYERS}", f"train.global_batch_size={size * gpus // tp * 2}"]
             pins = Pins(tp=tp, pp=1, cp=1, vpp=1, micro_batch_size=size, recompute="none", zero_stage=0)
-            try:
-                asked = load([f"model.num_layers={LAYERS}", f"train.global_batch_size={batch}"])
-                found[f"tp{tp}_mbs{size:03d}"] = Planner(replace(asked, pins=pins)).fastest().plan
-            except (NoPlanError, InputError):
-                continue  # tp does not divide the heads, say, or so much does not fit
-    if not found:
+            name, plan = f"tp{tp}_mbs{size:03d}", case_of(load, words, pins)
+            is_first = not any(found.values())
+            found[name] = plan  # None: tp does not divide the heads, say, or so much does not fit
+            if plan is not None and is_first:
+                shorter = [f"train.seq_length={settings.training.seq_length // SHORTER}"]
+                found[f"{name}_short"] = case_of(load, [*words, *shorter], pins)
+    cases = {name: plan for name, plan in found.items() if plan is not None}
+    if not cases:
         raise NoPlanError("no part of the model can be measured here: no tp and micro-batch size is legal and fits")
-    return found
+    return cases
 
 
 def second_layout(settings: Settings, load: Any, first: Plan) -> Plan | None:
@@ -106,11 +122,9 @@ def second_layout(settings: Settings, load: Any, first: Plan) -> Plan | None:
     for pp, zero_stage in ((2, 0), (1, 1)):
         pins = Pins(tp=first.tp, pp=pp, cp=1, vpp=1, micro_batch_size=first.micro_batch_size, recompute="none", zero_stage=zero_stage)
         batch = first.micro_batch_size * max(1, dp // pp) * 2
-        try:
-            asked = load([f"model.num_layers={LAYERS * pp}", f"train.global_batch_size={batch}"])
-            return Planner(replace(asked, pins=pins)).fastest().plan
-        except (NoPlanError, InputError):
-            continue
+        found = case_of(load, [f"model.num_layers={LAYERS * pp}", f"train.global_batch_size={batch}"], pins)
+        if found is not None:
+            return found
     return None
 
 
@@ -304,6 +318,7 @@ def constants_of(cluster: Cluster, runs: Sequence[Run], rows: Sequence[Mapping[s
         by_level.setdefault(level_of(cluster, row["size"], row["stride"]), []).append(row)
     wires = {index: wire([row for row in mine if row["operation"] != "p2p"]) for index, mine in by_level.items()}
     names, bounds = (CPU_NAMES, CPU_BOUNDS) if cluster.is_cpu else (GPU_NAMES, BOUNDS)
+    names += ATTENTION if runs[0].traits.flash_attention else ()
     found = fit(runs, names, WITHOUT_NETWORK, prior=PRIOR, bounds=bounds)
     constants = {name: found.constants[name] for name in names}
     if wires:
