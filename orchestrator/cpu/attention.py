@@ -66,13 +66,14 @@ class AllGatherAttention(DotProductAttention):
         if size > 1:
             order = torch.cat([zigzag(rank, size, bounds) for rank in range(size)]).argsort()
             key, value = (_Gather.apply(part, self.cp_group)[order] for part in (key, value))
+        lengths = [end - begin for begin, end in pairwise(bounds)]
+        parts = query.split([length // size for length in lengths]), key.split(lengths), value.split(lengths)
         outputs = []
-        for begin, end in pairwise(bounds):
-            of_sample = query[begin // size : end // size], key[begin:end], value[begin:end]
+        for length, of_sample in zip(lengths, zip(*parts, strict=True), strict=True):
             if packed_seq_params is not None:
                 of_sample, attention_mask = tuple(part[:, None] for part in of_sample), None
             if size > 1:
-                attention_mask = self._hidden(zigzag(self.cp_group.rank(), size, (0, end - begin)), torch.arange(end - begin))
+                attention_mask = self._hidden(zigzag(self.cp_group.rank(), size, (0, length)), torch.arange(length))
             outputs.append(attend(*of_sample, attention_mask, *args, **more))
         return torch.cat(outputs)
 
