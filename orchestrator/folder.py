@@ -156,6 +156,8 @@ def with_outside(job: Job, plan: Plan, out: Path) -> Job:
 def tool_files(settings: Settings, found: Found, name: str) -> list[File]:
     """The plan as files of the program of this name, or the fastest that one recompute setting can say where the plan's differ by stage.
     What can't be said is priced by a search that is held to what can. Raises InputError."""
+    if (balance := found.plan.training.balance) != "step":
+        raise InputError("write", name, f"deals packed samples to ranks by itself: data.balance={balance} is of this package's programs")
     if tools.is_around(found.plan, name):
         return tools.around_files(found.plan, name)
     plan = (Planner(settings).for_program(found) if found.plan.engine == MEGATRON else None) or found.plan

@@ -14,7 +14,7 @@ from orchestrator.cost.activations import LayerActivations
 from orchestrator.cost.graphs import Graph, graph_of
 from orchestrator.cost.muon import Muon
 from orchestrator.cost.network import Network
-from orchestrator.cost.passes import Passes, PassPrices, pass_key
+from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
@@ -274,7 +274,7 @@ class LayerPrices:
     def alike(self, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:
         """What `floor_seconds` depends on beside the layer."""
         shares = self.active_share(strategy, micro_batch_size), self.alone_share(strategy, micro_batch_size)
-        return (*shares, strategy.cuda_graph_impl, strategy.cuda_graph_modules, *pass_key(strategy, micro_batch_size, states))
+        return (*shares, strategy.cuda_graph_impl, strategy.cuda_graph_modules, *self.passes.key(strategy, micro_batch_size, states))
 
     def alone_share(self, strategy: Strategy, micro_batch_size: int) -> float:
         """The share, 0 to 1, of a rank's passes that run alone where Megatron pairs a forward with a backward pass of another micro-batch

@@ -16,8 +16,9 @@ from orchestrator.cost.recompute import again as recomputed_part
 from orchestrator.cost.recompute import one_of, tiled
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.ops import ROUTED, SHARED
+from orchestrator.model.packing import waits
 from orchestrator.model.routing import times
-from orchestrator.model.spec import LayerSpec, Op
+from orchestrator.model.spec import Attention, LayerSpec, Op
 from orchestrator.strategy.axes import cp, ep, tp
 from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import StateBytes
@@ -70,12 +71,12 @@ class PassPrices:
         self._parts: dict[tuple[str, object], LayerSpec] = {}
         self._again: dict[tuple[str, Recompute], LayerSpec | None] = {}
         self._last_key: tuple[Strategy | None, int, StateBytes | None, tuple[object, ...]] = None, 0, None, ()
-        """A strategy, samples and states, with their `pass_key`: its layers are asked for one after the other."""
+        """A strategy, samples and states, with their `key`: its layers are asked for one after the other."""
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> Passes:
         """The passes of this layer. `states`: bytes per parameter (a weight's gradient is written in backward)."""
         if self._last_key[0] is not strategy or self._last_key[1:3] != (micro_batch_size, states):
-            self._last_key = strategy, micro_batch_size, states, pass_key(strategy, micro_batch_size, states)
+            self._last_key = strategy, micro_batch_size, states, self.key(strategy, micro_batch_size, states)
         alike = layer.kind, self._last_key[3]
         known = self._known.get((recompute, alike))
         if known is None:
@@ -84,6 +85,27 @@ class PassPrices:
                 plain = self._plain[alike] = self._without_recompute(layer, strategy, micro_batch_size, states)
             known = self._known[recompute, alike] = self._priced(layer, recompute, strategy, micro_batch_size, states, plain)
         return known
+
+    def key(self, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:
+        """All but the layer's kind and recompute that a price of passes may depend on."""
+        return (*pass_key(strategy, micro_batch_size, states), self._waits(strategy, micro_batch_size))
+
+    def _waits(self, strategy: Strategy, micro_batch_size: int) -> float:
+        """How much more attention than the mean the replica with the longest of the packed samples computes (`packing.waits`)."""
+        w, dp = self._workload, strategy.mesh.dp
+        if not w.loads:
+            return 1.0
+        microbatches = max(1, w.training.global_batch_size // (dp * micro_batch_size))
+        return waits(w.loads, dp, microbatches, micro_batch_size, w.training.balance)
+
+    def _seconds(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> LayerSeconds:
+        """Seconds of what a layer, or a part of one, computes, on the replica with the longest of the packed samples."""
+        w = self._workload
+        shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, w.calibration, self._network.domain)
+        found, more = layer_seconds(layer, *shape), self._waits(strategy, micro_batch_size)
+        if more == 1.0 or not any(isinstance(op, Attention) and op.causal for op in layer.ops):
+            return found
+        return LayerSeconds(*(each._replace(attention=more * each.attention) for each in found))
 
     def launches(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[float, float]:
         """Host seconds to launch a forward and a backward pass of the layer, recompute and the exchange of tokens aside."""
@@ -98,7 +120,7 @@ class PassPrices:
     def _without_recompute(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> _Plain:
         w, c, network = self._workload, self._workload.calibration, self._network
         shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, c, network.domain)
-        forward, backward = layer_seconds(layer, *shape)
+        forward, backward = self._seconds(layer, strategy, micro_batch_size, states)
         once_more = NO_SECONDS
         in_pieces = tiled(layer, strategy)
         if in_pieces is not None:
@@ -163,7 +185,7 @@ class PassPrices:
     def _priced(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes, plain: _Plain
     ) -> Passes:
-        w, c = self._workload, self._workload.calibration
+        c = self._workload.calibration
         forward, backward = plain.forward, plain.backward
         causes = dict.fromkeys(CAUSES, 0.0)
         for part in (forward, backward):
@@ -173,8 +195,7 @@ class PassPrices:
         repeated = self._repeated(layer, recompute)
         again, launched_again = forward.compute if recompute == "full" else 0.0, 0.0
         if repeated is not None:
-            shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, c, self._network.domain)
-            part = layer_seconds(repeated, *shape).forward
+            part = self._seconds(repeated, strategy, micro_batch_size, states).forward
             again, launched_again = part.compute, part.launch
         again, launched_again = again + plain.once_more.compute, launched_again + plain.once_more.launch
         causes["recompute"] = again

@@ -50,6 +50,9 @@ class EngineWorkload(Value, frozen=True, kw_only=True):
     """Whether embedding and head share weights."""
     trainable: float
     """Parameters of the whole model that are trained beside frozen ones; infinite where none is frozen."""
+    loads: tuple[float, ...]
+    """What attention has to compute in packed sequences over their mean (`Lengths.loads`), where it computes no more of them than their
+    samples; none elsewhere."""
 
 
 def engine_workload(workload: Workload, traits: Traits, calibration: Calibration) -> EngineWorkload:
@@ -58,8 +61,11 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     modules = traits.layers == "hugging_face" and model.architecture.traced is None
     if modules:
         model = on_host(hugging_face(model)) if cluster.is_cpu else hugging_face(model)
+    loads: tuple[float, ...] = ()
     if training.packing and training.lengths is not None and model.architecture.traced is None:
-        model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention, masked=modules)
+        kernels = cluster.software.flash_attention
+        model = packed(model, training.lengths.attended, kernels=kernels, masked=modules)
+        loads = training.lengths.loads if kernels or not modules else ()
     if modules and training.lora is not None:
         model = with_lora(model, training.lora)
     if training.freeze:
@@ -94,6 +100,7 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
         fp8_copies=fp8_weight_bytes(training, cluster.gpu) if traits.fp8_weight_copies else 0.0,
         has_tied=any(weight.tied for layer in kinds.values() for weight in layer.weights),
         trainable=trainable,
+        loads=loads,
     )
 
 

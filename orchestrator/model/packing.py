@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from functools import lru_cache
 from math import ceil
+from statistics import NormalDist
+from typing import Final
 
 from msgspec.structs import replace
 
 from orchestrator.model.spec import Attention, LayerSpec, ModelSpec, Op, Pointwise, Saved
 from orchestrator.model.training import Lengths
+
+SHARES: Final = 32
+"""Equal shares of the packed sequences whose loads are kept."""
+DRAWN: Final = 2048
+"""Sequences that are drawn, at least one step's, to see how far the ranks of a step are apart."""
 
 
 def packed(model: ModelSpec, attended: float, *, kernels: bool, masked: bool = True) -> ModelSpec:
@@ -58,6 +66,64 @@ def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
         if spare:
             insort(left, (spare, number))
     return bins
+
+
+def loads(sequences: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    """What attention has to compute in packed sequences, of samples of so many tokens each, over their mean: sorted, the mean of each of
+    `SHARES` equal shares of them.
+
+    >>> loads([[4, 4], [8]])
+    (0.6667, 1.3333)
+    """
+    each = sorted(sum(length * length for length in samples) for samples in sequences)
+    parts = min(SHARES, len(each))
+    shares = [each[part * len(each) // parts : (part + 1) * len(each) // parts] for part in range(parts)]
+    mean = sum(each) / max(1, len(each))
+    return tuple(round(sum(share) / len(share) / mean, 4) for share in shares)
+
+
+def dealt(work: Sequence[float], ranks: int, size: int) -> list[int]:
+    """The order in which the sequences of a step, of which each takes so much work, are read so that its data-parallel ranks have about
+    as much each: micro-batch after micro-batch, of each `size` sequences for every rank in turn. Those of a micro-batch are like each
+    other, too, for engines whose ranks wait for each other in every one.
+
+    >>> dealt([5, 1, 4, 2], 2, 1)  # 5 and 1, 4 and 2
+    [0, 2, 1, 3]
+    """
+    order, held = list[int](), [0.0] * ranks
+    heaviest = sorted(range(len(work)), key=lambda index: (-work[index], index))
+    for first in range(0, len(work), ranks * size):
+        microbatch: list[list[int]] = [[] for _ in range(ranks)]
+        for at in range(first, first + ranks * size, ranks):
+            for rank, index in zip(sorted(range(ranks), key=held.__getitem__), heaviest[at : at + ranks], strict=False):
+                microbatch[rank].append(index)
+                held[rank] += work[index]
+        order += [index for mine in microbatch for index in mine]
+    return order
+
+
+@lru_cache(maxsize=4096)
+def waits(each: tuple[float, ...], ranks: int, microbatches: int, size: int, balance: str) -> float:
+    """How much more attention than the mean the data-parallel rank computes that has most of it in a step, for which the others wait:
+    a factor, in the mean over steps that are drawn, the same ones every time. `each`: as `Lengths.loads`; `size`: sequences of a
+    micro-batch of a rank; `balance`: as `Training.balance`, of which "epoch" leaves no differences within a step.
+
+    >>> waits((0.5, 1.5), 2, 4, 1, "none") > waits((0.5, 1.5), 2, 4, 1, "step") > 1, waits((0.5, 1.5), 1, 8, 1, "none")
+    (True, 1.0)
+    """
+    if not each or ranks == 1 or balance == "epoch":
+        return 1.0
+    count = ranks * microbatches * size
+    steps, shares = max(1, DRAWN // count), map(NormalDist().cdf, NormalDist().samples(max(DRAWN, count), seed=0))
+    drawn = [each[min(int(share * len(each)), len(each) - 1)] for share in shares]
+    most = total = 0.0
+    for step in range(steps):
+        work = drawn[step * count : (step + 1) * count]
+        if balance == "step":
+            work = [work[index] for index in dealt(work, ranks, size)]
+        held = [sum(sum(work[at : at + size]) for at in range(rank * size, count, ranks * size)) for rank in range(ranks)]
+        most, total = most + max(held), total + sum(held)
+    return most * ranks / total
 
 
 def sample_notes(found: Lengths, seq_length: int, *, packing: bool, multiple: int = 1) -> list[str]:

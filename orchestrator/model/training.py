@@ -56,6 +56,9 @@ class Lengths(Value, frozen=True, kw_only=True):
     """Prompts whose end is inside a token that a completion goes on: "colour: " before "red" with a token " red"."""
     unused: tuple[str, ...] = ()
     """Columns and messages' fields of the data that nothing is done with."""
+    loads: tuple[float, ...] = ()
+    """What attention has to compute in packed sequences over their mean, from the least to the most, each of an equal share of the
+    sequences; none: nobody packed them."""
 
     @property
     def attended(self) -> float:
@@ -179,6 +182,15 @@ class Training(Value, frozen=True, kw_only=True):
         Key("data.packing", "of task=sft: several samples in a sequence, none sees another", type=bool, default="where the plan can"),
     ] = None
     """Whether supervised samples share sequences; None: there are none. `global_batch_size` counts sequences."""
+    balance: Annotated[
+        Literal["step", "none", "epoch"],
+        Key(
+            "data.balance",
+            "what of packed samples the ranks of a step get: the step's sequences so that all have as much attention to compute; as they "
+            "are drawn; or steps of sequences with as much each, which changes what is learnt together",
+            type=Literal["step", "none", "epoch"],
+        ),
+    ] = "step"
     lengths: Lengths | None = None
     """Lengths of the supervised samples in tokens; None: there are no such samples, or they were not read."""
     lora: Lora | None = None

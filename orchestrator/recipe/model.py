@@ -225,11 +225,14 @@ def with_samples(training: Training, merged: Flat) -> Training:
     """The training with the lengths of its supervised samples, and whether they are packed: wherever a reader knows the layers. Raises
     InputError."""
     said: str | None = value_of(merged, "data.lengths", None)
+    balance = value_of(merged, BALANCE, None)
     if training.task == "pretrain":
-        for name, value in (("data.packing", training.packing), ("data.lengths", said)):
+        for name, value in (("data.packing", training.packing), (BALANCE, balance), ("data.lengths", said)):
             if value is not None:
                 raise InputError(name, shown(value), "is of samples: task=sft")
         return training
+    if balance is not None and training.packing is False:
+        raise InputError(BALANCE, balance, "is of packed samples: padded ones have all as much to compute")
     data, path = data_settings(merged, RunSettings()), _samples_here(merged)
     if path is not None and said is not None:
         raise InputError("data.lengths", shown(said), f"is for a plan before there are samples: data={path} has lengths of its own")
@@ -305,6 +308,7 @@ def _samples_here(merged: Flat) -> str | None:
     return None if path is None or is_elsewhere(path) else path
 
 
+BALANCE: Final = "data.balance"
 IMAGE_TOKENS: Final = 256
 """Tokens of an image where nobody says how large it is: 448 x 448 pixels for Qwen2.5-VL, 512 x 512 for Qwen3-VL."""
 

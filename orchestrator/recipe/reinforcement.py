@@ -18,7 +18,7 @@ from orchestrator.rl.programs import NEMO_RL, PROGRAMS
 from orchestrator.rl.step import longest
 
 TASK = "rl"
-OF_THE_STEP = ("train.global_batch_size", "train.seq_length", "train.decoder_seq_length", "train.tokens", "data.packing")
+OF_THE_STEP = ("train.global_batch_size", "train.seq_length", "train.decoder_seq_length", "train.tokens", "data.packing", "data.balance")
 """Keys of a training that here follow from the samples."""
 LEARNING = ("train.lr", "train.min_lr", "train.warmup", "train.schedule", "train.decay", "train.decay_steps", "train.steps")
 """Keys that a recipe of pretraining says for pretraining alone."""

@@ -21,7 +21,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     """The settings as a recipe: `recipe=config.yaml` gives the same plan on any machine. `plan_path`: the saved plan that was started."""
     training = msgspec.structs.asdict(settings.training)
     seed = training.pop("seed")
-    lora, task, packing, _ = (training.pop(name) for name in ("lora", "task", "packing", "lengths"))
+    lora, task, packing, balance, _ = (training.pop(name) for name in ("lora", "task", "packing", "balance", "lengths"))
     training["betas"] = list(training["betas"])
     reserve, limit = settings.limit.reserve, settings.limit.limit
     profile = {} if settings.profile is None else msgspec.to_builtins(settings.profile, str_keys=True)
@@ -40,6 +40,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "data.blend": [[source.weight, source.path] for source in settings.run.blend] or None,
         "task": task,
         "data.packing": packing,
+        "data.balance": balance if packing and task == "sft" else None,
         "data.lengths": settings.lengths,
         "data.valid": settings.run.valid,
         "data.split": list(settings.run.split) or None,

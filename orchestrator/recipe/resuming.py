@@ -35,13 +35,13 @@ CONFIG: Final = "config.yaml"
 PLAN: Final = "plan.json"
 """Files that workers/checkpoint.py and the command write."""
 
-DATA_ORDER: Final = ("global_batch_size", "seq_length", "decoder_seq_length", "seed", "task", "packing")
+DATA_ORDER: Final = ("global_batch_size", "seq_length", "decoder_seq_length", "seed", "task", "packing", "balance")
 """Step k takes the samples from k * global_batch_size on of an order that these fix: another value repeats some and leaves others out."""
 STATES: Final = ("optimizer", "lora", "freeze", "precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
 """What the optimizer's states in the checkpoint are of."""
 RATE_JUMP: Final = 0.01
 """Share by which a continued run's learning rate may differ from the one that its former schedule would have there, unsaid."""
-UNGROUPED: Final = {"seed": "seed", "lora": "lora", "task": "task", "packing": "data.packing"}
+UNGROUPED: Final = {"seed": "seed", "lora": "lora", "task": "task", "packing": "data.packing", "balance": "data.balance"}
 """Keys of fields of the training that are not called train.*."""
 MEASURED: Final = ("lengths",)
 """What is no setting: it follows from the data."""

@@ -100,7 +100,7 @@ def _in_plan(group: str, short: str, plan: Plan) -> Any:
         return getattr(plan.model, short, ...)
     if group == "lora":
         return getattr(plan.training.lora, short, None)
-    if group == "task" or short == "packing":
+    if group == "task" or short in ("packing", "balance"):
         return getattr(plan.training, short or group)
     if group == "train":
         return getattr(plan.training, short, ...)

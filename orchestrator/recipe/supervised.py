@@ -20,7 +20,7 @@ from orchestrator import chats
 from orchestrator.chats import ANSWERS, KINDS, MOST_BYTES, REASONING, Chat, Encoded, Pair, sample_of
 from orchestrator.errors import InputError
 from orchestrator.key import shown
-from orchestrator.model.packing import pack
+from orchestrator.model.packing import loads, pack
 from orchestrator.model.parts.vision import IMAGE_KEYS
 from orchestrator.model.training import Lengths
 from orchestrator.recipe.lengths import said_lengths
@@ -235,6 +235,7 @@ def lengths(counts: Sequence[int], seq_length: int, found: Counted | None = None
     packed = kept if not samples else [size for size, answers in zip(kept, left, strict=True) if answers]
     padded = [[min(-(-size // unit) * unit, seq_length) for size in packed] for unit in MULTIPLES]
     times = 1.0 if found is None else found.whole / len(counts)
+    each = [pack(sizes, seq_length) for sizes in padded]
     return Lengths(
         samples=round(times * len(counts)),
         mean=sum(kept) / len(kept),
@@ -242,7 +243,7 @@ def lengths(counts: Sequence[int], seq_length: int, found: Counted | None = None
         longest=max(counts) if found is None else found.longest,
         cut=round(times * sum(count > seq_length for count in counts)),
         lost=1 - sum(kept) / sum(counts),
-        sequences=tuple(max(1, round(times * len(pack(sizes, seq_length)))) for sizes in padded),
+        sequences=tuple(max(1, round(times * len(sequences))) for sequences in each),
         dropped=round(times * (len(kept) - len(packed))),
         answers=round(times * sum(whole)),
         answers_lost=round(times * (sum(whole) - sum(left))),
@@ -250,6 +251,7 @@ def lengths(counts: Sequence[int], seq_length: int, found: Counted | None = None
         unlearnt=0 if found is None else round(times * found.unlearnt),
         merged=0 if found is None else ceil(times * found.merged),
         unused=() if found is None else found.unused,
+        loads=loads([[packed[index] for index in sequence] for sequence in each[0]]),
     )
 
 

@@ -17,6 +17,7 @@ from orchestrator.cost.memory_policy import USUAL_RISK
 from orchestrator.cost.uncertainty import BEYOND, pairs_of
 from orchestrator.hardware.catalog import between_slots
 from orchestrator.hardware.spec import Cluster
+from orchestrator.model.packing import waits
 from orchestrator.model.routing import Unevenness, times
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import EIGHT_BIT, Training
@@ -518,6 +519,10 @@ def unusual_text(plan: Plan) -> str:
     return ", ".join([f"{first[0]} ({first[1]} of {PUBLISHED:,} published runs)", *(f"{name} ({seen})" for name, seen in rest)])
 
 
+APART = 1.02
+"""Attention of the replica with the longest samples over the mean from which on it is said."""
+
+
 def samples_text(plan: Plan, padded: Plan) -> str:
     """How long supervised samples are, and what packing them gains over `padded`, the same plan with a sequence for each. The plan must
     know their lengths."""
@@ -531,7 +536,11 @@ def samples_text(plan: Plan, padded: Plan) -> str:
         return f"{said}{100 * (1 - found.mean / training.seq_length):.0f}% of a sequence of {training.seq_length:,} is padding"
     share = found.share(training.seq_length, plan.sample_multiple)
     faster = share * padded.prediction.step_time_s / plan.prediction.step_time_s
-    return f"{said}{about}{share:.1f} share a sequence, {faster:.1f} times the samples a second of padded ones under this plan"
+    said += f"{about}{share:.1f} share a sequence, {faster:.1f} times the samples a second of padded ones under this plan"
+    most = waits(found.loads, plan.dp, plan.num_microbatches, plan.micro_batch_size, training.balance)
+    if most < APART or not plan.cluster.software.flash_attention:
+        return said
+    return f"{said}; {100 * (most - 1):.0f}% more attention than the mean on the replica with the longest (data.balance={training.balance})"
 
 
 def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities], *, brief: bool = False, taken: bool = True) -> str:

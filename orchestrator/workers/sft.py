@@ -19,12 +19,14 @@ import numpy as np
 
 from orchestrator.chats import KINDS, Chat, Encoded, Pair, Tokens, encoded, marked, overlapping, sample_of
 from orchestrator.errors import InputError
-from orchestrator.model.packing import pack
+from orchestrator.model.packing import dealt, pack
 from orchestrator.plan import Plan
 from orchestrator.workers import samples
 from orchestrator.workers.data import Specials, tokenizer_of
 from orchestrator.workers.samples import permuted
 
+SORTED = 50
+"""Steps within which data.balance=epoch sorts sequences, as many as transformers' group_by_length does."""
 ENCODING = 4
 """Number of the way in which lines are encoded: another encodes anew where a folder has samples of an earlier one."""
 
@@ -135,8 +137,10 @@ class SupervisedSamples(samples.Samples):
         super().__init__(plan)
         self.samples = samples
         self.length, self.multiple = plan.training.seq_length, plan.sample_multiple
-        self._scaled = (-1, 0.0)
-        """The last step that was asked for, and its scale."""
+        self._step, self._places = -1, list[int]()
+        """The last step that was asked for, and its sequences."""
+        self._epoch = (-1, list[int]())
+        """The last epoch that was sorted."""
         # A tokenizer's own padding may be an id that was added to it, and not to the model.
         self.pad = specials.eod if specials.pad is None or specials.pad >= plan.model.vocab_size else specials.pad
         largest = int(samples.ids.max())
@@ -153,6 +157,8 @@ class SupervisedSamples(samples.Samples):
         packed = pack([self._room(int(sizes[i])) for i in learnt], self.length) if plan.training.packing else alone
         self.sequences = [[learnt[i] for i in inside] for inside in packed]
         self.answers = [int(sum(answers[i] for i in inside)) for inside in self.sequences]
+        self.work = [sum(self._room(int(sizes[i])) ** 2 for i in inside) for inside in self.sequences]
+        """What attention has to compute in each sequence, in pairs of tokens."""
         self.cut = int((np.diff(samples.starts) > self.length).sum())
         self.dropped = len(samples) - len(learnt)
         """Samples of which the cut leaves no answer."""
@@ -176,18 +182,43 @@ class SupervisedSamples(samples.Samples):
         return line
 
     def scale(self, step: int) -> float:
-        if step != self._scaled[0]:
-            total = sum(self.answers[self._place(step * self.plan.global_batch_size + i)] for i in range(self.plan.global_batch_size))
-            self._scaled = (step, self.plan.dp * self.plan.num_microbatches / total)
-        return self._scaled[1]
+        return self.plan.dp * self.plan.num_microbatches / sum(self.answers[place] for place in self.places(step))
 
     def sample(self, ordinal: int) -> dict[str, np.ndarray]:
-        return self.sequence(self._place(ordinal))
+        step, at = divmod(ordinal, self.plan.global_batch_size)
+        return self.sequence(self.places(step)[at])
 
-    def _place(self, ordinal: int) -> int:
-        """Which sequence is the run's number `ordinal`."""
+    def places(self, step: int) -> list[int]:
+        """The sequences of a step in the order in which its ranks read them. Which ones they are depends on no layout."""
+        if step != self._step:
+            plan, balance = self.plan, self.plan.training.balance if self.plan.training.packing else "none"
+            size = plan.global_batch_size
+            found = [self._place(step * size + index, by_work=balance == "epoch") for index in range(size)]
+            if balance != "none":
+                found = [found[index] for index in dealt([self.work[place] for place in found], plan.dp, plan.micro_batch_size)]
+            self._step, self._places = step, found
+        return self._places
+
+    def _place(self, ordinal: int, *, by_work: bool) -> int:
+        """Which sequence is the run's number `ordinal` before ranks have their shares."""
         epoch, index = divmod(ordinal, len(self.sequences))
+        if by_work:
+            return self._by_work(epoch)[index]
         return permuted(index, len(self.sequences), seed=self.plan.training.seed + epoch)
+
+    def _by_work(self, epoch: int) -> list[int]:
+        """The sequences of an epoch, drawn and then sorted by their work within `SORTED` steps each, the steps in an order that is drawn
+        (as transformers' group_by_length sorts by length, trainer_pt_utils.py, get_length_grouped_indices)."""
+        if epoch != self._epoch[0]:
+            size, rng = self.plan.global_batch_size, np.random.default_rng((self.plan.training.seed, epoch))
+            drawn = rng.permutation(len(self.sequences))
+            parts = [drawn[first : first + SORTED * size] for first in range(0, len(drawn), SORTED * size)]
+            found = np.concatenate([part[np.argsort(-np.asarray(self.work)[part], kind="stable")] for part in parts])
+            steps = [found[first : first + size] for first in range(0, len(found) - size + 1, size)]
+            rest = found[len(steps) * size :]
+            order = np.concatenate([*(steps[step] for step in rng.permutation(len(steps))), rest])
+            self._epoch = (epoch, order.tolist())
+        return self._epoch[1]
 
     def sequence(self, index: int) -> dict[str, np.ndarray]:
         """Arrays [seq_length] of one sequence; "real" is 1 where it has tokens, 0 where it is padding."""

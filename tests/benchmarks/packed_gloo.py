@@ -1,10 +1,12 @@
 """A benchmark, not a test: is what packing gains on 2 gloo ranks what the planner says, for six draws of lengths under two engines?
 
-    python tests/benchmarks/packed_gloo.py [out=FOLDER] [steps=6] [rounds=2]
+    python tests/benchmarks/packed_gloo.py [out=FOLDER] [steps=6] [rounds=2] [rules=no|yes]
 
 Log-normal lengths, prompts and completions in bytes. Each engine and length is profiled once, and priced by that. Packed and padded runs
-of a case alternate, so that other work beside them falls on both; the median of the rounds' ratios counts, and the gain is in samples a
-second: sequences hold several when packed. A folder that has some of the runs already is continued.
+of a case alternate, so that other work beside them falls on both; a run counts by the mean of its steps, since packed ones differ in what
+attention has to compute, and of the rounds the median of their ratios. The gain is in samples a second: sequences hold several when packed.
+A folder that has some of the runs already is continued. rules=yes trains megatron's last case under the three rules of data.balance in
+turn instead, and holds their seconds against the prices.
 
 On 2026-11-29, 2 cores of an AMD EPYC, ranks at nice -20 without autogroups, other work below (load 12), rounds=4 and steps=8: predicted
 gains off by +3.0, +2.0 and -21.3% under megatron, by -22.1 and -26.9% under deepspeed, +3.2 and -3.2% by the same runs and profiles once
@@ -23,7 +25,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import orchestrator as so
 from orchestrator.commands import arguments, command, usage
@@ -55,36 +57,66 @@ def profiled(engine: str, seq_length: int, folder: Path) -> dict[str, str]:
     return {"cluster": str(out / "cluster.yaml"), "calibration": str(out / f"{engine}-cpu.json")}
 
 
-def fine_tuning(data: Path, steps: int, *, packing: bool) -> dict[str, str]:
+def fine_tuning(data: Path, steps: int, *, packing: bool, balance: str = "step") -> dict[str, str]:
     pins = {"tp": "1", "pp": "1", "cp": "1", "micro_batch_size": "1", "zero_stage": "1", "recompute": "none"}
     found = {"task": "sft", "data": str(data), "train.steps": str(steps), "data.packing": str(packing).lower()}
-    return found | {f"pin.{name}": value for name, value in pins.items()}
+    rule = {"data.balance": balance} if packing else {}
+    return found | rule | {f"pin.{name}": value for name, value in pins.items()}
+
+
+def steps_of(asked: dict[str, str], out: Path) -> list[float]:
+    """Steady seconds of each step of a run, which is started where the folder has none."""
+    if not (out / "metrics.jsonl").is_file():
+        said = [f"{name}={value}" for name, value in asked.items()]
+        subprocess.run([sys.executable, "-m", "orchestrator.run", *said, f"out={out}"], check=True, stdout=subprocess.DEVNULL)
+    return steady_steps(program_metrics.rows_of(out / "metrics.jsonl"))
+
+
+def samples_of(mean: int, spread: int, seq_length: int, folder: Path) -> tuple[list[int], Path]:
+    """Lengths of samples in tokens, and a file of them."""
+    counts = [max(4, count) for count in drawn(Responses(mean=mean, spread=spread, longest=seq_length), SAMPLES, seed=0)]
+    data = folder / f"{mean}_{seq_length}.jsonl"
+    data.write_text("".join(json.dumps({"prompt": "ab", "completion": "c" * (count - 3)}) + "\n" for count in counts))
+    return counts, data
+
+
+def rules(steps: int, rounds: int, folder: Path) -> None:
+    """Measured and predicted seconds of packed steps under each rule."""
+    engine, mean, spread, seq_length = [case for case in CASES if case[0] == "megatron"][-1]
+    _, data = samples_of(mean, spread, seq_length, folder)
+    machine = work(engine, seq_length) | profiled(engine, seq_length, folder)
+    asked = {rule: machine | fine_tuning(data, steps, packing=True, balance=rule) for rule in ("none", "step", "epoch")}
+    runs: dict[str, list[float]] = {rule: [] for rule in asked}
+    for number in range(rounds):
+        for rule, keys in asked.items():
+            runs[rule].append(fmean(steps_of(keys, folder / f"rule_{rule}_{number}")))
+    for rule, keys in asked.items():
+        each = " ".join(f"{seconds:.3f}" for seconds in runs[rule])
+        predicted = so.plan(**keys).step_time_s
+        print(f"data.balance={rule:5s}  measured {median(runs[rule]):.3f} s  predicted {predicted:.3f} s   {each}", flush=True)
 
 
 def main(words: Sequence[str]) -> None:
-    given = arguments(words, ("out", "steps", "rounds"))
-    steps, folder = int(given.get("steps", "6")), Path(given.get("out") or tempfile.mkdtemp(prefix="packed_gloo_"))
+    given = arguments(words, ("out", "steps", "rounds", "rules"))
+    steps, rounds, folder = int(given.get("steps", "6")), int(given.get("rounds", "2")), Path(given.get("out") or tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
+    if given.get("rules") == "yes":
+        rules(steps, rounds, folder)
+        return
     print("engine      lengths    sequence  gain: measured  predicted  off   steps of each run, packed | padded", flush=True)
     for engine, mean, spread, seq_length in CASES:
-        counts = [max(4, count) for count in drawn(Responses(mean=mean, spread=spread, longest=seq_length), SAMPLES, seed=0)]
-        data = folder / f"{mean}_{seq_length}.jsonl"
-        data.write_text("".join(json.dumps({"prompt": "ab", "completion": "c" * (count - 3)}) + "\n" for count in counts))
+        counts, data = samples_of(mean, spread, seq_length, folder)
         machine = work(engine, seq_length) | profiled(engine, seq_length, folder)
         runs: dict[bool, list[list[float]]] = {True: [], False: []}
-        for number in range(int(given.get("rounds", "2"))):
+        for number in range(rounds):
             for packing in (True, False) if number % 2 == 0 else (False, True):
                 asked = machine | fine_tuning(data, steps, packing=packing)
-                out = folder / f"{engine}_{mean}_{seq_length}_{packing}_{number}"
-                if not (out / "metrics.jsonl").is_file():
-                    said = [f"{name}={value}" for name, value in asked.items()]
-                    subprocess.run([sys.executable, "-m", "orchestrator.run", *said, f"out={out}"], check=True, stdout=subprocess.DEVNULL)
-                runs[packing].append(steady_steps(program_metrics.rows_of(out / "metrics.jsonl")))
+                runs[packing].append(steps_of(asked, folder / f"{engine}_{mean}_{seq_length}_{packing}_{number}"))
         price = {packing: so.plan(**machine, **fine_tuning(data, steps, packing=packing)).step_time_s for packing in (True, False)}
         each = seq_length / lengths(counts, seq_length).mean
-        pairs = [median(padded) / median(packed) for packed, padded in zip(runs[True], runs[False], strict=True)]
+        pairs = [fmean(padded) / fmean(packed) for packed, padded in zip(runs[True], runs[False], strict=True)]
         measured, predicted = each * median(pairs), each * price[False] / price[True]
-        said_steps = " | ".join(" ".join(f"{median(run):.3f}" for run in runs[packing]) for packing in (True, False))
+        said_steps = " | ".join(" ".join(f"{fmean(run):.3f}" for run in runs[packing]) for packing in (True, False))
         off = f"{measured:14.2f}  {predicted:9.2f}  {predicted / measured - 1:+5.1%}"
         print(f"{engine:10s}  {mean:4d}+{spread:<4d}  {seq_length:7d}  {off}  {said_steps}", flush=True)
 

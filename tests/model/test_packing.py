@@ -12,7 +12,7 @@ from orchestrator.cost.workload import engine_workload
 from orchestrator.engines import ENGINES
 from orchestrator.model.families import describe
 from orchestrator.model.ops import Attention
-from orchestrator.model.packing import packed, sample_notes
+from orchestrator.model.packing import packed, sample_notes, waits
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan.check import workload_of
@@ -73,6 +73,29 @@ def test_samples_that_attend_one_after_the_other_cost_and_keep_all_their_pairs()
     assert op.query_len * op.key_len == pytest.approx(sum(n * n for n in SAMPLES), rel=1e-3)
     kept, before = (sum(one.elements for one in each.saves if one.quadratic) for each in (op, whole))
     assert kept / before == pytest.approx(sum(n * n for n in SAMPLES) / LENGTH**2, rel=1e-3)
+
+
+def test_the_replica_with_the_longest_samples_is_waited_for() -> None:
+    """Attention alone takes longer, by the same draw for every rule: 8 replicas of one micro-batch can't be dealt otherwise, of 4 they
+    can, and steps of like sequences have no longest. Padded samples have none either."""
+    keys = {"recipe": "llama3_8b", "task": "sft", "gpus": "8", "cluster": "dgx_b200", "data.lengths": "2000+2500"}
+    keys |= {"train.seq_length": "8192", "pin.tp": "1", "pin.pp": "1", "pin.cp": "1", "pin.micro_batch_size": "1", "pin.recompute": "none"}
+
+    def attention_s(batch: int, **more: str) -> float:
+        keys_of = keys | {"train.global_batch_size": str(batch), "engine": "megatron"} | more
+        return orchestrator.plan(**keys_of).plan.prediction.by_cause["attention"] / batch
+
+    each = {balance: [attention_s(batch, **{"data.balance": balance}) for batch in (8, 32)] for balance in ("none", "step", "epoch")}
+    lengths = orchestrator.plan(**keys, engine="megatron").plan.training.lengths
+    assert lengths is not None
+    assert each["step"][0] == pytest.approx(each["none"][0])
+    assert each["none"][0] == pytest.approx(waits(lengths.loads, 8, 1, 1, "none") * each["epoch"][0])
+    assert each["none"][1] == pytest.approx(waits(lengths.loads, 8, 4, 1, "none") * each["epoch"][1])
+    assert each["none"][0] > 1.5 * each["epoch"][0]
+    assert each["step"][1] == pytest.approx(waits(lengths.loads, 8, 4, 1, "step") * each["epoch"][1])
+    assert each["step"][1] - each["epoch"][1] < (each["none"][1] - each["epoch"][1]) / 3
+    padded = [attention_s(batch, **{"data.packing": "false"}) for batch in (8, 32)]
+    assert padded[0] == pytest.approx(padded[1])
 
 
 def test_what_is_cut_off_is_told() -> None:

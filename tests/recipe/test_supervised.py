@@ -146,7 +146,7 @@ def test_lengths_are_said_before_there_are_samples(pairs: str, tmp_path: Path) -
     assert read is not None
     said = settings(*words, f"data.lengths={path}").training.lengths
     assert said is not None
-    assert replace(said, **{name: getattr(read, name) for name in ("answers", "answers_lost", "dropped", "sequences")}) == read
+    assert replace(said, **{name: getattr(read, name) for name in ("answers", "answers_lost", "dropped", "sequences", "loads")}) == read
     long = ("train.seq_length=8192", "model.max_position_embeddings=8192", "data.lengths=900+600")
     drawn = [settings("recipe=llama_tiny", "task=sft", *long).training.lengths for _ in range(2)]
     assert drawn[0] == drawn[1]

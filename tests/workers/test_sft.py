@@ -152,10 +152,34 @@ def test_ranks_share_a_global_batch_and_its_token_count(tokenizer: str, tmp_path
     for step in range(6):
         (batch,) = one.microbatches(step)
         parts = [halved.microbatches(step, rank) for rank in (0, 1)]
-        together = [parts[rank][m]["tokens"] for m in range(2) for rank in (0, 1)]
-        np.testing.assert_array_equal(np.concatenate(together), batch["tokens"])
+        together = np.concatenate([parts[rank][m]["tokens"] for m in range(2) for rank in (0, 1)])
+        assert sorted(together.tolist()) == sorted(batch["tokens"].tolist())
         assert batch["loss_scale"][0] == pytest.approx(1 / batch["loss_mask"].sum())
         assert parts[0][0]["loss_scale"][0] == pytest.approx(4 * batch["loss_scale"][0])
+
+
+def test_ranks_get_as_much_attention_to_compute_as_each_other_from_the_same_steps(tokenizer: str, tmp_path: Path) -> None:
+    """By rank and step: the sums of squares of the samples' lengths. data.balance=step leaves each step's sequences what they are;
+    data.balance=epoch has every sequence once an epoch, beside others with as much to compute."""
+    sizes = np.random.default_rng(0).lognormal(3.5, 0.8, size=300).clip(4, 180).astype(int)
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps({"prompt": "p", "completion": "c" * int(size)}) + "\n" for size in sizes))
+    found = {
+        balance: samples_of(plan_of(str(data), tokenizer, packing=True, batch=8, dp=2, micro_batch_size=1, balance=balance), tmp_path)
+        for balance in ("none", "step", "epoch")
+    }
+    steps = found["none"].num_samples // 8
+    apart = {}
+    for balance, samples in found.items():
+        work = np.asarray([[samples.work[place] for place in samples.places(step)] for step in range(steps)])
+        ranks = work.reshape(steps, 4, 2).sum(axis=1)
+        apart[balance] = (ranks.max(axis=1) / ranks.mean(axis=1)).mean(), (work.std(axis=1) / work.mean(axis=1)).mean()
+    assert [sorted(found["step"].places(step)) for step in range(steps)] == [sorted(found["none"].places(step)) for step in range(steps)]
+    assert apart["step"][0] - 1 < (apart["none"][0] - 1) / 3
+    assert apart["epoch"][0] < apart["none"][0]
+    assert apart["epoch"][1] < apart["none"][1] / 2
+    once = [place for step in range(steps) for place in found["epoch"].places(step)]
+    assert len({*once}) == 8 * steps, "no sequence comes twice in an epoch"
 
 
 def test_a_cut_that_leaves_no_answer_drops_the_sample_and_says_so(tokenizer: str, tmp_path: Path) -> None:
