@@ -125,16 +125,15 @@ def test_what_could_not_go_on_is_refused_where_it_is_typed(
 
 
 @pytest.mark.parametrize(
-    ("restarts", "lives", "failed", "calls"),
-    [("0", False, True, "requeue 17"), ("1", False, True, "scancel 17"), ("0", True, True, ""), ("0", False, False, "")],
+    ("restarts", "silent", "failed", "calls"),
+    [("0", 4, True, "requeue 17"), ("1", 4, True, "scancel 17"), ("0", 3, True, ""), ("0", 23, False, ""), ("0", 24, False, "requeue 17")],
 )
 def test_a_node_asks_for_the_requeue_where_the_jobs_own_script_is_gone(
-    tmp_path: Path, restarts: str, lives: bool, failed: bool, calls: str
+    tmp_path: Path, restarts: str, silent: int, failed: bool, calls: str
 ) -> None:
-    """Of a job that keeps its allocation when a node is lost, the first node may be the one. `sleep` is a stand-in, which ends what it has
-    watched for long enough."""
-    beat = f"date +%s%N >'{tmp_path}/logs/heartbeat'" if lives else ":"
-    sleep = f"{beat}; echo >>{tmp_path}/slept; (( $(wc -l <{tmp_path}/slept) < 30 )) || kill $PPID"
+    """Of a job that keeps its allocation when a node is lost, the first node may be the one. `sleep` is a stand-in that is killed the next
+    time: the node itself is ended."""
+    sleep = f"echo >>{tmp_path}/slept; (( $(wc -l <{tmp_path}/slept) <= {silent + 1} )) || kill -KILL $$"
     for name, text in (
         ("scontrol", f'echo "$*" >>{tmp_path}/calls'),
         ("scancel", f'echo "scancel $*" >>{tmp_path}/calls'),

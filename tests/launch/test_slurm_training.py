@@ -364,7 +364,7 @@ def test_a_job_that_loses_its_first_node_goes_back_into_the_queue(tmp_path: Path
             for member in members:
                 os.kill(member, number)
         shows = ["scontrol", "show", "job", job_of(out)]
-        wait_for(lambda: "Restarts=1 " in subprocess.run(shows, env=environment, capture_output=True, text=True, check=False).stdout, 120)
+        wait_for(lambda: "Restarts=1 " in subprocess.run(shows, env=environment, capture_output=True, text=True, check=False).stdout, 240)
 
 
 def of_node(name: str, home: Path) -> set[int]:
