@@ -36,9 +36,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SUMMED: tuple[Dtype, ...] = ("fp32", "bf16")
 BUILT = """
-import json, os, sys
+import gc, json, os, sys
 os.environ["DS_ACCELERATOR"] = "cpu"
+from orchestrator.cpu import eager  # before the engines: a CPU compiles nothing
 import deepspeed, torch, transformers
+gc.freeze()  # DeepSpeed collects garbage while it makes an engine: not through all that was imported
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 deepspeed.logger.setLevel("ERROR")
 found = {}

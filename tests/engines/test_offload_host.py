@@ -22,9 +22,11 @@ CONFIG = {
     "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 64, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 BUILT = """
-import json, os, sys
+import gc, json, os, sys
 os.environ["DS_ACCELERATOR"] = "cpu"
+from orchestrator.cpu import eager  # before the engines: a CPU compiles nothing
 import deepspeed, torch, transformers
+gc.freeze()  # DeepSpeed collects garbage while it makes an engine: not through all that was imported
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 deepspeed.logger.setLevel("ERROR")
 config, found = json.loads(sys.argv[1]), {}
