@@ -160,7 +160,9 @@ def tool_files(settings: Settings, found: Found, name: str) -> list[File]:
         raise InputError("write", name, f"deals packed samples to ranks by itself: data.balance={balance} is of this package's programs")
     if tools.is_around(found.plan, name):
         return tools.around_files(found.plan, name)
-    plan = (Planner(settings).for_program(found) if found.plan.engine == MEGATRON else None) or found.plan
+    training = found.plan.training
+    by_flags = training.task == "pretrain" and training.lora is None  # which Megatron-LM's own program can be told
+    plan = (Planner(settings).for_program(found, by_flags=by_flags) if found.plan.engine == MEGATRON else None) or found.plan
     written = tools.written(plan, name)
     more = []
     if name in get_args(ProgramName) and plan.training.task == "pretrain":
@@ -185,8 +187,9 @@ def saved_bytes(plan: Plan) -> float:
     from orchestrator.report.failures import checkpoint_bytes
 
     training, model = plan.training, describe_for(plan.model, plan.training)
-    trained = trained_parameters(model, training)
-    states = ENGINES[plan.engine].traits(plan.cluster.software).state_bytes(training.precision, plan.zero_stage)
+    traits = ENGINES[plan.engine].traits(plan.cluster.software)
+    trained = trained_parameters(model, training, modules=traits.layers == "hugging_face")
+    states = traits.state_bytes(training.precision, plan.zero_stage)
     if training.optimizer != "adamw":
         kept = {"sgd": 0.0, "muon": states.moments}.get(training.optimizer, EIGHT_BIT_MOMENTS)
         states = msgspec.structs.replace(states, moments=kept)

@@ -22,6 +22,7 @@ from orchestrator.engine_prices import EnginePrices, kept_limit
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.engine import Entry, OwnLoop
 from orchestrator.engines.entry import engine_of_copy, engine_of_entry, entry_job, own_loop
+from orchestrator.engines.transformer_config import common_recompute
 from orchestrator.errors import InputError, NoPlanError, OrchestratorError
 from orchestrator.job import Job
 from orchestrator.launch import render, schedulers
@@ -190,13 +191,16 @@ class Planner:
     @cached_property
     def engines(self) -> list[Engine]:
         """The engines that a search is over: they exchange weights as asked, and train the model where any does. Raises InputError."""
-        architecture, precision = self.settings.architecture, self.settings.training.precision
+        architecture, training = self.settings.architecture, self.settings.training
+        precision = training.precision
         engines = self._exchanging(self.requested_engines)
         offers = [(engine, engine.capabilities(self.settings.cluster.software)) for engine in engines]
         able = [
             engine
             for engine, has in offers
-            if precision in has.precisions and not lacking_parts(has, architecture) and not plan_only(has, architecture)
+            if precision in has.precisions
+            and not lacking_parts(has, architecture)
+            and not plan_only(has, architecture, self.settings.training)
         ]
         return able or engines
 
@@ -384,8 +388,8 @@ class Planner:
         architecture = self.settings.architecture
         for engine in self._exchanging(self.requested_engines):
             has = engine.capabilities(self.settings.cluster.software)
-            if engine not in self.engines and plan_only(has, architecture):
-                yield engine.name, next(has.planned_parts[part] for part in architecture.features() if part in has.planned_parts)
+            if engine not in self.engines and (why := plan_only(has, architecture, self.settings.training)):
+                yield engine.name, why
 
     def _else_planned(self, error: NoPlanError) -> NoPlanError:
         """The error of a search, with the engines that have a plan for other programs alone: engine= takes it."""
@@ -511,20 +515,24 @@ class Planner:
             best = found
         return best if best is not None and seconds_of(best) < cost.step_time_s * (1 - SHOWN_FASTER) else None
 
-    def for_program(self, best: Found) -> Plan | None:
+    def for_program(self, best: Found, *, by_flags: bool = True) -> Plan | None:
         """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none, or there
-        was no search."""
+        was no search. Without `by_flags`: that a program can be told which trains what the engine's own can't, and has one recompute."""
         settings, plan, space = self.settings, best.plan, best.space
         if space is None or settings.entry is not None:
             return None
         alone = msgspec.structs.replace(space.settings, top_k=1, most_further=0)
         for engine, planned in zip(space.engines, space.planned, strict=True):
             program = engine.program
-            if program is None or (engine.name == plan.engine and program.why_not(plan) is None):
+            if program is None:
                 continue
-            if program.why_never(settings.architecture, settings.training, settings.cluster.software) is not None:
+            why_not = program.why_not if by_flags else _why_uncommon
+            if engine.name == plan.engine and why_not(plan) is None:
                 continue
-            able = self._capabilities(engine, program=True)
+            if by_flags and program.why_never(settings.architecture, settings.training, settings.cluster.software) is not None:
+                continue
+            able = self._capabilities(engine, program=by_flags)
+            able = able if by_flags else msgspec.structs.replace(able, recompute_varies="job")
             try:
                 with without_gc():
                     given = space.workload, [planned.able_to(able)], alone
@@ -532,7 +540,7 @@ class Planner:
             except NoPlanError:
                 continue
             told = msgspec.structs.replace(told, run=settings.run_of(told), extra=plan.extra)
-            if program.why_not(told) is None:
+            if why_not(told) is None:
                 return told
         return None
 
@@ -646,6 +654,11 @@ def on_fewer(plan_on: Callable[[int], Found], numbers: Iterable[int]) -> tuple[F
             why.append(str(error) if not tried else "")
     best = min(found, key=lambda one: one.plan.prediction.step_time_s, default=None)
     return best, next(iter(why), "")
+
+
+def _why_uncommon(plan: Plan) -> str | None:
+    """Why one recompute setting can't say this plan; None: it can."""
+    return None if common_recompute(plan) is not None else "the stages' recompute differs"
 
 
 def _kept(known: calibration.Calibrated | None) -> Prices | None:

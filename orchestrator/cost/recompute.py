@@ -21,7 +21,7 @@ AGAIN: dict[str, tuple[Role, ...]] = {
     "core_attn": ("core_attention",),
     "layernorm": ("input_norm", "mlp_norm"),
     "moe_act": ("routed_activation",),
-    "mla_up_proj": ("up_projection", "rotary"),
+    "mla_up_proj": ("latent_query", "query_up", "key_value_up", "rotary"),
 }
 """Roles of the operations that a module runs again, where these are a few (transformer_layer.py:382-436, where the norm before
 cross-attention is not one; moe/experts.py, activation_recompute; multi_latent_attention.py, qkv_up_checkpoint)."""

@@ -66,8 +66,8 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
         kernels = cluster.software.flash_attention
         model = packed(model, training.lengths.attended, kernels=kernels, masked=modules)
         loads = training.lengths.loads if kernels or not modules else ()
-    if modules and training.lora is not None:
-        model = with_lora(model, training.lora)
+    if training.lora is not None and model.architecture.traced is None:
+        model = with_lora(model, training.lora, modules=modules)
     if training.freeze:
         model = with_frozen(model, training.freeze, modules=modules)
     if traits.tower_first:

@@ -62,6 +62,8 @@ def why_never(model: Architecture, training: Training, software: Software) -> st
 
 
 def _why_not_training(training: Training, said: str) -> str | None:
+    if training.lora is not None:
+        return f"{said} has no adapters (lora.rank={training.lora.rank}), which Megatron-Bridge trains: write=bridge"
     if training.task == "sft":
         return f"{said} reads chats by its own --sft; engine=megatron with program=own trains on data= as it is"
     if training.seed < 1:

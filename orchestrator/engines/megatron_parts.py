@@ -55,6 +55,7 @@ PLANNED: Final = {
     "qk_l2_norm": "our worker builds no norm of queries and keys without weights, which Megatron-core has (qk_l2_norm)",
     "rank_capacity": "our worker has no HybridEP, whose buffers of one size are for GPUs alone (moe_expert_rank_capacity_factor)",
     "vision": "our worker builds no tower, which Megatron-Bridge has on the first stage (write=bridge)",
+    "lora": "our worker puts no adapters beside Megatron's linears, which Megatron-Bridge trains (write=bridge)",
     "scores_on_input": "our worker does not multiply experts' inputs by their scores, as Megatron-core can (moe_apply_probs_on_input)",
 }
 """Parts that are priced as Megatron-core would run them, and what is lacking to train them under each release."""
@@ -74,10 +75,10 @@ def planned(version: str) -> dict[str, str]:
     return {**PLANNED, **release_of(version).lacks}
 
 
-def plan_only(a: Architecture, version: str) -> str | None:
-    """Why a plan for this model can't be trained here, in one line; None: it can."""
+def plan_only(a: Architecture, version: str, *, lora: bool = False) -> str | None:
+    """Why a plan for this model, or its adapters, can't be trained here, in one line; None: it can."""
     lacking = planned(version)
-    whys = [lacking[word] for word in a.features() if word in lacking]
+    whys = [lacking[word] for word in (*a.features(), *["lora"] * lora) if word in lacking]
     return f"plan only: {'; '.join(dict.fromkeys(whys))}" if whys else None
 
 

@@ -24,6 +24,9 @@ from orchestrator.engines.passthrough import flags_of
 from orchestrator.engines.transformer_config import ARCHITECTURE, ENDS, PLAN, common_recompute, layer_counts, layout, settings
 from orchestrator.errors import InputError
 from orchestrator.job import File
+from orchestrator.model.families import describe_for
+from orchestrator.model.lora import MEGATRON_LINEARS, Lora, linear_names
+from orchestrator.model.ops import ROUTED, SHARED, Gemm
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import CHOICES
 from orchestrator.values import Value
@@ -104,6 +107,8 @@ def written(plan: Plan, name: str) -> Written:
         said_there, unsaid_there, pins_there = settings_of(plan, name)
         return Written(tool=name, settings=said_there, unsaid=unsaid_there, left=(), pins=pins_there)
     tool = TOOLS[name]
+    if plan.training.lora is not None and name != "bridge":
+        raise InputError("write", name, f"is not told adapters here (lora.rank={plan.training.lora.rank}); write=bridge is", ["bridge"])
     if plan.training.precision not in tool.precisions:
         raise InputError("write", name, f"can't be told train.precision={plan.training.precision}", tool.precisions)
     if common_recompute(plan) is None:
@@ -154,6 +159,8 @@ def written(plan: Plan, name: str) -> Written:
             unsaid[field] = value
     if name == "bridge" and plan.training.task == "sft":
         said |= _bridge_tunes(plan) if plan.model.vision is None else {"dataset.enable_in_batch_packing": False}
+    if (lora := plan.training.lora) is not None:
+        said |= {f"peft.{field}": value for field, value in adapters(plan, lora)[1].items()}
     if plan.model.vision is not None:
         # Bridge's recipes that pretrain Qwen3-VL freeze all but the projector (recipes/qwen_vl/h100/qwen3_vl.py:56); its model asserts that
         # no rotary embedding is fused (models/qwen_vl/modelling_qwen3_vl/rope.py:477).
@@ -173,6 +180,30 @@ def written(plan: Plan, name: str) -> Written:
         left=tuple(left),
         pins={pin: "-".join(value) if isinstance(value, tuple) else value for pin, value in held if value is not None},
     )
+
+
+def adapters(plan: Plan, lora: Lora) -> tuple[str, dict[str, Any]]:
+    """The class of Megatron-Bridge for these adapters, and its fields (peft/lora.py; canonical_lora.py for linears that are one in
+    megatron-core and several in transformers). Raises InputError for adapters that neither has."""
+    a, alpha = plan.model, lora.scaling * lora.rank
+    spec = describe_for(a, plan.training)
+    roles = dict.fromkeys(op.role for run in spec.runs for op in run.layer.ops if isinstance(op, Gemm) and op.role in MEGATRON_LINEARS)
+    linears = {MEGATRON_LINEARS[role]: linear_names(a).get(role, (MEGATRON_LINEARS[role],)) for role in roles if role not in EXPERTS}
+    targets = [*lora.fused]
+    for known, ours in () if lora.fused else linears.items():
+        several = CANONICAL.get(known, ()) if len(ours) > 1 else (known,)
+        targets += [theirs for theirs, name in zip(several, ours, strict=True) if lora.adapts(name)]
+    canonical = not {*targets} <= {*MEGATRON_LINEARS.values()}
+    if canonical and "linear_fc1" in targets:
+        raise InputError("lora.targets", ",".join(lora.targets), "Megatron-Bridge's CanonicalLoRA has a gate beside linear_fc1", [*linears])
+    fields = {"target_modules": targets, "dim": lora.rank, "alpha": int(alpha) if alpha == int(alpha) else alpha, "dropout": lora.dropout}
+    return ("CanonicalLoRA" if canonical else "LoRA"), fields
+
+
+CANONICAL: Final = {"linear_qkv": ("linear_q", "linear_k", "linear_v"), "linear_fc1": ("linear_fc1_gate", "linear_fc1_up")}
+"""CanonicalLoRA's names for the sides of Megatron's linears, in transformers' order."""
+EXPERTS: Final = ROUTED | SHARED
+"""Roles of experts' linears, which Bridge's names take with those of dense layers."""
 
 
 def _bridge_tunes(plan: Plan) -> dict[str, Any]:
@@ -222,7 +253,12 @@ def files(plan: Plan, found: Written, more: Sequence[str] = ()) -> list[File]:
     if found.tool in PYTHON:
         # What makes an object comes before what sets its fields.
         lines = [_assigned(path, value) for path, value in sorted(found.settings.items(), key=lambda one: not one[0].endswith("._target_"))]
-        begin = PYTHON[found.tool].format(precision="fp16_mixed" if plan.training.precision == "fp16" else "bf16_mixed")
+        kind = "" if plan.training.lora is None else adapters(plan, plan.training.lora)[0]
+        begin = PYTHON[found.tool].format(
+            precision="fp16_mixed" if plan.training.precision == "fp16" else "bf16_mixed",
+            peft=f"from megatron.bridge.peft.{'lora' if kind == 'LoRA' else 'canonical_lora'} import {kind}\n" if kind else "",
+            adapters=f"    recipe.peft = {kind}()\n" if kind else "",
+        )
         code = File(path=f"{found.tool}.py", content=head + begin + "".join(f"    {line}\n" for line in lines) + "    return recipe\n")
         return [code, File(path="bridge.sh", content=_command(head, found))] if found.tool == "bridge" else [code]
     return [File(path=f"{found.tool}.yaml", content=head + yaml.safe_dump(nested(found.settings), sort_keys=False, width=10**6))]
@@ -256,6 +292,9 @@ def _heading(plan: Plan, found: Written) -> Iterator[str]:
         padded = f", each padded to a multiple of {plan.sample_multiple} tokens" if plan.sample_multiple > 1 else ""
         where = "for a recipe whose data set packs them" if found.tool == "bridge" else "the settings of your data set say it there"
         yield f"The plan packs samples{padded}: {where}."
+    if plan.training.lora is not None:
+        yield "Adapters need checkpoint.pretrained_checkpoint, the weights that they are beside; checkpoint.also_save_hf_checkpoint=true"
+        yield "writes them as peft's adapter, examples/peft/merge_lora.py adds them to those weights."
     if (images := plan.training.images) is not None:
         yield f"The images are those of the recipe's data set: the plan is for {images} of {plan.training.image_tokens} tokens a sample."
     yield from unlearnt(plan)
@@ -270,12 +309,12 @@ PYTHON: Final = {
 from __future__ import annotations
 
 import torch
-from megatron.bridge.training.comm_overlap import CommOverlapConfig
+{peft}from megatron.bridge.training.comm_overlap import CommOverlapConfig
 from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 
 
 def override(recipe):
-    recipe.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)
+{adapters}    recipe.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)
     recipe.mixed_precision = get_mixed_precision_config("{precision}")
 """,
     "nemo": """
@@ -323,6 +362,9 @@ def _command(head: str, found: Written) -> str:
     other = [f"{path}={value}" for path, value in fields.items() if value not in (None, False) and path not in NAMED[name]]
     if not fields["mixed_precision.grad_reduce_in_fp32"]:
         other.append("mixed_precision.grad_reduce_in_fp32=false")
+    if not {*said.get("peft.target_modules", ())} <= {*MEGATRON_LINEARS.values()}:  # a recipe's own adapters are LoRA's
+        said = {path: value for path, value in said.items() if not path.startswith("peft.")}
+        other.append("peft=CanonicalLoRA(...)")
     only = f"# bridge.py alone can say: {', '.join(other)}.\n" if other else ""
     parts = [RUN_RECIPE, *(shlex.quote(f"{path}={word(value)}") for path, value in said.items()), '"$@"']
     return "#!/usr/bin/env bash\n" + head + only + " \\\n  ".join(parts) + "\n"

@@ -8,7 +8,7 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from orchestrator.model.architecture import Architecture, Layer
-from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Role, Weight
+from orchestrator.model.ops import Attention, Dispatch, Enter, Exchange, Exit, Gemm, Op, Pointwise, Role, Weight
 from orchestrator.model.parts import ends, vision
 from orchestrator.model.parts.attention import GroupedQueryAttention, cross_attention
 from orchestrator.model.parts.part import Nothing, Part, join, norm, residual_add
@@ -76,7 +76,7 @@ def _ops_of_tower(layer: LayerSpec) -> list[Op]:
 
 def _op_of_tower(op: Op) -> Op:
     """An operation of a tower without sequence parallelism and FP8, whose projectors are divided as `_weight_of_tower` says."""
-    if isinstance(op, Enter | Exit | Dispatch):
+    if isinstance(op, Enter | Exit | Exchange | Dispatch):
         return op
     inside = op.name.endswith((".linear_2", ".activation"))
     saves = tuple(replace(one, shard="tp" if inside else "none" if one.shard == "sequence" else one.shard) for one in op.saves)

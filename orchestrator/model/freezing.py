@@ -30,8 +30,9 @@ def with_frozen(model: ModelSpec, frozen: Collection[str], *, modules: bool = Tr
     return replace(model, runs=tuple(runs))
 
 
-def trained_parameters(model: ModelSpec, training: Training) -> int:
-    """Parameters of the whole model that this training changes: its adapters' alone, or all but the frozen parts'."""
+def trained_parameters(model: ModelSpec, training: Training, *, modules: bool = True) -> int:
+    """Parameters of the whole model that this training changes: its adapters' alone, or all but the frozen parts'. `modules`: of
+    transformers' modules, or of megatron-core's."""
     if training.lora is not None:
-        return trainable_parameters(with_lora(hugging_face(model), training.lora))
+        return trainable_parameters(with_lora(hugging_face(model) if modules else model, training.lora, modules=modules))
     return trainable_parameters(with_frozen(hugging_face(model), training.freeze)) if training.freeze else model.parameters

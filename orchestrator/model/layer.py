@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 from math import prod
 
-from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Gemm, Op, Saved, Weight
+from orchestrator.model.ops import Attention, Dispatch, Enter, Exchange, Exit, Gemm, Op, Saved, Weight
 from orchestrator.values import Value
 
 
@@ -24,9 +24,9 @@ class LayerSpec(Value, frozen=True, kw_only=True, dict=True):
     """Whether it is frozen, and so is all that its input comes from: it has no backward pass and keeps nothing for one."""
 
     @cached_property
-    def borders(self) -> tuple[Enter | Exit, ...]:
-        """Operations at the borders of tensor-parallel regions, in order."""
-        return tuple(op for op in self.ops if isinstance(op, Enter | Exit))
+    def borders(self) -> tuple[Enter | Exit | Exchange, ...]:
+        """Operations at the borders of tensor-parallel regions, and between an adapter's ranks, in order."""
+        return tuple(op for op in self.ops if isinstance(op, Enter | Exit | Exchange))
 
     @cached_property
     def attentions(self) -> tuple[Attention, ...]:

@@ -1,5 +1,6 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) beside the frozen linears of transformers' modules, as peft 0.21 computes them
-(peft/tuners/lora/layer.py, Linear.forward): y = W x + (alpha / rank) B A dropout(x), with A of (rank, in) and B of (out, rank).
+(peft/tuners/lora/layer.py, Linear.forward), and of megatron-core's, as Megatron-Bridge does (067f987, megatron/bridge/peft):
+y = W x + (alpha / rank) B A dropout(x), with A of (rank, in) and B of (out, rank).
 
 A frozen weight has no gradient and no optimizer state at any ZeRO stage, its product has no gradient of the weight, and its input is not
 kept for one; the adapter on it keeps that input instead, or with dropout a dropped copy of it.
@@ -8,6 +9,7 @@ kept for one; the adapter on it keeps that input instead, or with dropout a drop
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from math import prod
 from typing import Annotated, Final, Literal
 
@@ -16,16 +18,25 @@ from msgspec.structs import replace
 from orchestrator.errors import InputError, nearest
 from orchestrator.key import Key, names
 from orchestrator.model.hugging_face import is_gpt2
-from orchestrator.model.ops import FEED_FORWARD, Role
+from orchestrator.model.ops import FEED_FORWARD, ROUTED, SHARED, Role, Shard
 from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE
 from orchestrator.model.parts.vision import part_of
-from orchestrator.model.spec import Architecture, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
+from orchestrator.model.spec import Architecture, Enter, Exchange, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
 from orchestrator.values import Value
 
 ALL: Final = "all-linear"
 """Every linear but the output layer: peft's own word for it."""
 ADAPTED: Final[tuple[Role, ...]] = ("qkv", "projection", "fc1", "fc2")
 """Products of a layer whose linears may have adapters."""
+MEGATRON_LINEARS: Final[dict[Role, str]] = {
+    "qkv": "linear_qkv", "projection": "linear_proj", "fc1": "linear_fc1", "fc2": "linear_fc2",
+    "routed_fc1": "linear_fc1", "routed_fc2": "linear_fc2", "shared_fc1": "linear_fc1", "shared_fc2": "linear_fc2",
+    "latent_query": "linear_q_proj", "query_down": "linear_q_down_proj", "query_up": "linear_q_up_proj",
+    "key_value_down": "linear_kv_down_proj", "key_value_up": "linear_kv_up_proj", "in_projection": "in_proj", "out_projection": "out_proj",
+}  # fmt: skip
+"""megatron-core's linears that adapters of Megatron-Bridge go to, by their operation's role: each product is one linear there."""
+NORMED: Final = frozenset({"qkv", "fc1", "query_up", "key_value_up", "in_projection"})
+"""Roles of those that are one module of Transformer Engine with the norm before them (core/models/gpt/gpt_layer_specs.py)."""
 NF4_BYTES: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a frozen weight in 4 bits: 64 share a scale of 8 bits, and 256 of those one of 32 (arXiv 2305.14314, section 3)."""
 INT8_SCALE_BYTES: Final = 4
@@ -40,7 +51,13 @@ class Lora(Value, frozen=True, kw_only=True):
     rank: Annotated[int, Key("lora.rank", "of LoRA's adapters; without it all weights are trained", type=int, low=1, high=10**6)]
     targets: Annotated[
         tuple[str, ...],
-        Key("lora.targets", "linears with adapters, by their names in transformers: q_proj,v_proj; or all-linear", type=str, read=names),
+        Key(
+            "lora.targets",
+            "linears with adapters, by their names in transformers: q_proj,v_proj; or all-linear; for engine=megatron also "
+            "by Megatron's, linear_qkv,linear_proj: one adapter for a linear that is several in transformers",
+            type=str,
+            read=names,
+        ),
     ] = (ALL,)
     alpha: Annotated[
         float | None, Key("lora.alpha", "adapters count alpha / rank times", type=float, default="twice the rank", above=0)
@@ -75,6 +92,11 @@ class Lora(Value, frozen=True, kw_only=True):
     def adapts(self, name: str) -> bool:
         """Whether the linears of this name have adapters."""
         return ALL in self.targets or name in self.targets
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """Targets by names that megatron-core's linears have and transformers' have not."""
+        return tuple(name for name in self.targets if name in MEGATRON_LINEARS.values())
 
 
 def packed_bytes(bits: Literal[4, 8], inputs: float) -> float:
@@ -113,10 +135,13 @@ def target_names(a: Architecture, lora: Lora) -> tuple[str, ...]:
 
 
 def check_targets(a: Architecture, lora: Lora) -> None:
-    """Raises InputError for a target that is no linear of this model in transformers."""
+    """Raises InputError for a target that is no linear of this model in transformers, nor in megatron-core."""
     known = tuple(dict.fromkeys(name for linears in linear_names(a).values() for name in linears))
+    fused = lora.fused if a.stack == "decoder" else ()
+    if fused and len(fused) < len(lora.targets):
+        raise InputError("lora.targets", ",".join(lora.targets), f"{', '.join(fused)} are Megatron's linears, the others transformers'")
     for target in lora.targets:
-        if target not in (ALL, *known):
+        if target not in (ALL, *known, *fused):
             close = nearest(target, known)
             why = f"is no linear of transformers' {a.family} models{f'; did you mean {close}?' if close else ''}"
             raise InputError("lora.targets", target, why, [ALL, *known])
@@ -124,21 +149,20 @@ def check_targets(a: Architecture, lora: Lora) -> None:
         raise InputError("lora.targets", "", "names no linear", [ALL, *known])
 
 
-def with_lora(model: ModelSpec, lora: Lora, linears: dict[Role, tuple[str, ...]] | None = None) -> ModelSpec:
-    """A model as transformers builds it (model/hugging_face.py), frozen, with adapters; or, with the names of its linears by product, as
-    another library builds it. transformers' head is whole on every rank: a partition by name of linears with adapters has no output that is
-    gathered (DeepSpeed's autotp_config.py). What looks at images has no adapters."""
-    whole_head = linears is None
-    linears = linears or linear_names(model.architecture)
+def with_lora(model: ModelSpec, lora: Lora, *, modules: bool = True) -> ModelSpec:
+    """A model as transformers builds it (`modules`, model/hugging_face.py), or as megatron-core does, frozen, with adapters. transformers'
+    head is whole on every rank: a partition by name of linears with adapters has no output that is gathered (DeepSpeed's autotp_config.py).
+    What looks at images has no adapters."""
     runs = []
     for run in model.runs:
-        if model.images is not None and part_of(run.layer.kind) != "language":  # nothing below the text model's adapters is trained
+        below = not modules and run.layer.kind == "embedding"
+        if below or (model.images is not None and part_of(run.layer.kind) != "language"):  # nothing below the adapters is trained
             runs.append(replace(run, layer=replace(frozen_layer(run.layer), forward_only=True)))
             continue
-        ops = _Adapting(linears, lora)
+        ops = (_Adapting if modules else _AdaptingMegatron)(linear_names(model.architecture), lora)
         new = tuple(changed for op in run.layer.ops for changed in ops.of(op, run.layer))
         frozen = tuple(replace(weight, frozen=True) for weight in run.layer.weights)
-        if whole_head and run.layer.kind == "head":
+        if modules and run.layer.kind == "head":
             new = tuple(replace(op, split=None) if isinstance(op, Gemm) else op for op in new if not isinstance(op, Enter | Exit))
             frozen = tuple(replace(weight, split=None) for weight in frozen)
         runs.append(replace(run, layer=replace(run.layer, ops=new, weights=(*frozen, *ops.weights))))
@@ -172,9 +196,9 @@ class _Adapting:
         self.weights: list[Weight] = []
 
     def of(self, op: Op, layer: LayerSpec) -> Iterator[Op]:
-        """The frozen operation, and its adapter where it has one."""
+        """The frozen operation, and its adapters where it has any."""
         if isinstance(op, Gemm):
-            yield from self._linear(op)
+            yield from self._linear(op, layer)
         elif isinstance(op, Pointwise) and layer.kind == "embedding":
             yield replace(op, moved_backward=0.0)
         elif isinstance(op, Pointwise):
@@ -183,24 +207,28 @@ class _Adapting:
         else:
             yield op
 
-    def _linear(self, op: Gemm) -> Iterator[Op]:
-        """Linears that follow each other under one name take the same input, which the first is said to keep."""
+    def _adapted(self, op: Gemm, _: LayerSpec) -> list[tuple[str, int]]:
+        """The linears with adapters among those of a product, by name, and the width of their outputs. Linears that follow each other
+        under one name take the same input, which the first is said to keep."""
         index = self._met.get(op.name, 0)
         self._met[op.name] = index + 1
         if index == 0:
             self._inputs[op.name] = op.saves
         linears = self._linears.get(op.role, ())
-        adapted = bool(linears) and self._lora.adapts(linears[index])
+        return [(linears[index], op.n)] if linears and self._lora.adapts(linears[index]) else []
+
+    def _linear(self, op: Gemm, layer: LayerSpec) -> Iterator[Op]:
+        adapted = self._adapted(op, layer)
         kept: tuple[Saved, ...] = ()
         if op.role == "projection" and not (adapted and not self._lora.dropout):
             kept = tuple(replace(saved, flash_only=True) for saved in op.saves)  # fused attention keeps its output itself
-        bits = self._lora.bits if linears else None
+        bits = self._lora.bits if op.role in self._linears else None
         if bits == 8:
             # MatMul8bitLt keeps its input even where its weight is frozen (bitsandbytes 0.50, autograd/_functions.py:187).
             kept, self._inputs[op.name] = self._inputs.get(op.name, ()), ()
         yield replace(op, frozen=True, saves=kept, bits=bits)
-        if adapted:
-            yield from self._adapter(op, f"{op.name}.{linears[index]}")
+        for name, width in adapted:
+            yield from self._adapter(replace(op, n=width), f"{op.name}.{name}")
 
     def _adapter(self, op: Gemm, name: str) -> Iterator[Op]:
         """Tensor parallelism divides B as it divides a linear's outputs, and A as it divides its inputs, so that what is added has the
@@ -212,13 +240,8 @@ class _Adapting:
             Weight(name=f"{name}.lora_A.weight", shape=(rank, op.k), split=1 if rows else None),
             Weight(name=f"{name}.lora_B.weight", shape=(op.n, rank), split=0 if columns else None),
         ]
-        if self._lora.dropout:
-            taken = op.tokens * op.k
-            mask = Saved(name=f"{name}.dropout.mask", elements=taken, itemsize=MASK_BYTES, group="dropout")
-            yield Pointwise(name=f"{name}.dropout", role=role, elements=taken, moved=READ + WRITE + MASK_BYTES, saves=(mask,))
-            inputs: tuple[Saved, ...] = (Saved(name=f"{name}.lora_A.input", elements=taken, group="dropout"),)
-        else:
-            inputs = self._inputs.pop(op.name, ())
+        dropout, inputs = self._dropped(op, name, role, "sequence")
+        yield from dropout
         yield Gemm(name=f"{name}.lora_A", role=role, tokens=tokens, k=op.k, n=rank, split="row" if rows else None, saves=inputs)
         if rows:
             yield Exit(elements=tokens * rank)
@@ -226,5 +249,70 @@ class _Adapting:
             yield Enter(elements=tokens * rank)
         middle = Saved(name=f"{name}.lora_B.input", elements=tokens * rank)
         yield Gemm(name=f"{name}.lora_B", role=role, tokens=tokens, k=rank, n=op.n, split="column" if columns else None, saves=(middle,))
+        yield from self._added(op, name, role, "tp" if columns else "sequence")
+
+    def _dropped(self, op: Gemm, name: str, role: Role, shard: Shard) -> tuple[list[Op], tuple[Saved, ...]]:
+        """Dropout of an adapter's input, where there is any, and what the adapter's first product keeps."""
+        if not self._lora.dropout:
+            return [], self._inputs.pop(op.name, ())
+        taken = op.tokens * op.k
+        mask = Saved(name=f"{name}.dropout.mask", elements=taken, itemsize=MASK_BYTES, group="dropout", shard=shard)
+        moved = READ + WRITE + MASK_BYTES
+        dropout = Pointwise(name=f"{name}.dropout", role=role, elements=taken, moved=moved, shard=shard, saves=(mask,))
+        return [dropout], (Saved(name=f"{name}.lora_A.input", elements=taken, group="dropout", shard=shard),)
+
+    def _added(self, op: Gemm, name: str, role: Role, shard: Shard) -> Iterator[Op]:
         yield Pointwise(name=f"{name}.lora_scale", role=role, elements=0, moved=0.0)  # a kernel of its own
-        yield Pointwise(name=f"{name}.lora_add", role=role, elements=tokens * op.n, moved=ADDED, shard="tp" if columns else "sequence")
+        yield Pointwise(name=f"{name}.lora_add", role=role, elements=op.tokens * op.n, moved=ADDED, shard=shard)
+
+
+class _AdaptingMegatron(_Adapting):
+    """The same as Megatron-Bridge has it: LoRA, or by transformers' names CanonicalLoRA. Its adapters are megatron-core's own linears, of
+    16 bits. Not priced: that the first layer's input needs no gradient, and that experts' shared adapters are summed over ep."""
+
+    def of(self, op: Op, layer: LayerSpec) -> Iterator[Op]:
+        for changed in super().of(op, layer):
+            # A router keeps its input whether it is trained or not (core/transformer/moe/moe_utils.py, RouterGatingLinearFunction).
+            yield replace(changed, saves=op.saves) if isinstance(changed, Gemm) and changed.role == "router" else changed
+
+    def _adapted(self, op: Gemm, layer: LayerSpec) -> list[tuple[str, int]]:
+        self._inputs[op.name] = op.saves
+        known, lora = MEGATRON_LINEARS.get(op.role), self._lora
+        if known is None:
+            return []
+        if lora.adapts(known) and lora.fused:
+            return [(known, op.n)]
+        role: Role = "fc1" if known == "linear_fc1" else "fc2" if known == "linear_fc2" else op.role
+        names = self._linears.get(role, (known,))
+        if len(names) == 1 or op.role in ROUTED:  # experts' two sides have one adapter (canonical_lora.py, _should_treat_linear_fc1_as_...)
+            return [(known, op.n)] if any(map(lora.adapts, names)) else []
+        keys = sum(one.kv_heads * one.head_dim for one in layer.attentions[:1])
+        widths = (op.n - 2 * keys, keys, keys) if role == "qkv" else (op.n // 2, op.n // 2)
+        return [(name, width) for name, width in zip(names, widths, strict=True) if lora.adapts(name)]
+
+    def _adapter(self, op: Gemm, name: str) -> Iterator[Op]:
+        """Tensor parallelism divides both matrices (peft/utils.py, ParallelLinearAdapter): A of a linear divided by rows by its inputs, all
+        others by their outputs. All of a rank's experts share one adapter, which every rank has (share_expert_adapters, Bridge's own)."""
+        rank, tokens, routed = self._lora.rank, op.tokens, op.role in ROUTED
+        role: Role = op.role if op.role in ROUTED | SHARED else "mlp_adapter" if op.role in FEED_FORWARD else ""
+        split = None if routed else op.split
+        columns, rows, whole = split == "column", split == "row", None if routed else 0
+        self.weights += [
+            Weight(name=f"{name}.lora_A.weight", shape=(rank, op.k), split=1 if rows else whole),
+            Weight(name=f"{name}.lora_B.weight", shape=(op.n, rank), split=whole),
+        ]
+        taken: Shard = "none" if columns else "tp" if rows or routed else "sequence"
+        dropout, inputs = self._dropped(op, name, role, taken)
+        yield from dropout
+        if columns:
+            yield Exchange(of="input", role=role, elements=tokens * op.k, shared=op.role in NORMED)
+            inputs = tuple(replace(saved, shard=taken) for saved in inputs)
+        product = partial(Gemm, role=role, tokens=tokens, wide=True)
+        yield product(name=f"{name}.lora_A", k=op.k, n=rank, split=split, saves=inputs)
+        if columns or rows:
+            yield Exchange(of="columns" if columns else "rows", role=role, elements=tokens * rank)
+        middle = Saved(name=f"{name}.lora_B.input", elements=tokens * rank, shard="none" if split else taken)
+        yield product(name=f"{name}.lora_B", k=rank, n=op.n, split="column" if split else None, saves=(middle,))
+        if rows:
+            yield Exchange(of="output", role=role, elements=tokens * op.n)
+        yield from self._added(op, name, role, "tp" if columns or routed else "sequence")

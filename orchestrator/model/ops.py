@@ -26,7 +26,8 @@ Shard = Literal["tp", "sequence", "none"]
 WeightKind = Literal["dense", "expert", "embedding", "norm"]
 Role = Literal[
     "", "input_norm", "mlp_norm", "norm", "scan_norm", "residual_add",
-    "qkv", "query", "key_value", "up_projection", "rotary", "core_attention", "projection", "dense",
+    "qkv", "query", "key_value", "latent_query", "query_down", "query_up", "key_value_down", "key_value_up",
+    "in_projection", "out_projection", "rotary", "core_attention", "projection", "dense",
     "fc1", "activation", "fc2", "mlp_adapter",
     "router", "permute", "routed_fc1", "routed_activation", "routed_fc2", "shared_fc1", "shared_activation", "shared_fc2",
     "loss",
@@ -420,4 +421,17 @@ class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
     """Groups of experts, and in how many of them all of a token's experts are."""
 
 
-Op = Gemm | Attention | Scan | DeltaRule | Pointwise | Enter | Exit | Dispatch
+class Exchange(Value, frozen=True, kw_only=True, tag="exchange", omit_defaults=True):
+    """What Megatron-Bridge's adapter of a linear that tensor parallelism divides sends beside that linear (model/lora.py): `elements` per
+    sample of its input, of what is between its matrices of a linear divided by columns or by rows, or of its output
+    (strategy/axes/tp.py says by which operations)."""
+
+    role: Role = ""
+    saves: ClassVar[tuple[Saved, ...]] = ()
+    of: Literal["input", "columns", "rows", "output"]
+    elements: int
+    shared: bool = False
+    """Whether an input is that of a linear with a norm before it, which hands over what it gathers."""
+
+
+Op = Gemm | Attention | Scan | DeltaRule | Pointwise | Enter | Exit | Exchange | Dispatch

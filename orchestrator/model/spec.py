@@ -8,13 +8,13 @@ from math import prod
 
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.layer import Edge, LayerRun, LayerSpec
-from orchestrator.model.ops import Attention, DeltaRule, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Scan, Weight, padded
+from orchestrator.model.ops import Attention, DeltaRule, Dispatch, Enter, Exchange, Exit, Gemm, Op, Pointwise, Saved, Scan, Weight, padded
 from orchestrator.model.parts.vision import Images
 from orchestrator.values import Value
 
 __all__ = [
-    "Architecture", "Attention", "DeltaRule", "Dispatch", "Edge", "Enter", "Exit", "Gemm", "LayerRun", "LayerSpec", "ModelSpec", "Op",
-    "Pointwise", "Saved", "Scan", "Weight", "padded",
+    "Architecture", "Attention", "DeltaRule", "Dispatch", "Edge", "Enter", "Exchange", "Exit", "Gemm", "LayerRun", "LayerSpec", "ModelSpec",
+    "Op", "Pointwise", "Saved", "Scan", "Weight", "padded",
 ]  # fmt: skip
 
 

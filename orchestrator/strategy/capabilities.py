@@ -45,7 +45,7 @@ class Capabilities(Value, frozen=True, kw_only=True):
     beyond_parts: str = ""
     """How a model with other parts may be trained all the same, in the words that follow the refusal."""
     planned_parts: Mapping[str, str] = {}
-    """Parts beside `parts` that are planned and priced though our worker can't train them, each with what is lacking."""
+    """Parts beside `parts`, and "lora", that are planned and priced though our worker can't train them, each with what is lacking."""
     axes: tuple[str, ...]
     """The axes that it has, of tp, pp, vpp, cp, ep, dp; another axis has degree 1."""
     least_sequence_part: int = 1

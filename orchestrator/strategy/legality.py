@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.training import QUANTISED
+from orchestrator.model.training import QUANTISED, Training
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.megatron_layout import divided_layers
@@ -60,9 +60,10 @@ def lacking_parts(capabilities: Capabilities, architecture: Architecture) -> lis
     return [word for word in architecture.features() if word not in capabilities.parts and word not in capabilities.planned_parts]
 
 
-def plan_only(capabilities: Capabilities, architecture: Architecture) -> bool:
-    """Whether some part of the model can be planned for this engine and not trained."""
-    return bool(capabilities.planned_parts) and not capabilities.planned_parts.keys().isdisjoint(architecture.features())
+def plan_only(capabilities: Capabilities, architecture: Architecture, training: Training | None = None) -> str | None:
+    """What is lacking to train this model, or adapters beside it, under this engine, which plans it; None: nothing."""
+    words = (*architecture.features(), *(("lora",) if training is not None and training.lora is not None else ()))
+    return next((capabilities.planned_parts[word] for word in words if word in capabilities.planned_parts), None)
 
 
 def unsuited(capabilities: Capabilities, workload: Workload) -> str | None:
@@ -80,8 +81,8 @@ def unsuited(capabilities: Capabilities, workload: Workload) -> str | None:
             return f"{capabilities.engine} has no {name} {value}; it has {', '.join(known)}"
     if training.task not in capabilities.tasks:
         return f"{capabilities.engine} has no task={training.task}; engine=deepspeed and engine=megatron have"
-    if training.lora is not None and not capabilities.lora:
-        return f"{capabilities.engine} trains no adapters (lora.rank={training.lora.rank}); engine=deepspeed does"
+    if training.lora is not None and not capabilities.lora and "lora" not in capabilities.planned_parts:
+        return f"{capabilities.engine} has no adapters (lora.rank={training.lora.rank}); engine=deepspeed trains them, megatron plans them"
     return None
 
 

@@ -41,7 +41,7 @@ def _modules(layer: LayerSpec) -> list[str | None]:
     roles = [op.role for op in layer.ops]
     if "core_attention" not in roles:  # state spaces and delta rules, which have no such modules
         return [BY_ROLE.get(role) or ("mlp_norm" if role == "mlp_norm" and ROUTED & {*roles} else None) for role in roles]
-    attention, latent = roles.index("core_attention"), "up_projection" in roles
+    attention, latent = roles.index("core_attention"), "key_value_up" in roles
     found: list[str | None] = []
     for place, role in enumerate(roles):
         if role == "input_norm":

@@ -13,7 +13,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import Lora, trainable_parameters, with_lora
-from orchestrator.strategy.spec import Mesh, Strategy
+from orchestrator.strategy.spec import Candidate, Mesh, Strategy
 
 TRANSFORMERS = replace(DEEPSPEED, layers="hugging_face")
 
@@ -66,3 +66,19 @@ def test_without_adapters_gradients_travel_as_the_constants_say() -> None:
     assert cost_model(calibration=c).workload.calibration.layers_per_message == 3.0
     with_adapters = cost_model(traits=TRANSFORMERS, lora=Lora(rank=4)).workload.calibration.layers_per_message
     assert with_adapters > 3.0, "adapters are small: those of many layers fill one message"
+
+
+def test_megatrons_frozen_weights_have_no_states_and_its_adapters_all() -> None:
+    """A rank of tp 2, dp 4: 2 bytes of every frozen weight; 2 and 4 of an adapter's and a quarter of 12, by the distributed optimizer."""
+    costs = cost_model(gpt(position_embedding="rope"), lora=Lora(rank=16, targets=("linear_qkv", "linear_fc2")))
+    layer, strategy = costs.workload.kinds["decoder"], Strategy(mesh=Mesh(tp=2, dp=4), zero_stage=1, sequence_parallel=True)
+    of = prices(costs)
+    frozen = of.frozen_parameters(layer, 2, with_tied=True)
+    adapters = of.dense_parameters(layer, 2, with_tied=True) - frozen
+    assert adapters == 16 * (1024 + 3072 + 4096 + 1024) / 2
+    assert frozen == pytest.approx(12 * 1024**2 / 2, rel=0.002)
+    candidate = Candidate(engine="megatron", strategy=strategy, micro_batch_size=1, num_microbatches=2)
+    assert costs.layer_static_bytes(candidate, "decoder") == 2 * frozen + adapters * (6 + 12 / 4)
+    plain = cost_model(gpt(position_embedding="rope"))
+    adapted, whole = (one.layer(candidate, "decoder", "none").by_cause["gemm"] for one in (costs, plain))
+    assert 2 / 3 < adapted / whole < 0.85, "no products for weights' gradients, and the adapters'"

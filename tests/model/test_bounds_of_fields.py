@@ -24,7 +24,6 @@ from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.parts.part import Nothing
 from orchestrator.model.traced import Descriptions, Feed, Traced
-from tests.validation.engines.engine import megatron_names
 
 LLAMA = Architecture(
     family="llama",
@@ -430,8 +429,11 @@ def test_ranks_sum_an_adapters_rank_where_it_meets_a_divided_side() -> None:
     assert all(weight.frozen for weight in dropped.weights if "lora" not in weight.name)
 
 
+FUSED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+
+
 def test_megatrons_products_have_one_adapter_each() -> None:
     """QKV 64 to 128, the projection 64 to 64, both sides of the gate 64 to 192, back 96 to 64."""
-    model = with_lora(describe(LLAMA, 8), Lora(rank=3), megatron_names())
+    model = with_lora(describe(LLAMA, 8), Lora(rank=3, targets=FUSED), modules=False)
     assert trainable_parameters(model) == 4 * 3 * (64 + 128 + 64 + 64 + 64 + 192 + 96 + 64)
     assert any(isinstance(op, Enter) for op in model.kind("head").ops), "its head stays divided"

@@ -13,8 +13,10 @@ from orchestrator.model.families import describe
 from orchestrator.model.flops import model_flops_per_sample
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import NF4_BYTES, Lora, check_targets, linear_names, packed_bytes, trainable_parameters, with_lora
-from orchestrator.model.ops import Gemm, Pointwise
-from orchestrator.model.spec import ModelSpec
+from orchestrator.model.ops import Exchange, Gemm, Pointwise
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.spec import Architecture, ModelSpec
 
 MB = 1e6
 
@@ -98,3 +100,71 @@ def test_every_name_is_one_of_the_layer() -> None:
     names = {name for linears in linear_names(LLAMA3_8B).values() for name in linears}
     weights = [weight.name for weight in described(Lora(rank=2)).kind("decoder").weights if "lora_A" in weight.name]
     assert sorted(name.split(".")[-3] for name in weights) == sorted(names)
+
+
+def of_megatron(a: Architecture, lora: Lora) -> ModelSpec:
+    return with_lora(describe(a, 4096), lora, modules=False)
+
+
+LLAMA2_70B = replace(LLAMA3_8B, num_layers=80, hidden_size=8192, num_attention_heads=64, num_query_groups=8, ffn_hidden_size=28672)
+
+
+def test_an_adapter_of_megatrons_one_linear_is_smaller_than_three_of_transformers() -> None:
+    """Rank 16 on attention of Llama 2 70B: queries, keys and values are 10,240 wide together, and take 8,192 once, or each."""
+    fused = of_megatron(LLAMA2_70B, Lora(rank=16, targets=("linear_qkv", "linear_proj")))
+    assert trainable_parameters(fused) == 80 * 16 * (8192 + 10240 + 8192 + 8192) == 44_564_480
+    several = Lora(rank=16, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+    ours = trainable_parameters(with_lora(hugging_face(describe(LLAMA2_70B, 4096)), several))
+    assert trainable_parameters(of_megatron(LLAMA2_70B, several)) == ours == 65_536_000
+
+
+def test_bridges_adapters_are_divided_whole_and_take_gathered_inputs() -> None:
+    """peft/utils.py, ParallelLinearAdapter: both matrices are divided by tp, A beside rows by inputs; an input that is gathered is kept as
+    it is, of rows each rank's own; the frozen linear keeps none and has the gradient of its input alone."""
+    layer = of_megatron(LLAMA3_8B, Lora(rank=16, targets=("linear_fc1", "linear_fc2"))).kind("decoder")
+    weights = {weight.name: weight for weight in layer.weights if not weight.frozen}
+    assert {name.removeprefix("mlp.linear_"): weight.split for name, weight in weights.items()} == {
+        **{"fc1.linear_fc1.lora_A.weight": 0, "fc1.linear_fc1.lora_B.weight": 0},
+        **{"fc2.linear_fc2.lora_A.weight": 1, "fc2.linear_fc2.lora_B.weight": 0},
+    }
+    assert [weight.local_shape(2) for weight in weights.values()] == [(8, 4096), (14336, 16), (16, 7168), (2048, 16)]
+    kept = {saved.name: (saved.elements, saved.shard) for op in layer.ops if isinstance(op, Gemm) for saved in op.saves}
+    kept = {name.removeprefix("mlp."): of for name, of in kept.items() if name.startswith("mlp.")}
+    rank = 4096 * 16, "none"
+    inputs = {"linear_fc1.input": (4096 * 4096, "none"), "linear_fc2.input": (4096 * 14336, "tp")}
+    assert kept == inputs | {f"linear_{fc}.linear_{fc}.lora_B.input": rank for fc in ("fc1", "fc2")}
+    assert [(op.of, op.elements, op.shared) for op in layer.ops if isinstance(op, Exchange)] == [
+        *(("input", 4096 * 4096, True), ("columns", 4096 * 16, False), ("rows", 4096 * 16, False), ("output", 4096 * 4096, False)),
+    ]
+    assert all(op.wide != op.frozen for op in layer.ops if isinstance(op, Gemm)), "adapters have 16 bits in FP8's training"
+    embedding = of_megatron(LLAMA3_8B, Lora(rank=16)).kind("embedding")
+    assert embedding.forward_only
+
+
+EXPERTS = replace(
+    LLAMA3_8B, feed_forward=Experts(num_experts=8, topk=2, ffn_hidden_size=512, shared_ffn_hidden_size=1024),
+    mixer=LatentAttention(q_lora_rank=None, kv_lora_rank=512, qk_head_dim=128, qk_rope_head_dim=64, v_head_dim=128),
+)  # fmt: skip
+
+
+def test_a_ranks_experts_share_an_adapter_and_latent_attentions_linears_have_their_own() -> None:
+    """share_expert_adapters: one pair for all experts, on every rank; every linear of Megatron's under all-linear."""
+    layer = next(run.layer for run in of_megatron(EXPERTS, Lora(rank=16)).runs if run.layer.dispatches)
+    found = {weight.name.rpartition(".lora_")[0].rpartition(".")[0]: weight for weight in layer.weights if not weight.frozen}
+    assert [name.partition(".")[2] for name in found] == [
+        *("linear_kv_down_proj", "linear_q_proj", "linear_kv_up_proj", "linear_proj", "experts.linear_fc1", "experts.linear_fc2"),
+        *("shared_experts.linear_fc1", "shared_experts.linear_fc2"),
+    ]
+    shared = [(weight.shape, weight.kind, weight.split) for weight in layer.weights if ".experts." in weight.name and not weight.frozen]
+    assert shared == [((16, 4096), "dense", None), ((1024, 16), "dense", None), ((16, 512), "dense", None), ((4096, 16), "dense", None)]
+    products = [op for op in layer.ops if isinstance(op, Gemm) and op.role == "routed_fc1"]
+    assert [(op.tokens, op.n, op.experts) for op in products] == [(8192, 1024, 8), (8192, 16, 0), (8192, 1024, 0)]
+    router = next(op for op in layer.ops if isinstance(op, Gemm) and op.role == "router")
+    assert router.frozen
+    assert router.saves, "its function keeps the input, whatever is trained"
+
+
+def test_megatrons_names_are_told_from_transformers() -> None:
+    check_targets(LLAMA3_8B, Lora(rank=4, targets=("linear_qkv", "linear_fc2")))
+    with pytest.raises(InputError, match="linear_qkv are Megatron's linears, the others transformers'"):
+        check_targets(LLAMA3_8B, Lora(rank=4, targets=("linear_qkv", "o_proj")))

@@ -21,7 +21,7 @@ from orchestrator.model.ops import FEED_FORWARD, ROUTED, SHARED
 from orchestrator.model.spec import LayerSpec, ModelSpec
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Strategy
 from orchestrator.units import GIB
-from tests.validation.engines.engine import megatron_names, with_separate_gate
+from tests.validation.engines.engine import with_separate_gate
 
 RECIPES = ("llama3_8b", "gpt2_xl", "bert_large", "t5_large", "mixtral_8x7b", "deepseek_tiny", "qwen3_next_80b_a3b", "vit_tiny")
 
@@ -58,7 +58,7 @@ def variants(model: ModelSpec) -> dict[str, ModelSpec]:
     if model.architecture.traced is None:
         found["transformers"] = hugging_face(model)
         found["transformers with LoRA"] = with_lora(hugging_face(model), Lora(rank=4, dropout=0.1))
-        found["Megatron with LoRA"] = with_lora(model, Lora(rank=4), megatron_names())
+        found["Megatron with LoRA"] = with_lora(model, Lora(rank=4), modules=False)
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from small_models import gpt
 
-from orchestrator.model.ops import Attention, Enter, Exit
+from orchestrator.model.ops import Attention, Enter, Exchange, Exit
 from orchestrator.model.spec import Edge, LayerSpec
 from orchestrator.strategy.axes import cp, dp, ep, pp, tp
 from orchestrator.strategy.axes.traffic import Traffic
@@ -61,6 +61,26 @@ def test_sequence_parallel_regions_gather_and_scatter_and_gather_once_more_for_t
     assert hidden == ["gemm", "product", "product", "gemm", "gemm"]
     buffers = replace(strategy, tp_comm_overlap=True)
     assert {row[5] for row in rows(tp.traffic(both, buffers, 1, 2, beside_products=True))} == {"user_buffers"}
+
+
+def test_an_adapters_ranks_send_what_bridges_linears_send() -> None:
+    """peft/utils.py, ParallelLinearAdapter: its linears are megatron-core's own without sequence parallelism, around which inputs are
+    gathered and outputs scattered (tensor_parallel/mappings.py), but what Transformer Engine's linear with a norm hands over gathered."""
+    plain = Strategy(mesh=Mesh(tp=4))
+    gathered, buffers = replace(plain, sequence_parallel=True), replace(plain, sequence_parallel=True, tp_comm_overlap=True)
+
+    def sent(strategy: Strategy, of: Any, shared: bool = False) -> list[str]:
+        items = [*tp.traffic(layer(Exchange(of=of, elements=100, shared=shared)), strategy, 3, 2, (1.0, 1.0))]
+        assert all((item.nbytes, item.hidden) == (600.0, "nothing") for item in items)
+        return [f"{item.when} {item.operation}" for item in items]
+
+    inner = ["forward all_gather", "backward all_reduce"], ["forward all_reduce", "backward all_reduce"]
+    for strategy in (plain, gathered, buffers):
+        assert (sent(strategy, "columns"), sent(strategy, "rows")) == inner
+    assert sent(plain, "input", shared=True) == ["backward all_reduce"]
+    assert sent(gathered, "input", shared=True) == []
+    assert sent(buffers, "input", shared=True) == sent(gathered, "input") == ["forward all_gather", "backward reduce_scatter"]
+    assert [sent(one, "output") for one in (plain, gathered)] == [["forward all_gather"], ["forward all_gather", "backward all_gather"]]
 
 
 def test_few_query_groups_are_gathered_by_all_ranks() -> None:

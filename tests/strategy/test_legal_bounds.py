@@ -95,7 +95,7 @@ def test_tasks_and_adapters_are_of_the_engines_that_have_them() -> None:
     def why(capabilities: Capabilities, **training: Any) -> str | None:
         return unsuited(capabilities, Workload(model=GIVEN.model, training=replace(GIVEN.training, **training), cluster=GIVEN.cluster))
 
-    assert why(able(), lora=Lora(rank=8)) == "megatron trains no adapters (lora.rank=8); engine=deepspeed does"
+    assert why(able(), lora=Lora(rank=8)) == "megatron has no adapters (lora.rank=8); engine=deepspeed trains them, megatron plans them"
     assert why(able(lora=True), lora=Lora(rank=8)) is None
     assert why(able()) is None
     assert why(able(tasks=())) == f"megatron has no task={GIVEN.training.task}; engine=deepspeed and engine=megatron have"

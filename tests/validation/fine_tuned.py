@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from orchestrator.model.lora import ALL, Lora
+from msgspec.structs import replace
+
+from orchestrator.model.lora import ALL, MEGATRON_LINEARS, Lora
+from orchestrator.model.spec import Exchange, ModelSpec, Op
 from orchestrator.units import GIB
 from tests.validation.engines.engine import MeasuredEngine
 from tests.validation.rows import SkipError, whole
@@ -19,7 +22,7 @@ TRANSFORMERS: Final[dict[str, tuple[str, ...]]] = {
     **{word: (f"{word}_proj",) for word in ("gate", "up", "down")},
 }
 """A target's printed name (Qwen's first modules, litgpt's, fsdp_qlora's) and the linears of transformers' Llama that it stands for."""
-MEGATRON: Final = {"qkv": ("linear_qkv",), "proj": ("linear_proj",)}
+MEGATRON: Final = {"qkv": ("linear_qkv",), "proj": ("linear_proj",), **{name: (name,) for name in MEGATRON_LINEARS.values()}}
 """Linears of megatron-core by the names that MLPerf prints: "attention (qkv, proj)"."""
 SWIFT: Final = "over mixed lengths"
 """Words in `peak_memory_kind` of what ms-swift prints as memory."""
@@ -51,6 +54,22 @@ def lora_of(row: dict[str, str], engine: MeasuredEngine) -> Lora | None:
     if not targets:
         raise SkipError("the targets of LoRA are not stated")
     return Lora(rank=whole(row, "lora_dim"), targets=targets, dropout=engine.lora_dropout)
+
+
+def exchanged_over(table: str, tp: int) -> int:
+    """Ranks over which adapters' outputs are exchanged in place of gathered: NVIDIA's MLPerf runs have LORA_A2A=1 (config_common.sh)."""
+    return tp if table.startswith("mlperf") else 1
+
+
+def with_outputs_exchanged(model: ModelSpec, ranks: int) -> ModelSpec:
+    """The model whose adapters' outputs go by an all-to-all over so many ranks (peft/utils.py, all2all_hp2sp), which sends as much as a
+    gather of one rank's part."""
+
+    def changed(op: Op) -> Op:
+        return replace(op, elements=op.elements // ranks) if isinstance(op, Exchange) and op.of == "output" else op
+
+    runs = (replace(run, layer=replace(run.layer, ops=tuple(map(changed, run.layer.ops)))) for run in model.runs)
+    return model if ranks == 1 else replace(model, runs=tuple(runs))
 
 
 def memory_unit(kind: str) -> float:

@@ -27,8 +27,8 @@ from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Dispatcher,
 from orchestrator.words.terms import SHORT_TYPES
 from tests.validation import layout, networks, uneven
 from tests.validation.engines import ENGINES, printed_as
-from tests.validation.engines.engine import MeasuredEngine, MemoryOf, megatron_names
-from tests.validation.fine_tuned import lora_of, memory_unit, mixed_lengths
+from tests.validation.engines.engine import MeasuredEngine, MemoryOf
+from tests.validation.fine_tuned import exchanged_over, lora_of, memory_unit, mixed_lengths, with_outputs_exchanged
 from tests.validation.mixtures import IMAGES, golden, hybrid_of, with_shape
 from tests.validation.models import T5_DECODER_LENGTH, architecture_of, measured_time
 from tests.validation.releases import as_it_ran, recipe_of
@@ -62,13 +62,17 @@ def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
 
 
 @cache
-def _model(architecture: Architecture, seq_length: int, decoder_seq_length: int | None, engine: str, lora: Lora | None) -> ModelSpec:
+def _model(
+    architecture: Architecture, seq_length: int, decoder_seq_length: int | None, engine: str, lora: Lora | None, exchanged: int
+) -> ModelSpec:
     """One value for all rows of a model, its adapters and an engine, so that they share a cost model."""
     images = None if architecture.vision is None else IMAGES
     model = with_tower_first(describe(architecture, seq_length, decoder_seq_length, images))
     layers = ENGINES[engine].layers
     model = model if layers is None else layers(model)
-    return with_lora(model, lora, megatron_names()) if lora is not None and ENGINES[engine].adapts == "megatron-core" else model
+    if lora is None or ENGINES[engine].adapts != "megatron-core":
+        return model
+    return with_outputs_exchanged(with_lora(model, lora, modules=False), exchanged)
 
 
 SHARED: Final[dict[Any, Any]] = {}
@@ -163,7 +167,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         schedule="interleaved" if degrees.vpp > 1 else engine.schedule,
     )
     try:
-        model = _model(architecture, training.seq_length, training.decoder_seq_length, engine.name, lora)
+        model = _model(architecture, training.seq_length, training.decoder_seq_length, engine.name, lora, exchanged_over(table, degrees.tp))
     except (KeyError, ValueError, OverflowError) as error:
         raise SkipError(f"model: {error}") from None
     split = split_of(row, engine, architecture, model, degrees)

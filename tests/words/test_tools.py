@@ -119,6 +119,27 @@ def test_files_are_as_their_programs_ask() -> None:
     assert {"    recipe.model.seq_length = 8192", "    recipe.dataset.seq_length = 8192"} <= {*text.splitlines()}
 
 
+def test_bridges_file_says_adapters_and_the_others_refuse_them() -> None:
+    """LoRA by Megatron's names, CanonicalLoRA by transformers', which no word of a command makes; peft/lora.py's fields."""
+    fused = answer(engine="megatron", **{"lora.rank": 16, "lora.targets": "linear_qkv,linear_proj", "lora.alpha": 32})
+    text, words = fused.written("bridge").values()
+    assert "\nfrom megatron.bridge.peft.lora import LoRA\n" in text
+    assert "def override(recipe):\n    recipe.peft = LoRA()\n" in text
+    said = {"target_modules": "['linear_qkv', 'linear_proj']", "dim": "16", "alpha": "32", "dropout": "0.0"}
+    assert all(f"    recipe.peft.{name} = {value}\n" in text for name, value in said.items())
+    assert " 'peft.target_modules=[linear_qkv,linear_proj]' " in words
+    assert "plan only: our worker puts no adapters beside Megatron's linears, which Megatron-Bridge trains (write=bridge)" in (
+        fused.job().without_worker
+    )
+    text, words = answer(engine="megatron", **{"lora.rank": 16, "lora.targets": "q_proj,o_proj,up_proj"}).written("bridge").values()
+    assert "recipe.peft = CanonicalLoRA()\n" in text
+    assert "recipe.peft.target_modules = ['linear_q', 'linear_proj', 'linear_fc1_up']\n" in text
+    assert "# bridge.py alone can say: peft=CanonicalLoRA(...).\n" in words
+    assert "peft." not in words.partition("torchrun")[2]
+    with pytest.raises(InputError, match=r"write=verl: is not told adapters here \(lora.rank=16\); write=bridge is"):
+        fused.written("verl")
+
+
 def test_files_say_what_their_programs_check() -> None:
     """Queues of the GPU, which ms-swift and slime make one; slime's older flags, of which it passes over those that it does not know; CUDA
     graphs that Bridge and NeMo 2 refuse; an overlap that no word can make where Bridge's recipe has none."""

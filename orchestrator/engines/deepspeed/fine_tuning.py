@@ -7,6 +7,7 @@ from typing import Final
 from orchestrator.engines.hf_config import takes_flash_attention
 from orchestrator.engines.rules.rule import rule
 from orchestrator.engines.rules.samples import decoder_only
+from orchestrator.model.lora import linear_names
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -49,6 +50,15 @@ def adapters_of_states(_: Candidate, workload: Workload) -> str | None:
     if lora is None or "mamba2" not in a.features():
         return None
     return f"lora.rank={lora.rank}: adapters beside the linears of Mamba-2 layers were never tried here"
+
+
+@rule("lora_linears", "peft/tuners/lora/config.py, target_modules: names of transformers' linears", "model")
+def linears(_: Candidate, workload: Workload) -> str | None:
+    lora = workload.training.lora
+    if lora is None or not lora.fused:
+        return None
+    known = ", ".join(name for names in linear_names(workload.model.architecture).values() for name in names)
+    return f"lora.targets={','.join(lora.fused)}: these are megatron-core's linears (engine=megatron); transformers has {known}"
 
 
 @rule("quantised_linears", "transformers/integrations/bitsandbytes.py:196; peft's docs, accelerate/deepspeed.md", "tp")
@@ -114,6 +124,7 @@ FINE_TUNING_RULES: Final = (
     recorded_models,
     packed_states,
     adapters_of_states,
+    linears,
     whole_quantised_linears,
     whole_int8_weights,
     int8_products,

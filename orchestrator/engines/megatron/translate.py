@@ -21,11 +21,12 @@ PASSES: Final = {passthrough.MEGATRON: passthrough.SECTIONS}
 def translate(plan: Plan) -> Job:
     """The job of a plan; writes nothing. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict
     the plan."""
-    only = megatron_parts.plan_only(plan.model, plan.cluster.software.megatron_core)
+    lora = plan.training.lora
+    only = megatron_parts.plan_only(plan.model, plan.cluster.software.megatron_core, lora=lora is not None)
     if only is not None:
-        if hf_config.inexpressible(plan.model) is None:
+        if hf_config.inexpressible(plan.model) is None and (lora is None or not (lora.fused or plan.model.experts)):
             only += "; engine=deepspeed trains it"
-        if not megatron_parts.by_program(plan.model, plan.cluster.software.megatron_core):
+        if lora is not None or not megatron_parts.by_program(plan.model, plan.cluster.software.megatron_core):
             return assemble(plan, WORKER, [], ["engine.json and megatron_args.sh were not written: no worker reads them."],
                             without_worker=only, passes=PASSES)  # fmt: skip
         files, said = arguments_file(plan)

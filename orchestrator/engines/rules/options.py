@@ -210,8 +210,9 @@ def delayed_weight_gradients(candidate: Candidate, workload: Workload) -> str | 
         return "delay_wgrad_compute needs overlap_moe_expert_parallel_comm"
     if not cluster.software.transformer_engine or cluster.is_cpu:
         return "delay_wgrad_compute needs Transformer Engine's linears, on GPUs"
-    if "language" in workload.training.freeze:
-        return "delay_wgrad_compute with train.freeze=language: Transformer Engine waits for gradients that frozen weights have not"
+    if "language" in workload.training.freeze or workload.training.lora is not None:
+        frozen = "train.freeze=language" if workload.training.lora is None else f"lora.rank={workload.training.lora.rank}"
+        return f"delay_wgrad_compute with {frozen}: Transformer Engine waits for gradients that frozen weights have not"
     return None
 
 

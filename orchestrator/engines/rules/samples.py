@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from orchestrator.engines.rules.rule import NO_BALANCE, rule
+from orchestrator.model.lora import MEGATRON_LINEARS
 from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -47,4 +50,38 @@ def padded_balance(_: Candidate, workload: Workload) -> str | None:
     return f"{why}; {NO_BALANCE} leaves that out"
 
 
-SAMPLE_RULES = (decoder_only, packed, padded_balance)
+ROWS: Final = frozenset({"linear_proj", "linear_fc2", "out_proj", "o_proj", "down_proj"})
+"""Linears that tensor parallelism divides by rows, by their names in megatron-core and in transformers."""
+
+
+@rule("lora_bridge", "Megatron-Bridge 067f987, peft/utils.py, ParallelLinearAdapter: ColumnParallelLinear(in_features, dim)", "model tp")
+def adapters(candidate: Candidate, workload: Workload) -> str | None:
+    """Refuses adapters that Megatron-Bridge, which trains them, does not have, or that have no price."""
+    lora, a, training = workload.training.lora, workload.model.architecture, workload.training
+    if lora is None:
+        return None
+    said, tp = f"lora.rank={lora.rank}", candidate.mesh.tp
+    if a.stack != "decoder":
+        return f"{said} under Megatron is of decoders: this model is an {a.stack.replace('_', '-')}"
+    if lora.bits is not None:
+        return f"lora.bits={lora.bits}: Megatron's linears hold no frozen weights of so few bits; engine=deepspeed has them"
+    if training.optimizer == "muon":
+        return f"train.optimizer=muon with {said}: updates of adapters' matrices alone are not priced"
+    roles = dict.fromkeys(op.role for run in workload.model.runs for op in run.layer.ops)
+    linears = dict.fromkeys(MEGATRON_LINEARS[role] for role in roles if role in MEGATRON_LINEARS)
+    if lora.fused and linears.keys().isdisjoint(lora.fused):
+        return f"lora.targets={','.join(lora.fused)}: this model has {', '.join(linears)}"
+    if lora.rank % tp and not ROWS.issuperset(lora.targets):
+        return f"tp={tp} does not divide {said}: Megatron-Bridge divides an adapter's first matrix by its rank"
+    return None
+
+
+@rule("lora_fsdp", "ours: nobody has tried it", "model zero_stage megatron_fsdp")
+def adapters_fsdp(candidate: Candidate, workload: Workload) -> str | None:
+    lora = workload.training.lora
+    if lora is None or not candidate.strategy.megatron_fsdp:
+        return None
+    return f"megatron_fsdp with lora.rank={lora.rank}: never tried with frozen weights"
+
+
+SAMPLE_RULES = (decoder_only, packed, padded_balance, adapters, adapters_fsdp)

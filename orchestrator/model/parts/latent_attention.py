@@ -53,22 +53,21 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
         down = self.kv_lora_rank + self.qk_rope_head_dim
         made: list[tuple[tuple[Weight, ...], Gemm]] = []
 
-        def linear(part: str, k: int, n: int, split: Literal["column"] | None) -> None:
-            role: Role = "up_projection" if split else ""
+        def linear(part: str, role: Role, k: int, n: int, split: Literal["column"] | None) -> None:
             weights = linear_weights(f"{name}.{part}", n, k, split, bias=False)
             saved = Saved(name=f"{name}.{part}.input", elements=tokens * k, shard="sequence", group="attention")
             made.append((weights, Gemm(name=f"{name}.{part}", role=role, tokens=tokens, k=k, n=n, split=split, saves=(saved,))))
 
         norms = norm_weights(f"{name}.kv_layernorm", a, self.kv_lora_rank)
         if self.q_lora_rank is not None:
-            linear("linear_q_down_proj", h, self.q_lora_rank, None)
+            linear("linear_q_down_proj", "query_down", h, self.q_lora_rank, None)
             norms += norm_weights(f"{name}.q_layernorm", a, self.q_lora_rank)
-        linear("linear_kv_down_proj", h, down, None)
+        linear("linear_kv_down_proj", "key_value_down", h, down, None)
         if self.q_lora_rank is not None:
-            linear("linear_q_up_proj", self.q_lora_rank, q, "column")
+            linear("linear_q_up_proj", "query_up", self.q_lora_rank, q, "column")
         else:
-            linear("linear_q_proj", h, q, "column")
-        linear("linear_kv_up_proj", self.kv_lora_rank, kv, "column")
+            linear("linear_q_proj", "latent_query", h, q, "column")
+        linear("linear_kv_up_proj", "key_value_up", self.kv_lora_rank, kv, "column")
         core = Attention(
             name=f"{name}.core_attention",
             query_len=tokens,

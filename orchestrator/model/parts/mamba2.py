@@ -82,11 +82,19 @@ class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", o
             tuple(weights),
             (
                 Enter(elements=tokens * h),
-                Gemm(name=f"{name}.in_proj", tokens=tokens, k=h, n=projected, split="column", saves=(entering,)),
+                Gemm(name=f"{name}.in_proj", role="in_projection", tokens=tokens, k=h, n=projected, split="column", saves=(entering,)),
                 conv,
                 scan,
                 norm,
-                Gemm(name=f"{name}.out_proj", tokens=tokens, k=inner, n=h, split="row", saves=(kept("out_proj.input", inner),)),
+                Gemm(
+                    name=f"{name}.out_proj",
+                    role="out_projection",
+                    tokens=tokens,
+                    k=inner,
+                    n=h,
+                    split="row",
+                    saves=(kept("out_proj.input", inner),),
+                ),
                 Exit(elements=tokens * h),
             ),
         )

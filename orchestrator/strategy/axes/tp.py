@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.model.spec import Enter, Exit, LayerSpec
+from orchestrator.model.spec import Enter, Exchange, Exit, LayerSpec
 from orchestrator.strategy.axes.traffic import PASSES, Hidden, Operation, Traffic, When
 from orchestrator.strategy.spec import Strategy
 
 AXIS = "tp"
-BORDERS = (Enter, Exit)
-"""Operations at the borders of a tensor-parallel region."""
+BORDERS = (Enter, Exit, Exchange)
+"""Operations at the borders of a tensor-parallel region, and between an adapter's ranks."""
 
 
 def share(shard: str, strategy: Strategy) -> int:
@@ -39,6 +39,11 @@ def traffic(
         return
     for op in layer.borders:
         elements = op.elements * micro_batch_size / mesh.cp
+        if isinstance(op, Exchange):
+            for when, operation in _of_adapter(op, strategy):
+                nbytes = elements * itemsize
+                yield Traffic(axis=AXIS, operation=operation, nbytes=nbytes, size=mesh.tp, stride=stride, when=when)
+            continue
         for when, operation in _operations(op, sequence_parallel=strategy.sequence_parallel):
             beside = beside_products and when == "backward" and isinstance(op, Enter)
             hidden: Hidden = "user_buffers" if strategy.tp_comm_overlap else "product" if beside else "gemm"
@@ -67,3 +72,20 @@ def _operations(op: Enter | Exit, *, sequence_parallel: bool) -> tuple[tuple[Whe
     if sequence_parallel:
         return ("forward", "reduce_scatter"), ("backward", "all_gather")
     return (("forward", "all_reduce"),)
+
+
+def _of_adapter(op: Exchange, strategy: Strategy) -> tuple[tuple[When, Operation], ...]:
+    """(when, operation) of what an adapter of Megatron-Bridge's sends (067f987, peft/utils.py, ParallelLinearAdapter; its linears know
+    nothing of sequence parallelism). Beside columns each rank has a part of the first matrix's rows: what they give is gathered, and the
+    second matrix's gradient of it summed; beside rows partial sums of the first are added up, and the columns of the second are gathered
+    into an output that sequence parallelism then takes its part of, whose gradient it gathers. Transformer Engine's linear with a norm
+    hands over the gathered input under sequence parallelism, but from user buffers (get_adapter_attributes_from_linear)."""
+    if op.of == "columns":
+        return ("forward", "all_gather"), ("backward", "all_reduce")
+    if op.of == "rows":
+        return ("forward", "all_reduce"), ("backward", "all_reduce")
+    if op.of == "output":
+        return (("forward", "all_gather"), *((("backward", "all_gather"),) if strategy.sequence_parallel else ()))
+    if not strategy.sequence_parallel:
+        return (("backward", "all_reduce"),)
+    return () if op.shared and not strategy.tp_comm_overlap else (("forward", "all_gather"), ("backward", "reduce_scatter"))

@@ -12,8 +12,6 @@ from orchestrator.cost.price import CostModel
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.hugging_face import activated
-from orchestrator.model.lora import ADAPTED
-from orchestrator.model.ops import Role
 from orchestrator.model.spec import LayerSpec, ModelSpec, Op, Pointwise
 from orchestrator.model.training import Dtype, Precision
 from orchestrator.strategy.capabilities import StateBytes, Traits
@@ -117,9 +115,3 @@ def with_separate_gate(model: ModelSpec) -> ModelSpec:
         return replace(spec, ops=tuple(map(changed, spec.ops)))
 
     return replace(model, runs=tuple(replace(run, layer=layer(run.layer)) for run in model.runs))
-
-
-def megatron_names() -> dict[Role, tuple[str, ...]]:
-    """The linears of megatron-core's modules that adapters go to, by their operation's role: there each product is one linear."""
-    words = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-    return {role: (word,) for role, word in zip(ADAPTED, words, strict=True)}
