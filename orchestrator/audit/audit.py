@@ -22,6 +22,7 @@ from orchestrator.audit.reading import Reading, Setup, Source, differing
 from orchestrator.cost.memory_policy import LIKELY
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
+from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.megatron_args import one_connection
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.parts.vision import Vision
@@ -110,7 +111,7 @@ class Audit:
         reading, more = divided(source.reading, settings)
         if not settings.architecture.experts:
             reading = msgspec.structs.replace(reading, setup=msgspec.structs.replace(reading.setup, etp=1))
-        elif "lora.rank" in reading.keys:
+        elif "lora.rank" in reading.keys and reading.setup.engine != MEGATRON:
             more = [*more, "adapters are on the attention's linears and dense layers': transformers 5 has no linears in experts"]
         said = {f"{name.removeprefix('model.')}=" for name in reading.weak if name in tree or {"recipe", "model.hf_config"} & {*tree}}
         pinned_here = [f"pin.{name}=" for name in settings.pins.given()]
@@ -403,6 +404,10 @@ def of_images(reading: Reading, vision: Vision) -> Reading:
     """The reading for a model that looks at images: with the parts that the file freezes, and images of the largest size that it has."""
     parts = [part for part, frozen in reading.freezes.items() if frozen]
     adapted, keys, assumed = "lora.rank" in reading.keys, dict(reading.keys), reading.assumed
+    if adapted and reading.setup.engine == MEGATRON:  # its rule `lora_bridge`
+        keys = {name: value for name, value in keys.items() if not name.startswith("lora.")}
+        why = "adapters of a model that looks at images, in the tower too: all weights are priced as trained"
+        reading = msgspec.structs.replace(reading, unpriced=(*reading.unpriced, f"lora.rank={reading.keys['lora.rank']}: {why}"))
     if (reading.image_pixels or reading.image_tokens) and vision.image_tokens is None:
         most = f"{reading.image_tokens} tokens, the most that one may have"
         keys["train.image_tokens"] = reading.image_tokens

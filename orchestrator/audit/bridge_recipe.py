@@ -20,6 +20,8 @@ MOST_CALLS: Final = 40
 """Functions in functions: the deepest of 0.6.2 are 6."""
 PRETRAINED: Final = "_pretrained_"
 """The key of a model's configuration with the name of the checkpoint of Hugging Face's that it is made of."""
+CLASS: Final = "_class_"
+"""The key of an object with its class."""
 
 
 class Unknown:
@@ -57,12 +59,15 @@ class Set(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def read(root: Path, name: str) -> Set | None:
-    """What the recipe of this name sets, in Bridge's source; None: it has none of this name, or one that makes no configuration."""
+def read(root: Path, name: str, scheme: str = "") -> Set | None:
+    """What the recipe of this name sets, in Bridge's source, with adapters of this kind where its function is told one; None: it has none
+    of this name, or one that makes no configuration."""
     for folder in ("perf_recipes", "recipes"):  # scripts/training/recipe_runner.py, load_recipe: a benchmark's before the library's
         for path in sorted((root / folder).rglob("*.py")):
             if name in path.read_text(encoding="utf-8"):
-                found = _Source(root).called(_Source(root).of(path, name), [], {})
+                recipe = _Source(root).of(path, name)
+                told = scheme and isinstance(recipe, _Function) and "peft_scheme" in ast.unparse(recipe.node.args)
+                found = _Source(root).called(recipe, [], {"peft_scheme": scheme} if told else {})
                 if isinstance(found, dict):
                     return _said(found)
     return None
@@ -72,6 +77,8 @@ def _said(config: Content) -> Set:
     unknown = tuple(path for path, value in leaves(config) if not _plain(value))
     model = config.get("model")
     made_of = model.get(PRETRAINED) if isinstance(model, dict) else None
+    if isinstance(peft := config.get("peft"), dict):
+        config = config | {"peft": {"scheme": peft.get(CLASS), **peft}}
     return Set(_known(config), made_of if isinstance(made_of, str) else "", unknown)
 
 
@@ -81,7 +88,7 @@ def _plain(value: Any) -> bool:
 
 def _known(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _known(item) for key, item in value.items() if _plain(item) and key != PRETRAINED}
+        return {str(key): _known(item) for key, item in value.items() if _plain(item) and key not in (PRETRAINED, CLASS)}
     return value
 
 
@@ -157,7 +164,7 @@ class _Source:
     def called(self, what: Any, given: list[Any], by_name: Content) -> Any:
         """What a call gives: of a class its arguments by name."""
         if isinstance(what, _Class):
-            return dict(by_name) if what.name[:1].isupper() else UNKNOWN
+            return {CLASS: what.name, **by_name} if what.name[:1].isupper() else UNKNOWN
         if not isinstance(what, _Function) or self.depth >= MOST_CALLS:
             return UNKNOWN
         arguments = what.node.args

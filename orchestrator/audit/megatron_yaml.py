@@ -18,6 +18,7 @@ from orchestrator.audit.rollouts import of_a_policy, otherwise
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
+from orchestrator.model.lora import MEGATRON_LINEARS
 from orchestrator.words import terms
 from orchestrator.words.megatron import ALIASES
 from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same, section
@@ -87,7 +88,7 @@ def read(
     recipe, model = bridge_recipe.named(command) if tool is BRIDGE else "", named_model(content)
     found = None
     if recipe:
-        found, about = _of_recipe(recipe, name)
+        found, about = _of_recipe(recipe, name, str(section(content, "peft").get("scheme", "")))
         said = [about, *said]
     if found is not None:
         content, model = merged(found.content, content), model or found.model
@@ -134,10 +135,10 @@ OF_RECIPE: Final = "the recipe "
 """How the line begins on a recipe of Bridge."""
 
 
-def _of_recipe(recipe: str, name: str) -> tuple[bridge_recipe.Set | None, str]:
+def _of_recipe(recipe: str, name: str, scheme: str) -> tuple[bridge_recipe.Set | None, str]:
     """(What a recipe of Bridge sets that Megatron, freezes or the price know; None: its source is not here. A line on it)."""
     root = bridge_recipe.source_of(name)
-    found = None if root is None or "$" in recipe else bridge_recipe.read(root, recipe)
+    found = None if root is None or "$" in recipe else bridge_recipe.read(root, recipe, scheme)
     if found is None:
         why = "Megatron-Bridge is not installed here, nor is the file in its checkout" if root is None else f"{root} has none of that name"
         why = "the script does not say which it is" if "$" in recipe else why
@@ -151,6 +152,8 @@ def _of_recipe(recipe: str, name: str) -> tuple[bridge_recipe.Set | None, str]:
     for path, value in leaves(found.content):
         if value is not None and counts(path):
             terms.put(content, path, value)
+    if isinstance(peft := content.get("peft"), dict):
+        peft.setdefault("dim", RANK)
     open_ = [path for path in found.unknown if counts(path)]
     left = f"; only running it tells {', '.join(open_)}" if open_ else ""
     return found._replace(content=content), f"{OF_RECIPE}{recipe} of {root}: what it sets holds where the file says nothing{left}"
@@ -276,9 +279,63 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
         keys["gpus"] = gpus
     read, written = {path for name, (path, _) in seen.items() if name in f.used}, dict(leaves(content))
     said = {name: f"{path}={written.get(path, value)}" for name, (path, value) in seen.items() if path and path not in read}
-    if content.get("peft"):
-        lists["unpriced"] += (f"peft={' '.join(str(content['peft']).split())[:80]}: all weights are priced as trained",)
+    adapted, unpriced = adapters_of(content, tool)
+    keys |= adapted
+    if adapted:
+        lists |= {of: tuple(one for one in lines if not one.startswith(ADAPTERS)) for of, lines in lists.items()}
+    lists["unpriced"] += unpriced
     return megatron.reading_of(f, tool.kind, keys, setup, said, assumed=notes, **lists)
+
+
+SCHEMES: Final = {"lora": 32, "vlm_lora": 32, "vlmlora": 32, "dora": 64, "canonical_lora": 32, "canonicallora": 32}
+"""Kinds of Megatron-Bridge's adapters as its recipes, its classes and verl call them, with the alpha that each has by itself."""
+ADAPTERS: Final = ("peft.", "actor_rollout_ref.model.lora.")
+"""Where Bridge's recipes, and verl's, have them."""
+RANK: Final = 32
+"""Their rank where nothing is said."""
+SIDES: Final = {
+    "linear_q": "q_proj", "linear_k": "k_proj", "linear_v": "v_proj", "linear_fc1_gate": "gate_proj", "linear_fc1_up": "up_proj",
+}  # fmt: skip
+"""CanonicalLoRA's names of linears that are one in megatron-core, and transformers'."""
+WHOLE: Final = {"linear_proj": "o_proj", "linear_fc2": "down_proj"}
+FUSED: Final = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""The linears that get adapters where nothing is said."""
+PRICED: Final = {
+    "a2a_experimental": False, "sequence_parallel_input_regather": False, "normalize_moe_lora": False, "share_expert_adapters": True,
+    "experts_shared_outer_loras": False, "exclude_modules": None, "freeze_vision_model": True, "freeze_vision_projection": True,
+    "freeze_language_model": True,
+}  # fmt: skip
+"""Fields of theirs that change bytes or seconds, with the values that are priced."""
+
+
+def adapters_of(content: Content, tool: Tool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The keys lora.* for adapters of Megatron-Bridge (its recipes' section peft, verl's model.lora), and what of them has no price."""
+    path, peft = ADAPTERS[tool is VERL].removesuffix("."), content.get("peft")
+    if tool is VERL:
+        peft = section(content, path)
+        peft = {**peft, "dim": peft["rank"]} if peft.get("rank") else None
+    if not peft:
+        return {}, ()
+    given = peft if isinstance(peft, dict) else {}
+    scheme = str(given.get("scheme", given.get("type", given.get("_target_", "lora")))).rpartition(".")[2].lower()
+    names = given.get("target_modules") or ([*SIDES, *WHOLE] if scheme.startswith("canonical") else FUSED)
+    found = {str(name): str(name).rpartition(".")[2].lstrip("*") for name in names} if isinstance(names, list | tuple) else {}
+    known = [name for name in found.values() if name in SIDES or name in MEGATRON_LINEARS.values()]
+    if tool not in (BRIDGE, VERL) or scheme not in SCHEMES or not known or "dim" not in given:
+        return {}, (f"{path}={' '.join(str(peft).split())[:80]}: all weights are priced as trained",)
+    several = not SIDES.keys().isdisjoint(known)
+    keys = {
+        "lora.rank": given["dim"],
+        "lora.alpha": given.get("alpha", SCHEMES[scheme]),
+        "lora.targets": ",".join(SIDES.get(name) or WHOLE.get(name, name) if several else name for name in known),
+        "lora.dropout": given.get("dropout") or 0.0,
+    }
+    unpriced = [f"{path}.target_modules={pattern}: " + ("in every layer" if name in known else "without a price")
+                for pattern, name in found.items() if pattern != name or name not in known]  # fmt: skip
+    unpriced += [f"{path}.{name}={given[name]}" for name, value in PRICED.items() if name in given and given[name] != value]
+    if scheme == "dora":
+        unpriced.append(f"{path}.scheme=dora: priced as LoRA, without the norms of adapted weights that it takes in each pass")
+    return keys, tuple(unpriced)
 
 
 def gpus_of(content: Content, tool: Tool) -> int | None:

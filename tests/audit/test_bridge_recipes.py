@@ -73,6 +73,44 @@ def eight_pretrain_16gpu_h100_bf16_config(scheme="none"):
     "recipes/eight/eight.py": '''
 from .h100.eight import eight_pretrain_16gpu_h100_bf16_config as eight_pretrain_config
 ''',
+    "peft/lora.py": '''
+class PEFT:
+    pass
+
+@dataclass
+class LoRA(PEFT):
+    dim: int = 32
+
+@dataclass
+class DoRA(PEFT):
+    dim: int = 32
+''',
+    "recipes/eight/tuned.py": '''
+from megatron.bridge.peft.lora import PEFT, DoRA, LoRA
+from megatron.bridge.recipes.eight.eight import eight_pretrain_config
+
+def default_peft_config(peft_scheme, **kwargs):
+    if isinstance(peft_scheme, PEFT):
+        return peft_scheme
+    if isinstance(peft_scheme, str):
+        if peft_scheme.lower() == "lora":
+            return LoRA(**kwargs)
+        if peft_scheme.lower() == "dora":
+            return DoRA(**kwargs)
+
+def eight_peft_config(peft_scheme="lora"):
+    cfg = eight_pretrain_config()
+    cfg.peft = default_peft_config(peft_scheme)
+    if isinstance(peft_scheme, str) and peft_scheme.lower() in ["lora", "dora"]:
+        cfg.peft.dim = 8
+        cfg.peft.target_modules = ["linear_qkv", "linear_proj"]
+    return cfg
+
+def eight_plain_peft_config(peft_scheme="lora"):
+    cfg = eight_pretrain_config()
+    cfg.peft = default_peft_config(peft_scheme)
+    return cfg
+''',
     "perf_recipes/eight.py": '''
 from megatron.bridge.recipes.eight.eight import eight_pretrain_config
 
@@ -118,6 +156,62 @@ def test_what_a_recipe_sets_holds_where_the_file_says_nothing(checkout: Path) ->
     assert not [line for line in found.reading.assumed if line.startswith(("tensor_model", "micro_batch", "pipeline_model"))]
     change = next(change for change in found.changes if "tp 4 ->" in change.what)
     assert f"+{COMMAND.format('eight_pretrain_config', 'train.global_batch_size=64').strip()} " in change.diff
+
+
+ADAPTERS: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("eight_peft_config", {"lora.rank": 8, "lora.alpha": 32, "lora.targets": "linear_qkv,linear_proj"}, []),
+    ("eight_peft_config peft.dim=4 peft.alpha=8", {"lora.rank": 4, "lora.alpha": 8}, []),
+    ("eight_plain_peft_config", {"lora.rank": 32, "lora.targets": "linear_qkv,linear_proj,linear_fc1,linear_fc2", "lora.dropout": 0.0}, []),
+    ("eight_peft_config --mode dora", {"lora.rank": 8, "lora.alpha": 64}, ["peft.scheme=dora: priced as LoRA, without the norms"]),
+    (
+        "eight_peft_config 'peft.target_modules=[\"*.layers.0.*.linear_qkv\",router,linear_fc2]' peft.a2a_experimental=true",
+        {"lora.targets": "linear_qkv,linear_fc2"},
+        ["peft.target_modules=*.layers.0.*.linear_qkv: in every", "peft.target_modules=router: without", "peft.a2a_experimental=True"],
+    ),
+    ("eight_peft_config 'peft.target_modules=[linear_q,linear_v,linear_proj]'", {"lora.targets": "q_proj,v_proj,o_proj"}, []),
+    ("eight_peft_config 'peft.target_modules=[router]'", {}, ["peft={'scheme': 'lora', 'dim': 8, 'target_modules': ['router']}: all"]),
+]
+
+
+@pytest.mark.parametrize(("words", "keys", "unpriced"), ADAPTERS)
+def test_the_adapters_of_a_recipe_are_priced(words: str, keys: dict[str, Any], unpriced: list[str], checkout: Path) -> None:
+    """They were priced as full fine-tuning, whatever their kind."""
+    file = checkout / "tutorials" / "run.sh"
+    file.write_text(COMMAND.format(words, "train.global_batch_size=64"))
+    reading = formats.read(file.read_text(), str(file)).reading
+    assert {name: reading.keys.get(name) for name in keys} == keys
+    assert bool(keys) == ("lora.rank" in reading.keys)
+    said = [line for line in reading.unpriced if line.startswith("peft")]
+    assert [line[: len(start)] for line, start in zip(said, unpriced, strict=True)] == unpriced
+    assert not [line for line in reading.beside if line.startswith("peft.")] or not keys
+
+
+def test_verls_adapters_under_megatron_are_bridges() -> None:
+    """verl/workers/config/megatron_peft.py hands model.lora to Bridge's create_peft; rank 0 is none."""
+    actor = "{{strategy: megatron, ppo_mini_batch_size: 64, megatron: {{tensor_model_parallel_size: 2}}}}"
+    policy = f"actor_rollout_ref: {{{{model: {{{{lora: {{}}}}}}, actor: {actor}}}}}"
+    reading = formats.read(policy.format("{type: canonical_lora, rank: 16, alpha: 64, a2a_experimental: true}"), "verl.yaml").reading
+    keys = {name: value for name, value in reading.keys.items() if name.startswith("lora.")}
+    linears = "q_proj,k_proj,v_proj,gate_proj,up_proj,o_proj,down_proj"
+    assert keys == {"lora.rank": 16, "lora.alpha": 64, "lora.targets": linears, "lora.dropout": 0.0}
+    assert [line for line in (*reading.unpriced, *reading.beside) if ".lora." in line] == [
+        "actor_rollout_ref.model.lora.a2a_experimental=True"
+    ]
+    assert "lora.rank" not in formats.read(policy.format("{rank: 0}"), "verl.yaml").reading.keys
+
+
+def test_a_recipe_with_adapters_takes_less_than_one_without(checkout: Path) -> None:
+    def audited(recipe: str) -> Any:
+        file = checkout / "tutorials" / "run.sh"
+        file.write_text(COMMAND.format(recipe, "train.global_batch_size=64"))
+        found = so.audit(file, cluster="dgx_h100")
+        assert found.plan is not None
+        assert found.legal
+        return found.plan.prediction
+
+    whole, adapted = audited("eight_pretrain_config"), audited("eight_peft_config")
+    assert adapted.step_time_s < 0.9 * whole.step_time_s
+    assert whole.peak_memory_bytes - adapted.peak_memory_bytes > 16 * 8.2e9 / 8, "a rank of tp 4, pp 2, dp 1: no states but the adapters'"
 
 
 def test_a_recipe_of_a_recipe_is_followed_and_python_says_it_too(checkout: Path) -> None:

@@ -63,6 +63,8 @@ def adapters(candidate: Candidate, workload: Workload) -> str | None:
     said, tp = f"lora.rank={lora.rank}", candidate.mesh.tp
     if a.stack != "decoder":
         return f"{said} under Megatron is of decoders: this model is an {a.stack.replace('_', '-')}"
+    if a.vision is not None:
+        return f"{said} of {a.vision.model_type}, which looks at images: Megatron-Bridge's adapters go to its tower too, without a price"
     if lora.bits is not None:
         return f"lora.bits={lora.bits}: Megatron's linears hold no frozen weights of so few bits; engine=deepspeed has them"
     if training.optimizer == "muon":
