@@ -564,12 +564,18 @@ def export_fields(a: Architecture) -> dict[str, Any]:
     return {"config_class": config_class, "model_class": model_class, "config": keywords}
 
 
+PEFT_TASKS: Final = {"decoder": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
+"""peft's name for what a model of this stack does (peft/utils/peft_types.py, TaskType), by which AutoPeftModel finds its class; BERT's
+pretraining heads are none of them."""
+
+
 def lora_fields(a: Architecture, lora: Lora) -> dict[str, Any]:
     """Keywords of peft's LoraConfig, but for the base model's name."""
     names = target_names(a, lora)
     # The linears of a tower have such names too: peft takes a text for a pattern of a module's whole name.
     targets = list(names) if a.vision is None else rf".*language_model\..*\.({'|'.join(names)})"
-    return {"r": lora.rank, "lora_alpha": lora.scaling * lora.rank, "lora_dropout": lora.dropout, "target_modules": targets}
+    task = {"task_type": PEFT_TASKS[a.stack]} if a.stack in PEFT_TASKS else {}
+    return task | {"r": lora.rank, "lora_alpha": lora.scaling * lora.rank, "lora_dropout": lora.dropout, "target_modules": targets}
 
 
 def hf_fields(plan: Plan) -> dict[str, Any]:

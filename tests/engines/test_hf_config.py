@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hand_plans import BERT, LLAMA, T5
 from msgspec.structs import replace
 
-from orchestrator.engines.hf_config import config_keywords, inexpressible
+from orchestrator.engines.hf_config import config_keywords, inexpressible, lora_fields
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import from_hf_config
+from orchestrator.model.lora import Lora
 
 DECODER: dict[str, Any] = {
     "num_hidden_layers": 4, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6, "num_key_value_heads": 3,
@@ -97,3 +99,10 @@ def test_a_gemmas_layers_with_a_window_have_frequencies_that_are_not_stretched()
 
     everywhere = replace(read, mixer=stretched(read).mixer, pattern=tuple(map(stretched, read.pattern)))
     assert "scales no rotary frequencies in layers with a window" in (inexpressible(everywhere) or "")
+
+
+def test_an_adapter_says_what_its_model_does_in_pefts_words() -> None:
+    """Its adapter_config.json had "task_type": null, by which peft's AutoPeftModel and servers of adapters choose nothing."""
+    peft = pytest.importorskip("peft")
+    said = [lora_fields(a, Lora(rank=4)).get("task_type") for a in (LLAMA, T5, BERT)]
+    assert said == [peft.TaskType.CAUSAL_LM, peft.TaskType.SEQ_2_SEQ_LM, None]

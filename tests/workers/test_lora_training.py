@@ -186,6 +186,7 @@ def test_an_exported_adapter_and_merged_weights_give_the_same_logits_in_plain_tr
     torch.testing.assert_close(merged, adapted, rtol=0, atol=1e-4)
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == str(tmp_path / "base")
+    assert described["task_type"] == "CAUSAL_LM", "by which peft finds the class, and what serves it the task"
     written = sorted(path.name for path in (tmp_path / "adapter").iterdir() if "token" not in path.name)
     assert written == ["adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"]
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "adapter").chat_template
