@@ -112,6 +112,23 @@ OLDER_FORK: Final = Rule(
 """What a fork of Megatron-DeepSpeed does not know."""
 
 
+def axolotls_experts(ep: int, shards: int) -> Rule:
+    """What Axolotl's expert parallelism asks for: groups of `ep` ranks beside `shards` parts of FSDP's that fill the GPUs between them."""
+
+    def check(candidate: Candidate, workload: Workload) -> str | None:
+        mesh, said = candidate.mesh, f"expert_parallel_size={ep}"
+        if mesh.tp > 1:
+            return f"{said} with tensor_parallel_size={mesh.tp}: Axolotl has not both"
+        if ep * shards != mesh.dp:
+            beside = f" x context_parallel_size={mesh.cp}" if mesh.cp > 1 else ""
+            return f"{said} x dp_shard_size={shards}{beside} must be the {mesh.dp * mesh.cp} GPUs"
+        odd = (part.num_experts for part in workload.model.architecture.experts if part.num_experts % ep)
+        return next((f"{said} does not divide the {experts} experts of a layer" for experts in odd), None)
+
+    rule = "axolotl 067b021, integrations/expert_parallel/plugin.py:266-339, shard.py:192"
+    return Rule(id="axolotl_experts", engine_rule=rule, check=check, needs=("model", "tp", "cp", "dp"))
+
+
 class Reading(Value, frozen=True, kw_only=True):
     """A configuration as it was read. Nothing of it is left out: each setting is in one of these."""
 
@@ -160,6 +177,8 @@ class Reading(Value, frozen=True, kw_only=True):
     priced as that long. "" where all are."""
     older_fork: bool = False
     """Whether the program is BigScience's fork of Megatron-DeepSpeed, by flags that no other has."""
+    expert_groups: tuple[int, int] | None = None
+    """Ranks that share Axolotl's experts, and parts of FSDP's beside them; None: it has no such groups."""
     of_rollouts: bool = False
     """Whether the job is one of reinforcement learning, which trains on samples of any length."""
     otherwise: str = ""
@@ -186,7 +205,8 @@ class Reading(Value, frozen=True, kw_only=True):
     def rules(self) -> tuple[Rule, ...]:
         """Rules that the file's own settings add to the engine's."""
         own = ((self.fsdp, ON_HOST), (self.copies, SHARDS_ALONE), (self.older_fork, OLDER_FORK), (self.of_rollouts, OF_ONE_LENGTH))
-        return (*(() if self.ramp is None else (self.ramp.rule,)), *(rule for holds, rule in own if holds))
+        experts = () if self.expert_groups is None else (axolotls_experts(*self.expert_groups),)
+        return (*(() if self.ramp is None else (self.ramp.rule,)), *experts, *(rule for holds, rule in own if holds))
 
     def divided_by(self, what: str) -> Reading:
         """The reading where something beside the file (`what`) divides the states over ranks: what it says of whole copies is left out."""

@@ -170,6 +170,8 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     if plain and "lora.rank" not in keys:
         states, unsaid = _states(given, program, said["training.precision"], loaded)
         reading = replace(reading, states=states, unpriced=(*reading.unpriced, *unsaid))
+    if program is AROUND["axolotl"] and (ep := Given(content).number("expert_parallel_size") or 1) > 1:
+        reading = replace(reading, expert_groups=(ep, Given(content).number("dp_shard_size") or 1))
     reading = replace(reading, copies=plain and program is not AROUND["ms_swift"])  # which has groups of its own
     about = [line for line in reading.assumed if not line.startswith("recompute=")]
     longest = next((name for name in LENGTHS if given.values.get(name) is not None), "")

@@ -311,6 +311,33 @@ def test_recompute_that_fsdps_section_says_is_read_where_strategies_are_listed_t
 FULL = (
     "base_model: a/b\nsequence_len: 2048\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\ngradient_checkpointing: true\nbf16: auto\n"
 )
+
+
+@pytest.mark.parametrize(
+    ("more", "gpus", "why"),
+    [
+        ("expert_parallel_size: 4\n", 4, ""),
+        ("expert_parallel_size: 1\n", 8, ""),
+        ("expert_parallel_size: 2\ndp_shard_size: 2\nfsdp_config: {fsdp_version: 2}\n", 4, ""),
+        ("expert_parallel_size: 4\n", 8, "expert_parallel_size=4 x dp_shard_size=1 must be the 8 GPUs"),
+        ("expert_parallel_size: 2\ndp_shard_size: 2\nfsdp_config: {fsdp_version: 2}\n", 8, "=2 x dp_shard_size=2 must be the 8 GPUs"),
+        ("expert_parallel_size: 3\n", 3, "expert_parallel_size=3 does not divide the 8 experts of a layer"),
+        (
+            "expert_parallel_size: 2\ntensor_parallel_size: 2\n",
+            4,
+            "expert_parallel_size=2 with tensor_parallel_size=2: Axolotl has not both",
+        ),
+    ],
+)
+def test_groups_of_axolotls_experts_fill_the_gpus(more: str, gpus: int, why: str, tmp_path: Path) -> None:
+    """They were "legal yes" in any number: integrations/expert_parallel/plugin.py raises for these before the model is loaded."""
+    (tmp_path / "run.yaml").write_text(FULL + "optimizer: adamw_torch\n" + more)
+    recipe = "llama3_8b" if "tensor" in more else "mixtral_8x7b"  # DeepSpeed divides experts by no tensor parallelism either
+    found = so.audit(tmp_path / "run.yaml", gpus=gpus, cluster="dgx_h100", recipe=recipe, **{"train.seq_length": 2048})
+    assert (found.problem or "").count("rule axolotl_experts") == bool(why)
+    assert why in (found.problem or "")
+
+
 FACTORY = """\
 stage: sft
 finetuning_type: full
