@@ -98,7 +98,10 @@ def _check_read(found: Mapping[str, Any], architecture: Architecture) -> None:
                 if why_drawn is None
                 else f"is of text, and {model} is trained on {'drawn images' if traced is None else 'none'}"
             )
-            raise InputError(key, shown(str(found[name])), why)
+            if why_drawn is not None and name in ("valid", "split"):
+                why += "; without it train.eval_every= evaluates on what is drawn, or by entry= on the program's own eval_dataset"
+            value = ",".join(f"{share:g}" for share in found[name]) if name == "split" else str(found[name])
+            raise InputError(key, shown(value), why)
 
 
 def blend_of(key: str, value: Any) -> tuple[Source, ...]:

@@ -150,7 +150,10 @@ def test_text_is_taken_by_what_the_forward_of_a_language_model_takes(model_class
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["recipe=vit_tiny", "data.split=9,1"], "data.split=(9.0, 1.0): is of text, and ViTForImageClassification is trained on none"),
+        (
+            ["recipe=vit_tiny", "data.split=9,1"],
+            "data.split=9,1: is of text, and ViTForImageClassification is trained on none; without it train",
+        ),
         (["recipe=vit_tiny", f"data.blend=1 {__file__}"], f"data.blend=.*{Path(__file__).name}.*: is of text, and ViTFor"),
         (["recipe=bert_tiny_classify", f"data.valid={__file__}"], "data.valid=.*: is of text, and BertFor"),
         (
