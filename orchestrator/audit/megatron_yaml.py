@@ -292,7 +292,7 @@ SCHEMES: Final = {"lora": 32, "vlm_lora": 32, "vlmlora": 32, "dora": 64, "canoni
 ADAPTERS: Final = ("peft.", "actor_rollout_ref.model.lora.")
 """Where Bridge's recipes, and verl's, have them."""
 RANK: Final = 32
-"""Their rank where nothing is said."""
+"""The rank of Bridge's adapters where nothing is said."""
 SIDES: Final = {
     "linear_q": "q_proj", "linear_k": "k_proj", "linear_v": "v_proj", "linear_fc1_gate": "gate_proj", "linear_fc1_up": "up_proj",
 }  # fmt: skip
@@ -305,7 +305,7 @@ PRICED: Final = {
     "experts_shared_outer_loras": False, "exclude_modules": None, "freeze_vision_model": True, "freeze_vision_projection": True,
     "freeze_language_model": True,
 }  # fmt: skip
-"""Fields of theirs that change bytes or seconds, with the values that are priced."""
+"""Fields of adapters that change bytes or seconds, with the values that are priced."""
 
 
 def adapters_of(content: Content, tool: Tool) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -267,8 +267,9 @@ class _Adapting:
 
 
 class _AdaptingMegatron(_Adapting):
-    """The same as Megatron-Bridge has it: LoRA, or by transformers' names CanonicalLoRA. Its adapters are megatron-core's own linears, of
-    16 bits. Not priced: that the first layer's input needs no gradient, and that experts' shared adapters are summed over ep."""
+    """A layer's operations with Megatron-Bridge's adapters: its LoRA's, or by transformers' names CanonicalLoRA's. They are linears of
+    megatron-core's own, of 16 bits. Not priced: that the first layer's input needs no gradient, and that gradients of the adapter which
+    experts share are summed over ep."""
 
     def of(self, op: Op, layer: LayerSpec) -> Iterator[Op]:
         for changed in super().of(op, layer):
