@@ -88,7 +88,8 @@ class PassPrices:
 
     def key(self, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:
         """All but the layer's kind and recompute that a price of passes may depend on."""
-        return (*pass_key(strategy, micro_batch_size, states), self._waits(strategy, micro_batch_size))
+        found = pass_key(strategy, micro_batch_size, states)
+        return (*found, self._waits(strategy, micro_batch_size)) if self._workload.loads else found
 
     def _waits(self, strategy: Strategy, micro_batch_size: int) -> float:
         """How much more attention than the mean the replica with the longest of the packed samples computes (`packing.waits`)."""

@@ -8,12 +8,12 @@ attention has to compute, and of the rounds the median of their ratios. The gain
 A folder that has some of the runs already is continued. rules=yes trains megatron's last case under the three rules of data.balance in
 turn instead, and holds their seconds against the prices.
 
-On 2026-11-29, 2 cores of an AMD EPYC, ranks at nice -20 without autogroups, other work below (load 12), rounds=4 and steps=8: predicted
-gains off by +3.0, +2.0 and -21.3% under megatron, by -22.1 and -26.9% under deepspeed, +3.2 and -3.2% by the same runs and profiles once
-what torch's kernel on CPUs computes was priced (`model.hugging_face.on_host`). The sixth is not done. Megatron's last had a cause, mended
-since (`engines.translation.environment`): padded steps of 1,024 tokens took 6.1 s where the profile's layers say 4.1, since glibc mapped
-their scores, 32 MiB a tensor, anew in a run and not in a profile, whose heap larger cases had grown. The 11.0 million page faults of 6
-steps are .5 now, and 78 CPU seconds 53.
+On 2026-11-29, 2 cores of an AMD EPYC, ranks at nice -20 without autogroups, others below (load 9), rounds=4 and steps=8: predicted gains
+off by +2.4, +1.2 and +17.4% under megatron and +3.2, -3.2 and -7.3% under deepspeed, the first four by runs of the same day before
+data.balance dealt sequences to ranks. Before: -21.3% where glibc mapped each tensor of 32 MiB anew (`translation.environment`), then
++24.9% where nothing knew that a rank waits for the one with the longest samples; -15.2% where a profile at one length took attention for
+products. What is left of megatron's last: attention of 1,024 tokens is taken for a seventh more than it is, since the profile's largest
+case (17.8 s a step where its neighbours make 12) pulls the fit.
 """
 
 from __future__ import annotations
