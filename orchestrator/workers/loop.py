@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -126,7 +125,6 @@ def main(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRe
     parser.add_argument("--out", type=Path, required=True, help="where metrics.jsonl and checkpoints/ go")
     parser.add_argument("--continue", action="store_true", dest="continued", help="from the newest checkpoint in --out, if there is one")
     arguments = parser.parse_args()
-    gc.freeze()  # what was imported stays: collections pass over it
     out = arguments.out
 
     def work(plan: Plan, engine: dict[str, Any], device: torch.device, watchdog: Watchdog) -> None:

@@ -3,6 +3,7 @@ it goes on from."""
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import traceback
@@ -61,6 +62,7 @@ def as_rank(
     the rank becomes another's program, which may want other versions of packages, the same on all nodes."""
 
     def program() -> None:
+        gc.freeze()  # what was imported stays: collections pass over it, of which DeepSpeed makes some for each engine
         distributed.quiet()
         distributed.end_at_once_on_signals()
         orphans.end_with_launcher()

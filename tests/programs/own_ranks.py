@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing as mp
 import os
 import runpy
@@ -24,7 +23,6 @@ def _rank(module: str, words: Sequence[str], folder: str, environment: dict[str,
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    gc.freeze()  # DeepSpeed collects garbage while it makes an engine: not through all that the server has imported
     mp.set_start_method("fork", force=True)  # as in a program that was not forked by a server: torch's data loaders start processes
     os.chdir(folder)
     os.environ |= environment
