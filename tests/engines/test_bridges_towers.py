@@ -196,7 +196,7 @@ STAGE = """
 import json, sys
 import torch
 import torch.distributed as dist
-from orchestrator.cpu import shims
+from orchestrator.cpu import eager, shims  # before Megatron: a CPU compiles nothing
 
 shims.apply()
 from megatron.core import parallel_state
