@@ -30,11 +30,12 @@ from orchestrator.strategy.choices import getter
 from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.legality import overlaps_unasked, stages_offered
 from orchestrator.strategy.megatron_layout import even_chunks, even_work, of_another_kind, splits_vary, stages_of
-from orchestrator.strategy.spec import CHOICES, Candidate, Options, Recompute, ZeroStage
+from orchestrator.strategy.spec import CHOICES, Candidate, Mesh, Options, Recompute, Strategy, ZeroStage
 
 ROUNDING = 1e-9
 """Relative slack of a bound that adds the terms of a price in another order."""
 NONE: tuple[Recompute, ...] = ("none",)
+PLAIN: Final = Strategy(mesh=Mesh())
 MANY = 64
 """Samples of a micro-batch, from which on more of them hardly take less a sample."""
 BESIDE_LAYERS: Final = getter(
@@ -188,6 +189,7 @@ class Floors:
         self._states: dict[tuple[object, ...], float] = {}
         self._hulls: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         self._fixed_stages: dict[tuple[int, int], list[_Held]] = {}
+        self._shapes: dict[tuple[Strategy, Sequence[bool]], float] = {}
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
         states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
@@ -211,6 +213,19 @@ class Floors:
             strategy = replace(candidate.strategy, sequence_parallel=parallel, tp_comm_overlap=parallel and hidden)
             found.append(self._working(replace(candidate, strategy=strategy, micro_batch_size=most))[0])
         return micro_batches * min(found) + self.costs.calibration.step_overhead_s
+
+    def any_shape(self, candidate: Candidate, parallels: Sequence[bool]) -> float:
+        """Seconds that `shape` does not undercut either, the same for meshes that divide sequences over more or fewer ranks, or order their
+        ranks otherwise: as if those of context parallelism were replicas (none takes less than its share of a whole sequence) and
+        tensor-parallel ranks neighbours, with all of a step's samples together."""
+        strategy, mesh = candidate.strategy, candidate.mesh
+        mesh = replace(mesh, cp=1, dp=mesh.dp * mesh.cp, order=Mesh().order)
+        strategy = replace(strategy, mesh=mesh, cp_comm_type=PLAIN.cp_comm_type)
+        found = self._shapes.get((strategy, parallels))
+        if found is None:
+            alike = replace(candidate, strategy=strategy)
+            found = self._shapes[strategy, parallels] = self.shape(alike, self.costs.training.global_batch_size, parallels)
+        return found
 
     def shape_bytes(self, candidate: Candidate) -> float:
         """Bytes that the fullest rank of any choice with the candidate's mesh has at least: the states of the mean stage."""

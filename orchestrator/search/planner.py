@@ -2,9 +2,10 @@
 
 1. The decision tree (strategy/tree.py) gives the legal meshes; each branch it cuts has its rule as a reason. A mesh whose states alone
    don't fit is out.
-2. A queue by lower bound: of a mesh; when it comes to the queue's head of its outer choices, in groups and then each; when a choice comes
-   there its memory floor against the limit and the bound of the inner search, with which it queues again; when it comes a second time the
-   inner search itself (search/inner.py): stage partition and recompute, exact in the simulated step time.
+2. A queue by lower bound: of meshes that are alike; when one comes to the queue's head its own; when it comes there again of its outer
+   choices, in groups and then each; when a choice comes there its memory floor against the limit and the bound of the inner search, with
+   which it queues again; when it comes a second time the inner search itself (search/inner.py): stage partition and recompute, exact in
+   the simulated step time.
 3. Whatever is left when the head's bound is above the k-th best time found is slower: its bound says by how much at least.
 4. The winner and the alternatives are priced again by `CostModel.price`, the one scoring function.
 
@@ -367,7 +368,7 @@ class _Space:
         }
         self.meshes = meshes
         """The meshes in declared order."""
-        self.bound, self.states = cache(self._bound), cache(self._states)
+        self.first_bound, self.bound, self.states = cache(self._first_bound), cache(self._bound), cache(self._states)
         self.below, self.groups = cache(self._below), cache(self._groups)
 
     def __eq__(self, other: object) -> bool:
@@ -411,6 +412,13 @@ class _Space:
             offered = {"none", *tree.modes}
             self.costs.append(engine.costs(self.workload, tuple(mode for mode in RECOMPUTE_ORDER if mode in offered)))
         return meshes
+
+    def _first_bound(self, mesh: Choice) -> float:
+        """Seconds that no choice of the mesh undercuts; of those that divide sequences, most of all meshes, such as are soon known."""
+        shape = mesh.leaf.candidate
+        if shape.mesh.cp == 1:
+            return self.bound(mesh)
+        return self.floors[mesh.engine].any_shape(shape, self.trees[mesh.engine].sequence_parallels(shape))
 
     def _bound(self, mesh: Choice) -> float:
         """Seconds that no choice of the mesh undercuts."""
@@ -492,13 +500,13 @@ class _Search:
         self.floors = {i: floors.under(self.limits[i].usable) for i, floors in space.floors.items()}
         self.queue: list[Entry] = []
         for mesh in space.meshes:
-            if below_s < float("inf") and space.bound(mesh) > below_s:  # nobody asks a search for faster plans why it took no other
+            if below_s < float("inf") and space.first_bound(mesh) > below_s:  # nobody asks a search for faster plans why it took no other
                 continue
             states = space.states(mesh)
             if states > self._usable(mesh):
                 self.crowded.append((states, mesh))
             else:
-                self.queue.append((space.bound(mesh), mesh.order, SHAPE, [mesh], None))
+                self.queue.append((space.first_bound(mesh), mesh.order, SHAPE, [mesh], None))
         kind = _itself if self.settings.kinds == "choices" else _by_batch
         if self.settings.kinds == "meshes" and len({_by_mesh(mesh) for *_, (mesh,), _ in self.queue}) >= self.settings.top_k:
             kind = _by_mesh
@@ -537,6 +545,8 @@ class _Search:
                 self.queue.clear()
             elif self.best.excludes(bound, group[0]):
                 self._excluded(bound, group)
+            elif step == SHAPE and (least := self.space.bound(group[0])) > bound:
+                heappush(self.queue, (least, group[0].order, SHAPE, group, None))
             elif step == SHAPE:
                 self.total, self.done = self.total + len(self._below(group[0])), self.done + 1
                 for least, choices in self.space.groups(group[0]):

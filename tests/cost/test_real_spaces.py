@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from msgspec.structs import replace
 from real_spaces import WORDS, asked, candidates, name_of
 
+from orchestrator.cost.bounds import Floors
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.spec import RECOMPUTE_ORDER
+from orchestrator.strategy.tree import Tree
 
 
 @pytest.mark.parametrize("words", [*WORDS, ("recipe=gpt_oss_120b", "gpus=32"), ("recipe=gpt_tiny", "gpus=8")], ids=name_of)
@@ -34,6 +37,25 @@ def test_a_layers_states_and_the_least_that_it_takes_are_those_of_its_price(word
                 kept = chosen.strategy.zero_stage <= 1 and not chosen.strategy.offload_activations
                 if kept and engine.traits.reduces_every_microbatch_from_stage > 1:
                     assert least == pytest.approx((plain.forward_s, plain.backward_s), rel=1e-12)
+
+
+@pytest.mark.parametrize("words", WORDS, ids=name_of)
+def test_meshes_alike_share_a_bound_that_is_below_the_own_of_each(words: tuple[str, ...]) -> None:
+    """With more ranks for a sequence, or ranks in another order, a step takes no less: one price is enough for most meshes."""
+    question = asked(*words)
+    met = 0
+    for engine in question.planned:
+        tree = Tree(engine.capabilities, question.workload, question.settings.pins)
+        floors = Floors(engine.costs(question.workload), engine.capabilities, 1e15, pinned_layout=False)
+        shapes = [*tree.shapes(lambda _: None)]
+        for shape in random.Random(str(words)).sample(shapes, min(60, len(shapes))):
+            parallels, mesh = tree.sequence_parallels(shape), shape.mesh
+            shared = floors.any_shape(shape, parallels)
+            assert 0.0 < shared <= floors.shape(shape, max(tree.micro_batch_sizes(shape)), parallels) * (1 + 1e-9)
+            met += 1
+            whole = replace(shape, strategy=replace(shape.strategy, mesh=replace(mesh, cp=1, dp=mesh.dp * mesh.cp)))
+            assert shared == floors.any_shape(whole, parallels)
+    assert met > 5
 
 
 @pytest.mark.parametrize("words", WORDS, ids=name_of)
