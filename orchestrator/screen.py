@@ -25,7 +25,7 @@ from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.sources import elsewhere
 from orchestrator.recipe.whole_data import is_made_up, passes, trained_on
-from orchestrator.search.unasked import WORTH_S, seconds_of
+from orchestrator.search.unasked import seconds_of
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.spec import LAST_RESORTS
 from orchestrator.units import format_amount, format_bytes, format_seconds
@@ -278,7 +278,7 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     for other_tp in found.narrower:
         say(text.wide_tp_text(plan, other_tp.plan, other_tp.why, Planner(settings).chance_beside(found.limit, other_tp.plan)))
     fastest = plan if plan.predicted is None else min((plan, *found.alternatives), key=seconds_of)  # another with take=
-    gains = [one for one in found.unasked if not brief or seconds_of(one.plan) < seconds_of(fastest) * (1 - WORTH_S)]
+    gains = [one for one in found.unasked if not brief or one.gains(fastest)]
     for one in gains[: SHOWN_UNASKED if brief else None]:
         say(text.unasked_text(fastest, one.key, one.asks, one.plan, taken=fastest is plan, modes_said=not brief))
     if brief and (more := len(gains) - SHOWN_UNASKED) > 0:

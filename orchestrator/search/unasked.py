@@ -23,6 +23,8 @@ from orchestrator.values import Value
 
 WORTH_S, WORTH_BYTES = 0.02, 0.02
 """Share of the step or of the peak that is worth a line."""
+NAMED_S = 0.005
+"""The same of the step for what other pins may bring in unasked (`Offered.own_program`): no pin is to look faster than none."""
 HOPEFUL_S = 0.01
 """Share of the step that an option must bring to a plan that was found, be it legal there or not, for others to be searched with it."""
 OTHERS_GAIN, FURTHER_S = 2.0, 0.05
@@ -38,9 +40,13 @@ class Unasked(Value, frozen=True, kw_only=True):
     own_program: bool = False
     """Whether the engine's own program has it (`Offered.own_program`)."""
 
+    def gains(self, plan: Plan) -> bool:
+        """Whether it takes so much less than this plan that it is worth a line."""
+        return seconds_of(self.plan) < seconds_of(plan) * (1 - (NAMED_S if self.own_program else WORTH_S))
+
 
 def unasked(plans: Sequence[Plan], bounds: Bounds, workload: Workload, engines: Engines, settings: SearchSettings) -> tuple[Unasked, ...]:
-    """Options that nobody asked for and with which a plan takes at least WORTH_S less than the first of these `plans`, largest gain first;
+    """Options that nobody asked for and with which a plan takes so much less than the first of these `plans` (WORTH_S), largest gain first;
     then those with which that plan itself needs less memory and no more time. `plans`: the fastest that a search over these engines found
     with these settings, fastest first; `bounds`: what it knows of its choices.
 
@@ -61,8 +67,6 @@ class _Asked:
         self.by_name = {engine.name: engine for engine in engines}
         self.rules = {engine.name: rules_of(engine.capabilities, workload) for engine in engines}
         self.plan = plans[0]
-        self.worth_s = seconds_of(self.plan) * (1 - WORTH_S)
-        """Seconds below which a plan is worth a line."""
         self.ascending: dict[str, list[tuple[Candidate, float]]] = {}
         """What is known of each engine's choices, by seconds."""
         for candidate, bound in sorted(bounds.usual.items(), key=itemgetter(1)):
@@ -82,30 +86,31 @@ class _Asked:
     def option(self, choice: Choice, value: Any) -> Unasked | None:
         """The fastest plan with this value that is known or found, where that is worth it."""
         assert choice.offered is not None
+        worth_s = self.worth_s(choice)
         engines = [engine for engine in self.engines if _has(engine, choice, value, self.workload)]
         if choice.offered.frees:
             roomy = self.near_by(choice, value, engines, 0.0)
             return None if roomy is None else Unasked(key=f"pin.{choice.pin}={shown(value)}", asks=choice.offered.asks, plan=roomy)
         known, later, hoped = self.as_they_are(choice, value, {engine.name for engine in engines})
-        seconds, peak, best = min(known, key=itemgetter(0), default=(self.worth_s, float("inf"), None))
-        best, asks = self.priced(best) if best is not None and self.worth(seconds, peak) else None, choice.offered.asks
-        if best is None or seconds_of(best) >= self.worth_s:
+        seconds, peak, best = min(known, key=itemgetter(0), default=(worth_s, float("inf"), None))
+        best, asks = self.priced(best) if best is not None and self.worth(seconds, peak, worth_s) else None, choice.offered.asks
+        if best is None or seconds_of(best) >= worth_s:
             beside = any(plan.engine == engine.name for plan in self.plans for engine in engines)
             kinds = (engine.capabilities.pinned_values.get(choice.name, ()) for engine in engines)
             other_mesh = any(value in kind for kind in kinds)  # a kind whose best meshes the search of the other kinds leaves out
             if choice.offered.saves_memory or other_mesh or not beside:  # also where what did not fit may, or no engine of the plans has it
                 pinned = replace(self.settings, pins=replace(self.settings.pins, **{choice.pin: value}), top_k=1)
-                best = (faster(self.workload, engines, pinned, self.worth_s) if engines else None) or best
+                best = (faster(self.workload, engines, pinned, worth_s) if engines else None) or best
             else:
                 least = max(1 - OTHERS_GAIN * (1 - hoped), hoped * (1 - FURTHER_S)) if hoped < 1 - HOPEFUL_S else 1.0
                 if choice.searched or not known:  # the plans have what is the best without it
                     least = min(least, 1 - OTHERS_GAIN * FURTHER_S)
                 best = (self.near_by(choice, value, engines, least) if least < 1 else None) or best
-        if (best is None or seconds_of(best) >= self.worth_s) and later:
+        if (best is None or seconds_of(best) >= worth_s) and later:
             _, release, newer = min(later, key=itemgetter(0))
             best = self.priced(newer)
             asks = f"{asks}; needs Megatron-core {release} (cluster.software.megatron_core={release})"
-        if best is None or not self.worth(seconds_of(best), best.prediction.peak_memory_bytes):
+        if best is None or not self.worth(seconds_of(best), best.prediction.peak_memory_bytes, worth_s):
             return None
         return Unasked(key=f"pin.{choice.pin}={shown(value)}", asks=asks, plan=best, own_program=choice.offered.own_program)
 
@@ -138,10 +143,15 @@ class _Asked:
                 later += [(seconds, release, other) for release in newer][:1]
         return known, later, hoped
 
-    def worth(self, seconds: float, peak_bytes: float) -> bool:
+    def worth_s(self, choice: Choice | None = None) -> float:
+        """Seconds below which a plan, with this choice, is worth a line."""
+        own_program = choice is not None and choice.offered is not None and choice.offered.own_program
+        return seconds_of(self.plan) * (1 - (NAMED_S if own_program else WORTH_S))
+
+    def worth(self, seconds: float, peak_bytes: float, worth_s: float) -> bool:
         """Whether such a plan is worth a line: faster, or in less memory no slower."""
         known = self.plan.prediction
-        return seconds < self.worth_s or (peak_bytes < known.peak_memory_bytes * (1 - WORTH_BYTES) and seconds <= known.step_time_s)
+        return seconds < worth_s or (peak_bytes < known.peak_memory_bytes * (1 - WORTH_BYTES) and seconds <= known.step_time_s)
 
     def priced(self, plan: Plan) -> Plan:
         """The plan with its own prediction."""
@@ -156,7 +166,7 @@ class _Asked:
             known: Sequence[tuple[Candidate, float]] = self.ascending.get(engine.name, ())
             if not least:
                 known = [(candidate, 0.0) for candidate, _ in known if candidate.mesh == self.plan.mesh]
-            below_s = self.worth_s if best is None else seconds_of(best)
+            below_s = self.worth_s(choice) if best is None else seconds_of(best)
             given = self.bounds.modes, self.workload, engine, self.settings, below_s, self.bounds.paths
             best = fastest_with((choice, value), least, known, *given) or best
         return best
@@ -184,7 +194,7 @@ class _Asked:
             other, given = replace(plan, training=training), replace(self.workload, training=training)
             if self.legal(other, given):
                 price = cost_model(given, engine.traits, engine.calibration).price(other.candidate, other.stages)
-                if self.worth(price.step_time_s, price.peak_memory_bytes):
+                if self.worth(price.step_time_s, price.peak_memory_bytes, self.worth_s()):
                     yield Unasked(key=f"{key.name}={shown(key.offered)}", asks=key.asks, plan=replace(other, predicted=price))
 
 

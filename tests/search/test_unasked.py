@@ -17,7 +17,7 @@ from orchestrator.errors import NoPlanError
 from orchestrator.plan import Plan
 from orchestrator.planning import AHEAD, Found, Planner
 from orchestrator.search.planner import faster
-from orchestrator.search.unasked import WORTH_S, seconds_of
+from orchestrator.search.unasked import NAMED_S, WORTH_S, seconds_of
 from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.spec import PINNED_ONLY
 from orchestrator.strategy.tree import BY_NAME
@@ -215,6 +215,17 @@ def test_megatrons_fsdp_is_taken_where_no_plan_without_comes_near_and_its_own_lo
         other = searched(*given, *more)
         assert not other.plan.megatron_fsdp
         assert f"{pin}=true" in [one.key for one in other.unasked]
+
+
+def test_megatrons_fsdp_is_named_though_it_gains_little_where_pins_of_the_mesh_bring_it_in() -> None:
+    """Else a pin of what is searched would beat the plan that is proven the fastest, and nothing said how."""
+    words = ("recipe=llama3_70b", "gpus=128", "cluster=mi300x_8", "cluster.software.megatron_core=0.19.2")
+    found, pinned = searched(*words), searched(*words, "pin.tp=1", "pin.pp=1").plan
+    assert pinned.megatron_fsdp
+    assert (1 - WORTH_S) * seconds_of(found.plan) < seconds_of(pinned) < (1 - NAMED_S) * seconds_of(found.plan)
+    (named,) = [one for one in found.unasked if one.key == "pin.megatron_fsdp=true"]
+    assert named.plan.candidate == pinned.candidate
+    assert named.gains(found.plan)
 
 
 def test_what_is_fixed_by_a_pin_is_not_offered_against_it() -> None:
