@@ -111,6 +111,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     """The keys of ASSUMED that nobody gave."""
     batch_of_length: int | None = None
     """Tokens of a sequence where the batch was said, if the length was changed over that and the batch wasn't."""
+    steps_of_tokens: int | None = None
+    """Tokens of a step where train.steps was said, if batch or length was changed over that and the steps weren't."""
     run: RunSettings
     saves_unsaid: bool = False
     """Whether nobody said train.save_every of a run of our own programs."""
@@ -164,7 +166,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
     """Settings of keys that are a tree of texts already. `plans_only`: who asks starts nothing, and knows task=rl, which is refused
     otherwise; data, tokenizer and weights may then be on other machines. Raises InputError."""
     given = with_long_form(flatten(tree, ""))
-    merged, site, label, batch_of_length = _layered(given, with_generation=plans_only)
+    merged, site, label, said_beside = _layered(given, with_generation=plans_only)
     if not plans_only:
         check_here(merged)
     actions = filled(merged, Actions)
@@ -208,7 +210,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         targets=_targets(merged),
         largest=value_of(merged, "largest", None),
         assumed=_assumed(merged) if plan is None else (),
-        batch_of_length=batch_of_length if plan is None else None,
+        **(said_beside if plan is None else {}),
         saves_unsaid="train.save_every" not in merged and plan is None and continued is None and entry is None,
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
@@ -227,10 +229,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
     )
 
 
-def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | None, int | None]:
-    """All layers in one, the site's alone, the run's name where one is said, and `Settings.batch_of_length`: what is given over the site
-    over the recipe that it names, which may be that of a run to continue. `with_generation`: whether who asks knows task=rl. Raises
-    InputError."""
+def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | None, dict[str, int | None]]:
+    """All layers in one, the site's alone, the run's name where one is said, and `Settings.batch_of_length` and `steps_of_tokens`: what is
+    given over the site over the recipe that it names, which may be that of a run to continue. `with_generation`: whether who asks knows
+    task=rl. Raises InputError."""
     from_run = value_of(given, RESUME, None)
     continued = checkpoint_of(from_run)
     if from_run is not None and continued is None and not names_a_model(given):
@@ -246,16 +248,26 @@ def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | N
     if label is None and any(name in merged for name in SOURCES):
         label = label_of(merged)
     merged = with_task(with_description(merged), [*layers, given], known=with_generation)
-    return merged, site, label, _batch_of_length([*layers, given])
+    return merged, site, label, _said_beside([*layers, given])
 
 
-def _batch_of_length(layers: Sequence[Flat]) -> int | None:
-    """The sequence length beside which the last batch was said, where a later layer has another; None: there is none such."""
-    length = said = None
+def _said_beside(layers: Sequence[Flat]) -> dict[str, int | None]:
+    """The sequence length beside which the last batch was said, and the tokens of a step beside which the last number of steps was, where a
+    later layer has another; None: there is none such."""
+    length = batch = tokens = of_batch = of_steps = None
+    decoder = 0
     for layer in layers:
-        length = value_of(layer, "train.seq_length", length)
-        said = length if "train.global_batch_size" in layer else said
-    return None if said == length else said
+        length, batch = value_of(layer, "train.seq_length", length), value_of(layer, "train.global_batch_size", batch)
+        decoder = value_of(layer, "train.decoder_seq_length", decoder)
+        tokens = None if batch is None or length is None else batch * (length + decoder)
+        of_batch = length if "train.global_batch_size" in layer else of_batch
+        if AMOUNTS & {*layer}:
+            of_steps = tokens if "train.steps" in layer else None
+    return {"batch_of_length": None if of_batch == length else of_batch, "steps_of_tokens": None if of_steps == tokens else of_steps}
+
+
+AMOUNTS = frozenset(("train.steps", "train.tokens", "train.epochs"))
+"""The keys that say how much is trained on, of which a later layer's stands in place of an earlier one's."""
 
 
 class _Trained(NamedTuple):

@@ -623,6 +623,16 @@ def batch_text(training: Training, before: int) -> str:
     )
 
 
+def steps_text(training: Training, before: int) -> str:
+    """What a number of steps that was said for steps of `before` tokens makes of the tokens in all, now that a step has others."""
+    step = training.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
+    kept = training.steps * before
+    return (
+        f"steps: train.steps={training.steps} was said for steps of {format_amount(before)} tokens: {format_count(training.steps * step)} "
+        f"in all now, {step / before:.3g} times the {format_count(kept)} of then; train.tokens={kept} keeps those"
+    )
+
+
 def even_text(ep: int, *, brief: bool = False) -> str:
     """What even routing leaves out where `ep` expert ranks wait for each other: seven pairs of runs differ only in whether balance
     was forced, Mixtral's from a checkpoint and six of Qwen3's (Megatron-Bridge's performance cards; Megatron-MoE-ModelZoo)."""

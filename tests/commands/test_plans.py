@@ -24,7 +24,7 @@ from orchestrator.hardware.catalog import GPUS, POWER_W
 from orchestrator.plan import from_json
 from orchestrator.planning import Planner
 from orchestrator.report.budget import budget
-from orchestrator.units import format_seconds
+from orchestrator.units import format_count, format_seconds
 
 TINY = ("recipe=gpt_tiny", "cluster=cpu")
 LLAMA: dict[str, Any] = {"recipe": "llama3_8b", "cluster": "dgx_h100"}
@@ -306,6 +306,29 @@ def test_a_length_that_changes_the_tokens_of_a_step_says_so(folder: Path, capsys
     ):
         lines = said(capsys, "plan", *words, "gpus=2", "cluster=cpu").splitlines()
         assert [each for each in lines if each.startswith("batch: ")] == [line] * bool(line), words
+
+
+def test_a_batch_that_changes_the_tokens_of_a_training_says_so_and_how_to_keep_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tokens are what a training fixes: twice the batch at the recipe's steps is twice the days."""
+    tiny = so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu").plan.training
+    step, batch = tiny.global_batch_size * tiny.seq_length, 2 * tiny.global_batch_size
+    kept = tiny.steps * step
+    line = f"steps: train.steps={tiny.steps} was said for steps of {step:,} tokens: {format_count(2 * kept)} in all now, 2 times the "
+    line += f"{format_count(kept)} of then; train.tokens={kept} keeps those"
+    larger = f"train.global_batch_size={batch}"
+    for words, expected in (
+        ((larger,), line),
+        ((larger, f"train.steps={tiny.steps}"), ""),
+        ((larger, f"train.tokens={kept}"), ""),
+        ((larger, f"train.seq_length={tiny.seq_length // 2}"), ""),
+        (("train.steps=7",), ""),
+    ):
+        lines = said(capsys, "plan", "recipe=gpt_tiny", *words, "gpus=2", "cluster=cpu").splitlines()
+        assert [each for each in lines if each.startswith("steps: ")] == [expected] * bool(expected), words
+    same = so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", train={"global_batch_size": batch, "tokens": kept})
+    assert same.plan.training.steps * 2 == tiny.steps
 
 
 def test_a_plan_goes_through_a_pickle_as_processes_send_it() -> None:
