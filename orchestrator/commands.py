@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from orchestrator.errors import NO_ROOM, InputError, OrchestratorError, no_room, unknown
 from orchestrator.key import put_once, shown
@@ -19,6 +20,7 @@ UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
 DEBUG: Final = "ORCHESTRATOR_DEBUG"
 """Environment variable under which a defect shows its traceback."""
+JSON: Final = "--json"
 HELP: Final = frozenset({"-h", "--help"})
 OBJECTS: Final = 2_000_000
 """Objects that are made before garbage is looked for among them: a search makes half of that, and needs them to its end."""
@@ -61,8 +63,8 @@ def command(
             return 0
         return body(words) or 0
     except OrchestratorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+        said = {"key": error.key, "value": error.value, "why": error.why, "choices": error.choices} if isinstance(error, InputError) else {}
+        return failed(words, str(error), error.status, **said)
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return INTERRUPTED
@@ -72,13 +74,18 @@ def command(
     except Exception as error:
         if isinstance(error, OSError) and no_room(error):
             where = f" to {error.filename}" if error.filename else ""
-            print(f"error: nothing more can be written{where}: {error.strerror}", file=sys.stderr)
-            return NO_ROOM
+            return failed(words, f"nothing more can be written{where}: {error.strerror}", NO_ROOM)
         if os.environ.get(DEBUG):
             traceback.print_exc()
-        else:
-            print(f"error: a defect of ours: {type(error).__name__}: {error}\n{DEBUG}=1 in the environment shows where", file=sys.stderr)
-        return UNEXPECTED
+        return failed(words, f"a defect of ours: {type(error).__name__}: {error}\n{DEBUG}=1 in the environment shows where", UNEXPECTED)
+
+
+def failed(words: Sequence[str], message: str, status: int, **said: Any) -> int:
+    """Says an error on standard error and, with --json among the words, as one object on standard output; returns `status`."""
+    print(f"error: {message}", file=sys.stderr)
+    if JSON in words:
+        print(json.dumps({"error": {"message": message, **said}, "exit_status": status}, indent=1, default=str))
+    return status
 
 
 def command_of(module_docstring: str | None, body: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:

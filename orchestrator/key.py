@@ -196,8 +196,8 @@ def one_text(name: str, text: Any) -> str:
     return text
 
 
-COUNT: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_COUNT = re.compile(r"([0-9.]+(?:[eE][+]?[0-9]+)?) ?([KMBT]?)\Z")
+COUNT: Final = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_COUNT = re.compile(r"([0-9.]+(?:[eE][+]?[0-9]+)?) ?([kKMBT]?)\Z")
 
 
 def share(name: str, text: Any) -> float:
@@ -230,6 +230,17 @@ def count(name: str, text: Any) -> int:
     if value is None or value != int(value):
         raise InputError(name, shown(text), "is not a whole number, such as 1T, 300B or 5_000_000")
     return int(value)
+
+
+def amount(name: str, text: Any) -> float:
+    """A number, in short as the field writes it. Raises InputError.
+
+    >>> amount("target.cost", "2.5M"), amount("target.cost", "800k"), amount("target.cost", "1e6")
+    (2500000.0, 800000.0, 1000000.0)
+    """
+    said = one_text(name, text)
+    factor = COUNT.get(said[-1:], 1)
+    return float(factor * parse_as(name, float, said[:-1] if said[-1:] in COUNT else said))
 
 
 def words(name: str, text: Any) -> tuple[str, ...]:

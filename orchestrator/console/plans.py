@@ -11,7 +11,7 @@ from orchestrator import api, recipe
 from orchestrator.asking import grid, questions, reinforcement
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
-from orchestrator.commands import INTERRUPTED, command
+from orchestrator.commands import INTERRUPTED, JSON, command
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
@@ -27,7 +27,6 @@ from orchestrator.search.unasked import seconds_of
 from orchestrator.units import format_amount, format_seconds
 from orchestrator.values import indented
 
-JSON: Final = "--json"
 SHOWN_TRIED: Final = 3
 """Numbers nearest to the answer that are listed without verbose=true."""
 
@@ -46,7 +45,7 @@ The fastest plan, what its training takes, and why; nothing is started, and noth
   python -m orchestrator plan task=rl recipe=qwen3_8b gpus=8 cluster=dgx_h100 rl.prompts=64 rl.samples=16 rl.prompt_length=200 \\
     rl.response_length=1500+1200 rl.max_response_length=8192       reinforcement learning: generation and training together
 
-  --json     the plan and its figures as JSON on standard output, messages on standard error
+  --json     the plan and its figures, or the error, as JSON on standard output, messages on standard error
 Every key of a run: python -m orchestrator run --help; some: --help pin, --help train, --help cluster
 """
 SWEEP_HELP: Final = """\

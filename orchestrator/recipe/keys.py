@@ -15,7 +15,7 @@ from orchestrator.engines import passthrough
 from orchestrator.engines.tools import NAMES
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, Scheduler, SlurmOptions, check_variable, listed
-from orchestrator.key import RATES, Key, count, declared, one_text, options_of, quantity, share, words
+from orchestrator.key import RATES, Key, amount, count, declared, one_text, options_of, quantity, share, words
 from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
@@ -223,9 +223,12 @@ class Targets(Value, frozen=True, kw_only=True):
     """What the training must reach: the answer is the least GPUs, `gpus=` at most; of a cost alone those that end soonest within it."""
 
     days: Annotated[float | None, Key("target.days", "the training may take", type=float, unit="days", above=0)] = None
-    tokens_per_s: Annotated[float | None, Key("target.tokens_per_s", "all GPUs together do", type=float, unit="tokens/s", above=0)] = None
+    tokens_per_s: Annotated[float | None, Key(
+        "target.tokens_per_s", "all GPUs together do: 2.5M", type=float, read=amount, unit="tokens/s", above=0
+    )] = None  # fmt: skip
     cost: Annotated[float | None, Key(
-        "target.cost", "the training may cost (cluster.price_per_gpu_hour=); alone it asks for the soonest end", type=float, above=0
+        "target.cost", "the training may cost, as 10M (cluster.price_per_gpu_hour=); alone it asks for the soonest end", type=float,
+        read=amount, above=0
     )] = None  # fmt: skip
 
     @property

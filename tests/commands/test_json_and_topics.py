@@ -58,11 +58,27 @@ def test_a_topic_before_any_command_is_one_of_run(capsys: pytest.CaptureFixture[
     assert "did you mean pin?" in capsys.readouterr().err
 
 
-def test_an_error_leaves_standard_output_empty(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(("run", *TINY, "pin.tp=3", "launch=none", "--json")) == 2
+@pytest.mark.parametrize(
+    ("words", "key", "value", "choice"),
+    [
+        (("run", *TINY, "pin.tp=3", "launch=none"), None, None, ""),
+        (("plan", *TINY, "engine=tensorflow"), "engine", "tensorflow", "megatron"),
+        (("sweep", *TINY, "pin.recompute=some,none"), "pin.recompute", "some", "full"),
+        (("compare", "nothing", "none"), "plan", "nothing", ""),
+    ],
+)
+def test_an_error_is_one_object_on_standard_output_with_its_exit_status(
+    words: tuple[str, ...], key: str | None, value: str | None, choice: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main((*words, "--json"))
     said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("error:") == 1
+    answer = json.loads(said.out)
+    assert (status, answer["exit_status"]) == (2, 2)
+    assert said.err.endswith(f"error: {answer['error']['message']}\n")
+    assert (answer["error"].get("key"), answer["error"].get("value")) == (key, value)
+    assert choice in "".join(answer["error"].get("choices", ()))
+    assert main(words) == 2
+    assert capsys.readouterr().out.startswith("{") is False
 
 
 @pytest.mark.skipif(not drawable(), reason="no bokeh")

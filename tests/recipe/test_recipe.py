@@ -420,6 +420,14 @@ def test_a_level_takes_the_gpus_own_link(tmp_path: Path) -> None:
         cluster_from({**tree, "host_bandwidth": "pcie / 0"}, "c", "c", 8)
 
 
+@pytest.mark.parametrize(("said", "value"), [("10M", 1e7), ("2.5M", 2.5e6), ("10k", 1e4), ("10K", 1e4), ("1e6", 1e6), ("0.5", 0.5)])
+def test_amounts_of_a_target_may_be_in_short(said: str, value: float) -> None:
+    found = load("recipe=llama_tiny", f"target.cost={said}", f"target.tokens_per_s={said}", "cluster.price_per_gpu_hour=2")
+    assert (found.targets.cost, found.targets.tokens_per_s) == (value, value)
+    with pytest.raises(InputError, match=r"target\.cost=10m: is not a finite number"):
+        load("recipe=llama_tiny", "target.cost=10m", "cluster.price_per_gpu_hour=2")
+
+
 def test_a_recipe_builds_on_the_one_it_names(tmp_path: Path) -> None:
     base = load("recipe=llama_tiny")
     text(tmp_path / "mine.yaml", "recipe: llama_tiny\ntrain:\n  steps: 7\n  warmup: 2\npin: {dp: 2}\n")
