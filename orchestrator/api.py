@@ -41,7 +41,7 @@ from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.layers import flatten, group_of, leaves
 from orchestrator.recipe.whole_data import check_first_texts
-from orchestrator.report.comparison import Comparison, compared
+from orchestrator.report.comparison import Comparison, compared, measured_beside
 from orchestrator.report.text import explanation_text
 from orchestrator.search.explain import Explanation
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
@@ -214,9 +214,11 @@ def audit(path: str | Path, **keys: Any) -> Audit:
 
 
 def compare(one: Answer | Plan | str | Path, other: Answer | Plan | str | Path) -> Comparison:
-    """Two plans, cause by cause: answers, plans, or paths of plan.json or of a run's folder. Raises InputError."""
+    """Two plans, cause by cause: answers, plans, or paths of plan.json or of a run's folder, whose measured steps stand beside. Raises
+    InputError."""
     (first, chance), (second, others) = _plan_of(one), _plan_of(other)
-    return compared(first, second, (chance, others))
+    first_run, second_run = (measured_beside(plan_file(given)) if isinstance(given, str | Path) else None for given in (one, other))
+    return compared(first, second, (chance, others), (first_run, second_run))
 
 
 def _plan_of(given: Answer | Plan | str | Path) -> tuple[Plan, float | None]:

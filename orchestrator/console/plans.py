@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from orchestrator import api, recipe
 from orchestrator.asking import grid, questions, reinforcement
@@ -18,7 +21,7 @@ from orchestrator.key import shown
 from orchestrator.plan import to_json
 from orchestrator.planning import Planner, without_gc
 from orchestrator.recipe import Settings
-from orchestrator.report.comparison import comparison_tables, sweep_table
+from orchestrator.report.comparison import comparison_tables, measured_beside, sweep_table
 from orchestrator.report.memory import risk_key
 from orchestrator.report.text import choice
 from orchestrator.rl.job import GENERATES_NOTHING, WRITTEN
@@ -245,6 +248,8 @@ def _compare(words: Sequence[str]) -> None:
     assert one is not None
     assert other is not None
     comparison = api.compare(one, other)
+    if key == "plan":
+        comparison = msgspec.structs.replace(comparison, measured=(measured_beside(Path(first)), measured_beside(Path(second))))
     if as_json:
         say_json(comparison.summary())
         return

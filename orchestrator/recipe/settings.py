@@ -210,7 +210,8 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         targets=_targets(merged),
         largest=value_of(merged, "largest", None),
         assumed=_assumed(merged) if plan is None else (),
-        **(said_beside if plan is None else {}),
+        batch_of_length=said_beside[0] if plan is None else None,
+        steps_of_tokens=said_beside[1] if plan is None else None,
         saves_unsaid="train.save_every" not in merged and plan is None and continued is None and entry is None,
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
@@ -229,7 +230,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
     )
 
 
-def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | None, dict[str, int | None]]:
+def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | None, tuple[int | None, int | None]]:
     """All layers in one, the site's alone, the run's name where one is said, and `Settings.batch_of_length` and `steps_of_tokens`: what is
     given over the site over the recipe that it names, which may be that of a run to continue. `with_generation`: whether who asks knows
     task=rl. Raises InputError."""
@@ -251,7 +252,7 @@ def _layered(given: Flat, *, with_generation: bool) -> tuple[Flat, Flat, str | N
     return merged, site, label, _said_beside([*layers, given])
 
 
-def _said_beside(layers: Sequence[Flat]) -> dict[str, int | None]:
+def _said_beside(layers: Sequence[Flat]) -> tuple[int | None, int | None]:
     """The sequence length beside which the last batch was said, and the tokens of a step beside which the last number of steps was, where a
     later layer has another; None: there is none such."""
     length = batch = tokens = of_batch = of_steps = None
@@ -263,7 +264,7 @@ def _said_beside(layers: Sequence[Flat]) -> dict[str, int | None]:
         of_batch = length if "train.global_batch_size" in layer else of_batch
         if AMOUNTS & {*layer}:
             of_steps = tokens if "train.steps" in layer else None
-    return {"batch_of_length": None if of_batch == length else of_batch, "steps_of_tokens": None if of_steps == tokens else of_steps}
+    return None if of_batch == length else of_batch, None if of_steps == tokens else of_steps
 
 
 AMOUNTS = frozenset(("train.steps", "train.tokens", "train.epochs"))

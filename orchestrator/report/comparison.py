@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp, log1p
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import structs
@@ -13,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cost.uncertainty import BEYOND, Pairs, pairs_of
+from orchestrator.launch.program_metrics import rows_of
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.report.budget import Budget, budget, format_time
+from orchestrator.report.measured import measured_peak_memory, measured_step_time, steady_steps
 from orchestrator.report.text import NOISE, PIPE_WIDTH, Fitting, _table, as_text, cause_name, choice, stage_sizes
 from orchestrator.units import format_amount, format_bytes, format_count, format_seconds
 from orchestrator.values import Printed, Value
@@ -34,6 +37,14 @@ def timed(training: Training) -> dict[str, Any]:
     return {name: value for name, value in structs.asdict(training).items() if name not in UNTIMED}
 
 
+class Measured(Value, frozen=True, kw_only=True):
+    """What a run's steps took behind its warm-up: the median of their seconds, and the most bytes of a GPU, where the run could tell."""
+
+    steps: int
+    step_time_s: float
+    peak_memory_bytes: float | None
+
+
 class Comparison(Printed, frozen=True, kw_only=True):
     """`one` and `other`, priced; seconds and bytes by cause as (one's, the other's)."""
 
@@ -45,6 +56,8 @@ class Comparison(Printed, frozen=True, kw_only=True):
     """Bytes of each plan's fullest stage by cause (one's, the other's)."""
     chances: tuple[float | None, float | None] = (None, None)
     """The chances that they run out of memory, 0 to 1; None: not known."""
+    measured: tuple[Measured | None, Measured | None] = (None, None)
+    """What the runs that these are the plans of took; None: it is no run's, or no step is measured."""
 
     def __repr__(self) -> str:
         """One line: the two plans have megabytes."""
@@ -85,6 +98,12 @@ class Comparison(Printed, frozen=True, kw_only=True):
         apart = "further apart" if abs(log1p(self.difference)) > pairs.half else "nearer"
         return f"{said}, by pairs of published runs), {apart} than the {100 * pairs.half:.1f}% by which half of these pairs are off"
 
+    @property
+    def difference_measured(self) -> float | None:
+        """`difference` of what was measured; None where it was not measured of both."""
+        one, other = self.measured
+        return other.step_time_s / one.step_time_s - 1 if one and other else None
+
     def per_token_text(self) -> str:
         """How much longer the other takes a token, where its steps have another number of tokens; else ""."""
         one, other = (plan.global_batch_size * plan.training.seq_length for plan in (self.one, self.other))
@@ -102,7 +121,9 @@ class Comparison(Printed, frozen=True, kw_only=True):
         return {
             "one": facts(self.one) | {"chance_of_not_fitting": self.chances[0]},
             "other": facts(self.other) | {"chance_of_not_fitting": self.chances[1]},
+            "measured": self.measured,
             "difference": self.difference,
+            "difference_measured": self.difference_measured,
             "difference_90": self.difference_90,
             "step_time_s_by_cause": self.seconds,
             "memory_bytes_by_cause": self.memory_bytes,
@@ -121,11 +142,26 @@ def facts(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compared(one: Plan, other: Plan, chances: tuple[float | None, float | None] = (None, None)) -> Comparison:
-    """The two plans side by side, with the `chances` that they run out of memory. Raises ValueError for a plan without prediction."""
+def measured_beside(plan_file: Path) -> Measured | None:
+    """What the run measured that this is the plan.json of; None: it is no run's, or no step was measured."""
+    rows = rows_of(plan_file.with_name("metrics.jsonl"))
+    seconds = measured_step_time(rows)
+    if seconds is None:
+        return None
+    return Measured(steps=len(steady_steps(rows)), step_time_s=seconds, peak_memory_bytes=measured_peak_memory(rows))
+
+
+def compared(
+    one: Plan,
+    other: Plan,
+    chances: tuple[float | None, float | None] = (None, None),
+    measured: tuple[Measured | None, Measured | None] = (None, None),
+) -> Comparison:
+    """The two plans side by side, with the `chances` that they run out of memory, and what their runs took. Raises ValueError for a plan
+    without prediction."""
     memory = [predicted.by_stage[predicted.fullest].memory_by_cause for predicted in (one.prediction, other.prediction)]
     seconds = _pairs(one.prediction.by_cause, other.prediction.by_cause)
-    return Comparison(one=one, other=other, seconds=seconds, memory_bytes=_pairs(*memory), chances=chances)
+    return Comparison(one=one, other=other, seconds=seconds, memory_bytes=_pairs(*memory), chances=chances, measured=measured)
 
 
 def _pairs(one: dict[str, float], other: dict[str, float]) -> dict[str, tuple[float, float]]:
@@ -146,7 +182,13 @@ def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other"))
     head.add_row("memory", format_bytes(first["peak_memory_bytes"]), format_bytes(second["peak_memory_bytes"]))
     if any(chance is not None for chance in of.chances):
         head.add_row("runs out", *("" if chance is None else f"{format_amount(100 * chance, 2)}% chance" for chance in of.chances))
-    longer = Text(f"{names[1]} takes {of.difference_text()}{of.per_token_text()}")
+    if any(of.measured):
+        steps = ("not measured" if one is None else f"{format_seconds(one.step_time_s)}, median of {one.steps}" for one in of.measured)
+        head.add_row("step measured", *steps)
+        peaks = ("" if one is None or one.peak_memory_bytes is None else format_bytes(one.peak_memory_bytes) for one in of.measured)
+        head.add_row("memory measured", *peaks)
+    measured = "" if of.difference_measured is None else f"; measured {100 * of.difference_measured:+.1f}%"
+    longer = Text(f"{names[1]} takes {of.difference_text()}{of.per_token_text()}{measured}")
     step = _causes("step time", of.seconds, names, seconds=True)
     memory = _causes("memory of the fullest stage", of.memory_bytes, names, seconds=False)
     return Group(head, longer, step, memory)

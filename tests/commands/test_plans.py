@@ -412,6 +412,21 @@ def test_two_plans_are_compared_cause_by_cause_to_the_last_second(folder: Path, 
     text = said(capsys, "compare", *TINY, "gpus=4", "pin.tp=1,2")
     assert "pin.tp=2" in text
     assert "tp traffic" in text
+    assert "step measured" not in text
+    for name, seconds in (("a", (9.0, 2.0, 2.0, 3.0)), ("b", (9.0, 1.0, 1.0))):
+        lines = (json.dumps({"step": step, "step_time_s": one, "peak_memory_bytes": 2**30}) for step, one in enumerate(seconds))
+        (folder / name / "metrics.jsonl").write_text("\n".join(lines))
+    told = json.loads(said(capsys, "compare", "a", "b", "--json"))
+    assert told["measured"] == [
+        {"steps": 2, "step_time_s": 2.5, "peak_memory_bytes": 2**30},
+        {"steps": 2, "step_time_s": 1.0, "peak_memory_bytes": 2**30},
+    ]
+    assert told["difference_measured"] == pytest.approx(-0.6)
+    assert so.compare(folder / "a", "b").difference_measured == told["difference_measured"]
+    text = said(capsys, "compare", "a", "b")
+    assert re.search(r"step measured +2.5 s, median of 2 +1 s, median of 2\n", text)
+    assert "; measured -60.0%" in text
+    assert "1.0 GiB" in text.partition("memory measured")[2].splitlines()[0]
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
