@@ -189,7 +189,7 @@ class Floors:
         self._states: dict[tuple[object, ...], float] = {}
         self._hulls: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         self._fixed_stages: dict[tuple[int, int], list[_Held]] = {}
-        self._shapes: dict[tuple[Strategy, Sequence[bool]], float] = {}
+        self._shapes: dict[tuple[Strategy, int, tuple[bool, ...]], float] = {}
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
         states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
@@ -205,26 +205,27 @@ class Floors:
         """Seconds that no choice with the candidate's mesh undercuts, of up to `most` samples a micro-batch: one of more samples takes no
         longer a sample (products fill up, latencies and launches are shared). Of many samples all of a step's are looked at together, which
         meshes that differ in dp or pp share. `parallels`: with sequence parallelism, without, or either."""
-        most = most if most < MANY else self.costs.training.global_batch_size
-        micro_batches = self.costs.training.global_batch_size / (candidate.mesh.dp * most)
-        found = []
-        hidden = candidate.strategy.tp_comm_overlap or self.overlaps_unasked
-        for parallel in parallels:
-            strategy = replace(candidate.strategy, sequence_parallel=parallel, tp_comm_overlap=parallel and hidden)
-            found.append(self._working(replace(candidate, strategy=strategy, micro_batch_size=most))[0])
-        return micro_batches * min(found) + self.costs.calibration.step_overhead_s
+        return self._shape(candidate, most if most < MANY else self.costs.training.global_batch_size, tuple(parallels))
 
     def any_shape(self, candidate: Candidate, parallels: Sequence[bool]) -> float:
         """Seconds that `shape` does not undercut either, the same for meshes that divide sequences over more or fewer ranks, or order their
         ranks otherwise: as if those of context parallelism were replicas (none takes less than its share of a whole sequence) and
         tensor-parallel ranks neighbours, with all of a step's samples together."""
         strategy, mesh = candidate.strategy, candidate.mesh
-        mesh = replace(mesh, cp=1, dp=mesh.dp * mesh.cp, order=Mesh().order)
-        strategy = replace(strategy, mesh=mesh, cp_comm_type=PLAIN.cp_comm_type)
-        found = self._shapes.get((strategy, parallels))
+        mesh = replace(mesh, cp=1, dp=mesh.dp * mesh.cp, order=PLAIN.mesh.order)
+        alike = replace(candidate, strategy=replace(strategy, mesh=mesh, cp_comm_type=PLAIN.cp_comm_type))
+        return self._shape(alike, self.costs.training.global_batch_size, tuple(parallels))
+
+    def _shape(self, candidate: Candidate, most: int, parallels: tuple[bool, ...]) -> float:
+        key = candidate.strategy, most, parallels
+        found = self._shapes.get(key)
         if found is None:
-            alike = replace(candidate, strategy=strategy)
-            found = self._shapes[strategy, parallels] = self.shape(alike, self.costs.training.global_batch_size, parallels)
+            micro_batches = self.costs.training.global_batch_size / (candidate.mesh.dp * most)
+            each, hidden = list[float](), candidate.strategy.tp_comm_overlap or self.overlaps_unasked
+            for parallel in parallels:
+                strategy = replace(candidate.strategy, sequence_parallel=parallel, tp_comm_overlap=parallel and hidden)
+                each.append(self._working(replace(candidate, strategy=strategy, micro_batch_size=most))[0])
+            found = self._shapes[key] = micro_batches * min(each) + self.costs.calibration.step_overhead_s
         return found
 
     def shape_bytes(self, candidate: Candidate) -> float:

@@ -195,6 +195,11 @@ def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype:
             why = f"what it computes depends on the data ({error} of a tensor)"
         else:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        config = getattr(model, "config", None)
+        if chosen := getattr(config, "index_topk", None):
+            why += f"; an indexer chooses the keys of each token (index_topk={chosen}), which no engine here trains and no price knows"
+            if getattr(config, "model_type", None) == "deepseek_v32":
+                why += ": with model_type=deepseek_v3 the file is the same model with attention to all tokens"
         raise InputError(key, type(model).__name__, f"can't be traced: {module}: {why}") from error
     finally:
         recorder.flow.close()

@@ -221,6 +221,15 @@ def test_what_would_make_the_training_depend_on_the_layout_is_refused(more: dict
         described(build.Source(config=json.dumps(CASES["wav2vec2"].fields | more)), None, None, 4)
 
 
+def test_keys_that_an_indexer_chooses_are_said_to_be_known_to_no_price() -> None:
+    """DeepSeek-V3.2: its own code wants a mask, which a recording has not."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2, "n_routed_experts": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 8, "kv_lora_rank": 8, "index_n_heads": 2, "index_topk": 4}
+    config = json.dumps({"model_type": "deepseek_v32", "vocab_size": 64, "n_group": 1, "topk_group": 1, **sizes, **heads})
+    with pytest.raises(InputError, match=r"index_topk=4\), .* no price knows: with model_type=deepseek_v3 the file is the same model"):
+        described(build.Source(config=config), 16, None, 2)
+
+
 def test_what_depends_on_the_data_is_refused_by_the_name_of_the_module() -> None:
     with pytest.raises(InputError, match=r"model.code=Model: can't be traced: blocks.0 \(Block\): what it computes depends on the data"):
         described(build.Source(code=f"{__name__}:branching"), 1, None, 4)
