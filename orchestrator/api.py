@@ -33,6 +33,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
 from orchestrator.key import put_once, shown
+from orchestrator.launch.program_metrics import rows_of
 from orchestrator.model.families import has_reader
 from orchestrator.model.parts.vision import part_of_weight
 from orchestrator.model.training import SEEING
@@ -41,7 +42,7 @@ from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.layers import flatten, group_of, leaves
 from orchestrator.recipe.whole_data import check_first_texts
-from orchestrator.report.comparison import Comparison, compared, measured_beside
+from orchestrator.report.comparison import Comparison, compared, measured_in
 from orchestrator.report.text import explanation_text
 from orchestrator.search.explain import Explanation
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
@@ -217,7 +218,8 @@ def compare(one: Answer | Plan | str | Path, other: Answer | Plan | str | Path) 
     """Two plans, cause by cause: answers, plans, or paths of plan.json or of a run's folder, whose measured steps stand beside. Raises
     InputError."""
     (first, chance), (second, others) = _plan_of(one), _plan_of(other)
-    first_run, second_run = (measured_beside(plan_file(given)) if isinstance(given, str | Path) else None for given in (one, other))
+    folders = [plan_file(given).parent if isinstance(given, str | Path) else None for given in (one, other)]
+    first_run, second_run = (None if folder is None else measured_in(rows_of(folder / "metrics.jsonl")) for folder in folders)
     return compared(first, second, (chance, others), (first_run, second_run))
 
 

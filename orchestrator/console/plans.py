@@ -18,10 +18,11 @@ from orchestrator.commands import INTERRUPTED, JSON, command
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
+from orchestrator.launch.program_metrics import rows_of
 from orchestrator.plan import to_json
 from orchestrator.planning import Planner, without_gc
 from orchestrator.recipe import Settings
-from orchestrator.report.comparison import comparison_tables, measured_beside, sweep_table
+from orchestrator.report.comparison import comparison_tables, measured_in, sweep_table
 from orchestrator.report.memory import risk_key
 from orchestrator.report.text import choice
 from orchestrator.rl.job import GENERATES_NOTHING, WRITTEN
@@ -249,7 +250,8 @@ def _compare(words: Sequence[str]) -> None:
     assert other is not None
     comparison = api.compare(one, other)
     if key == "plan":
-        comparison = msgspec.structs.replace(comparison, measured=(measured_beside(Path(first)), measured_beside(Path(second))))
+        rows = [rows_of(Path(path).with_name("metrics.jsonl")) for path in (first, second)]
+        comparison = msgspec.structs.replace(comparison, measured=(measured_in(rows[0]), measured_in(rows[1])))
     if as_json:
         say_json(comparison.summary())
         return

@@ -3,9 +3,8 @@ combination of keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, log1p
-from pathlib import Path
 from typing import Any, Final
 
 from msgspec import structs
@@ -14,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cost.uncertainty import BEYOND, Pairs, pairs_of
-from orchestrator.launch.program_metrics import rows_of
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.report.budget import Budget, budget, format_time
@@ -142,9 +140,8 @@ def facts(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured_beside(plan_file: Path) -> Measured | None:
-    """What the run measured that this is the plan.json of; None: it is no run's, or no step was measured."""
-    rows = rows_of(plan_file.with_name("metrics.jsonl"))
+def measured_in(rows: Sequence[Mapping[str, Any]]) -> Measured | None:
+    """What the lines of a metrics.jsonl say; None: no step was measured."""
     seconds = measured_step_time(rows)
     if seconds is None:
         return None

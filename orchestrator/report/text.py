@@ -347,6 +347,7 @@ def _source(plan: Plan) -> str:
 
 MFU_COUNTS = "MFU counts causal attention as half"
 """What MFU rests on (model/flops.py), which others count otherwise."""
+TOO_MUCH = "no GPU does more than 100%: so far the prices are noise"
 
 
 def speed_text(plan: Plan, *, brief: bool = False) -> str:
@@ -359,7 +360,8 @@ def speed_text(plan: Plan, *, brief: bool = False) -> str:
         parts.append(f"MFU {of.said('mfu', _whole_percent if brief else _percent)}")
     counted = MFU_COUNTS if of.mfu and not brief and plan.model.stack != "encoder" else ""
     why = "" if of.off else "no interval: no run like this was measured"
-    return ", ".join(parts) + "".join(f"; {each}" for each in (counted, *plan.prediction.beyond, why) if each)
+    beyond = TOO_MUCH if max(of.mfu or 0.0, *(of.interval("mfu") or (0.0,))) > 1.0 else ""
+    return ", ".join(parts) + "".join(f"; {each}" for each in (counted, *plan.prediction.beyond, beyond, why) if each)
 
 
 def _share_words(causes: dict[str, float], total: float) -> str:

@@ -24,7 +24,7 @@ from orchestrator.values import Value
 WORTH_S, WORTH_BYTES = 0.02, 0.02
 """Share of the step or of the peak that is worth a line."""
 NAMED_S = 0.005
-"""The same of the step for what other pins may bring in unasked (`Offered.own_program`): no pin is to look faster than none."""
+"""Share of the step that is worth a line of what other pins may bring in unasked (`Offered.own_program`): none is to look faster."""
 HOPEFUL_S = 0.01
 """Share of the step that an option must bring to a plan that was found, be it legal there or not, for others to be searched with it."""
 OTHERS_GAIN, FURTHER_S = 2.0, 0.05
