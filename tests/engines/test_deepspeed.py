@@ -231,6 +231,15 @@ def test_other_engines_refuse_adapters_and_name_those_that_have_them() -> None:
     assert found == {"deepspeed": None, "megatron": None, "megatron_deepspeed": why}
 
 
+def test_megatrons_own_program_is_told_no_adapters_and_names_the_one_that_is() -> None:
+    """entry=pretrain_gpt.py ended in "no legal plan ... megatron has no adapters; megatron plans them"."""
+    program, given = ENGINES["megatron"].program, workload(LLAMA, lora=Lora(rank=4))
+    assert program is not None
+    assert unsuited(program.capabilities(Software()), given) is None
+    said = program.why_never(LLAMA, given.training, Software())
+    assert str(said).endswith("has no adapters (lora.rank=4), which Megatron-Bridge trains: write=bridge")
+
+
 def test_autotp_needs_the_whole_model_in_host_memory() -> None:
     """8.03e9 parameters in bf16 are 15 GiB a rank."""
     given = workload(LLAMA3_8B)

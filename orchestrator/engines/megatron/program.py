@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from orchestrator.engines import megatron_args, passthrough
 from orchestrator.engines.engine import Program
 from orchestrator.engines.megatron.capabilities import capabilities
-from orchestrator.engines.megatron_parts import BY_PROGRAM
+from orchestrator.engines.megatron_parts import BY_PROGRAM, PLANNED
 from orchestrator.hardware.spec import Software
 from orchestrator.job import File, Job
 from orchestrator.plan import Plan
@@ -26,7 +26,7 @@ def argument_capabilities(software: Software) -> Capabilities:
     """What megatron-core runs, with one recompute setting for all stages (megatron/training/arguments.py, --recompute-*), of models whose
     arguments we write."""
     ours = capabilities(software)
-    return replace(ours, recompute_varies="job", parts=(*(ours.parts or ()), *BY_PROGRAM), planned_parts={})
+    return replace(ours, recompute_varies="job", parts=(*(ours.parts or ()), *BY_PROGRAM), planned_parts={"lora": PLANNED["lora"]})
 
 
 def beside(job: Job, plan: Plan, other: Plan) -> Job:
