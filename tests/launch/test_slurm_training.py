@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -359,12 +360,10 @@ def test_a_job_that_loses_its_first_node_goes_back_into_the_queue(tmp_path: Path
         out = tmp_path / "run"
         begin(out, environment, *SUBMIT[:2], "slurm.nodes=1-2", *SUBMIT[3:], *FOREVER, "train.save_every=1", "slurm.requeue=1")
         wait_for(lambda: len(metrics(out)) >= 2, 180)
-        members = of_node("n0", home)
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: what watches an srun ends the step of one that is killed
-            for member in members:
-                os.kill(member, number)
+        lose("n0", home)
         shows = ["scontrol", "show", "job", job_of(out)]
         wait_for(lambda: "Restarts=1 " in subprocess.run(shows, env=environment, capture_output=True, text=True, check=False).stdout, 240)
+        lose("n1", home)  # slurmstepd would wait for the first node after the cluster's end
 
 
 def of_node(name: str, home: Path) -> set[int]:
@@ -380,6 +379,15 @@ def of_node(name: str, home: Path) -> set[int]:
         if f"SLURMD_NODENAME={name}".encode() in variables and f"SLURM_CONF={home / 'slurm.conf'}".encode() in variables:
             found |= {int(folder.name), *([parent] if starter.startswith("slurmstepd") else [])}
     return found
+
+
+def lose(name: str, home: Path) -> None:
+    """Kills all of a node, all at once: what watches an srun ends the step of one that is killed."""
+    members = of_node(name, home)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for member in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, number)
 
 
 @pytest.mark.full
@@ -401,8 +409,7 @@ def test_a_job_that_loses_a_node_goes_on_at_once_on_the_other_one_under_a_new_pl
         wait_for(lambda: len(metrics(out)) >= 3, 180)
         assert json.loads((out / "plan.json").read_text())["world_size"] == 4
         lost = time.time()
-        for member in of_node("n1", home):
-            os.kill(member, signal.SIGKILL)
+        lose("n1", home)
         wait_for(lambda: json.loads((out / "plan.json").read_text())["world_size"] == 2, 180)
         planned = time.time()
         done = len(metrics(out))
