@@ -468,12 +468,17 @@ def alternatives_table(plan: Plan, others: Sequence[Plan], take: int = 1, *, bri
     return table if rest else Text("No plan of another kind is legal and fits.")
 
 
+LEAST_SHARE = 0.0005
+"""Share of a step's seconds below which a difference is not said in tenths of a percent."""
+
+
 def difference_text(plan: Plan, by_price: Plan | None = None) -> str:
     """A sentence on how far off predicted differences are for models like this one, or on the fastest plan `by_price` where a plainer one
     was taken; "" where no run like it was measured."""
     if by_price is not None:
-        faster = f"{100 * (1 - by_price.prediction.step_time_s / plan.prediction.step_time_s):.1f}% faster"
-        return f"The fastest by price is {faster}, with {unusual_text(by_price)}: search.prefer=fastest"
+        share = 1 - by_price.prediction.step_time_s / plan.prediction.step_time_s
+        faster = f"{100 * share:.1f}%" if share >= LEAST_SHARE else "less than 0.1%"
+        return f"The fastest by price is {faster} faster, with {unusual_text(by_price)}: search.prefer=fastest"
     if plan.predicted is None or plan.predicted.interval is None or BEYOND["engine"] in plan.predicted.beyond:
         return ""
     return f"Half of the differences predicted between published runs are off by more than {_percent(pairs_of(plan.model).half)}"

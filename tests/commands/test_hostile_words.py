@@ -12,6 +12,7 @@ import yaml
 
 from orchestrator.__main__ import main
 from orchestrator.audit.document import changed
+from orchestrator.describe import TOLD
 from orchestrator.recipe.clusters import load_cluster, to_tree
 from orchestrator.recipe.keys import KEYS
 
@@ -128,7 +129,8 @@ def test_drawn_hostile_input_ends_in_an_answer_or_one_error(door: Any, tmp_path:
         assert "Traceback" not in output.err
         assert status in (0, 1, 2), (words, content)
         if status == 2:
-            assert output.err.startswith("error: "), (words, content, output.err)
+            said = output.err.removeprefix(f"{TOLD}\n")  # on a machine that is busy
+            assert said.startswith("error: "), (words, content, output.err)
             assert output.err.count("\n") == 1, (words, content, output.err)
             assert len(output.err) < 4000, (words, content)
 
