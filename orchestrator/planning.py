@@ -563,6 +563,8 @@ class Planner:
             job = loop.job(plan, job, render.exit_minutes(settings.slurm.time), trial_steps)
         if plan.model.traced is not None and plan.model.traced.code:
             job = with_code(job, plan.model.traced.code)
+        if random := settings.random_weights:
+            job = msgspec.structs.replace(job, notes=(*job.notes, random))
         return render.with_environment(self._with_enough_documents(plan, job), settings.env)
 
     def trained_by(self, plan: Plan) -> tuple[OwnLoop | None, str]:

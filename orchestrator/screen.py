@@ -226,6 +226,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         say(text.batch_text(plan.training, settings.batch_of_length))
     if settings.steps_of_tokens is not None:
         say(text.steps_text(plan.training, settings.steps_of_tokens))
+    if random := settings.random_weights:
+        say(random)
     say(f"data: {data_text(settings, plan.sample_multiple)}")
     counted = settings.run.data is not None  # of data.lengths= alone nobody knows how many there are
     if counted and plan.training.lengths is not None and (epochs := epochs_of(plan.training, plan.sample_multiple)) > MANY_EPOCHS:

@@ -57,6 +57,12 @@ class RlAnswer(Printed, frozen=True, kw_only=True):
     chosen: Chosen
 
     @property
+    def job(self) -> RlJob:
+        """What was asked."""
+        assert self.settings.reinforcement is not None
+        return self.settings.reinforcement
+
+    @property
     def step(self) -> Step:
         return self.chosen.best
 
@@ -91,13 +97,12 @@ class RlAnswer(Printed, frozen=True, kw_only=True):
         )
 
     def __str__(self) -> str:
-        return "\n".join(text.lines(self.chosen, self.settings.price_per_gpu_hour))
+        return "\n".join([*text.lines(self.chosen, self.settings.price_per_gpu_hour), *text.one_sample(self.job)])
 
     def written(self, name: str) -> dict[str, str]:
         """The step in the words of a program, verl or nemo_rl: texts by the names of its files. Raises InputError for a step that this
         program can't be told."""
-        assert self.settings.reinforcement is not None
-        file = rl_file(self.settings.reinforcement, self.chosen, self.settings.cluster, name)
+        file = rl_file(Asker(self.settings, self.job).question, self.chosen, name)
         return {file.path: file.content}
 
     def write(self, out: str | Path) -> Path:

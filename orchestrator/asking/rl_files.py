@@ -15,8 +15,8 @@ from orchestrator.job import File
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.rl import text
-from orchestrator.rl.choose import Chosen
-from orchestrator.rl.job import WRITTEN, RlJob
+from orchestrator.rl.choose import Chosen, Question, priced_as
+from orchestrator.rl.job import WRITTEN, RlJob, check_updates
 from orchestrator.rl.programs import PROGRAMS
 from orchestrator.rl.step import Step, longest
 from orchestrator.words.rollouts import LANGUAGES, Rollout
@@ -26,8 +26,9 @@ UNSAID: Final = 20
 """Steps of a training that nobody has said (Training.steps)."""
 
 
-def rl_file(job: RlJob, chosen: Chosen, cluster: Cluster, name: str) -> File:
-    """The file of the program of this name. Raises InputError for what it can't be told."""
+def rl_file(question: Question, chosen: Chosen, name: str) -> File:
+    """The file of the program of this name, with its own price of the step. Raises InputError for what it can't be told."""
+    job, cluster = question.job, question.cluster
     check_asked(job, chosen.best.training.training, name)
     check_told(chosen.best, name)
     language, plan = LANGUAGES[name], chosen.best.training
@@ -45,7 +46,10 @@ def rl_file(job: RlJob, chosen: Chosen, cluster: Cluster, name: str) -> File:
         unsaid = (*unsaid, *(f"the critic's {one}" for one in lacking if one not in unsaid))
         for there, here in language.ppo:
             start = start.replace(there, here)
-    lines = [f"{plan.model.name} on {chosen.best.gpus} GPUs. Start: {start}.", *text.lines(chosen)[:5]]
+    own = name == job.keys.program
+    said_of = text.lines(chosen if own else replace(chosen, best=priced_as(question, chosen.best, name)))[:5]
+    lines = [f"{plan.model.name} on {chosen.best.gpus} GPUs. Start: {start}."]
+    lines += [line for line in said_of if own or not line.startswith("why: ")]  # the others' prices are not this program's
     lines.append(
         f"Prompts have {step.prompt_length} tokens at most: leave longer ones out of the data, or plan with rl.max_prompt_length=."
     )
@@ -104,9 +108,7 @@ def check_asked(job: RlJob, training: Training, name: str) -> None:
         raise InputError("rl.critic", keys.critic, "is not told to slime: its critic is of the policy's size and layout")
     if keys.reward != "rule":
         raise InputError("write", name, "is written for rl.reward=rule: a reward model has settings of its own")
-    if job.sequences % keys.updates or (name == "verl" and job.prompts % keys.updates):
-        of = job.prompts if name == "verl" else job.sequences
-        raise InputError("rl.updates", keys.updates, f"does not divide the {of} {'prompts' if name == 'verl' else 'samples'} of a step")
+    check_updates(keys, name)
     if name == "verl" and keys.placement == "split":
         raise not_colocated(name)
     if name in ("nemo_rl", "slime") and keys.epochs > 1 and (name, keys.algorithm) != ("nemo_rl", "ppo"):

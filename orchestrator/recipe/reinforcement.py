@@ -13,7 +13,7 @@ from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
 from orchestrator.recipe.lengths import said_lengths
-from orchestrator.rl.job import BY_A_REFERENCE, GENERATES_NOTHING, Responses, RlJob, RlKeys
+from orchestrator.rl.job import BY_A_REFERENCE, GENERATES_NOTHING, Responses, RlJob, RlKeys, check_updates
 from orchestrator.rl.programs import NEMO_RL, PROGRAMS
 from orchestrator.rl.step import longest
 
@@ -93,6 +93,7 @@ def rl_job(merged: Flat, architecture: Architecture, model_of: Callable[[str], A
         raise InputError("rl.samples", keys.samples, why)
     if keys.updates > keys.prompts * keys.samples:
         raise InputError("rl.updates", keys.updates, f"is more than the {keys.prompts * keys.samples} samples of a step")
+    check_updates(keys, keys.program)
     if keys.algorithm == "distill" and keys.reward != "rule":
         raise InputError("rl.reward", keys.reward, "is not asked for: rl.algorithm=distill learns from a teacher")
     if keys.algorithm == "online_dpo" and keys.samples == 1:

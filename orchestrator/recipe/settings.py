@@ -146,6 +146,16 @@ class Settings(Actions, frozen=True, kw_only=True):
         return 0 if self.continues is None else self.continues.step
 
     @property
+    def random_weights(self) -> str:
+        """What fine-tuning on GPUs, other than by entry=, begins with where no weights are named, in a sentence; "" elsewhere."""
+        run, training = self.run, self.training
+        if self.cluster.is_cpu or self.entry is not None or run.init_from is not None or run.resume is not None:
+            return ""
+        if training.lora is not None:
+            return f"weights: none named ({FROM}=CHECKPOINT), so they are random: adapters beside frozen random weights learn nothing"
+        return f"weights: none named ({FROM}=CHECKPOINT), so they are random" if training.task == "sft" else ""
+
+    @property
     def reads_texts(self) -> bool:
         """Whether our workers read texts to pretrain on."""
         return self.training.task == "pretrain" and self.entry is None and self.architecture.why_drawn is None

@@ -128,12 +128,20 @@ class Comparison(Printed, frozen=True, kw_only=True):
         }
 
 
+def trained_text(training: Training) -> str:
+    """Which weights are trained."""
+    if (lora := training.lora) is not None:
+        bits = f", frozen weights of {lora.bits} bits" if lora.bits else ""
+        return f"LoRA adapters of rank {lora.rank} ({', '.join(lora.targets)}{bits})"
+    return f"all weights but those of {', '.join(training.freeze)}" if training.freeze else "all weights"
+
+
 def facts(plan: Plan) -> dict[str, Any]:
     """What a plan is, and its figures. Raises ValueError for a plan without prediction."""
     of, predicted = budget(plan), plan.prediction
     return {
         "model": plan.model.name, "cluster": plan.cluster.name, "gpus": plan.world_size, "engine": plan.engine, "choice": choice(plan),
-        "layers": stage_sizes(plan) or "all in one stage", "calibration": plan.calibration,
+        "layers": stage_sizes(plan) or "all in one stage", "calibration": plan.calibration, "trained": trained_text(plan.training),
         "global_batch_size": plan.global_batch_size, "seq_length": plan.training.seq_length,
         "steps": plan.training.steps, "step_time_s": predicted.step_time_s, "interval_s": predicted.interval,
         "peak_memory_bytes": predicted.peak_memory_bytes, **of.figures(),
@@ -172,6 +180,8 @@ def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other"))
     head = _table(("", False), (names[0], False), (names[1], False))
     for name in ("model", "cluster", "gpus", "engine", "choice", "layers", "calibration"):
         head.add_row(name, Text(str(first[name])), Text(str(second[name])))
+    if first["trained"] != second["trained"]:
+        head.add_row("trained", Text(first["trained"]), Text(second["trained"]))
     head.add_row("batch", *(f"{plan.global_batch_size:,} sequences of {plan.training.seq_length:,}" for plan in (of.one, of.other)))
     head.add_row("steps", *(f"{plan.training.steps:,}" for plan in (of.one, of.other)))
     for name, figure, write in WRITTEN:

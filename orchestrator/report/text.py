@@ -539,6 +539,8 @@ def samples_text(plan: Plan, padded: Plan) -> str:
     about = "about " * bool(found.how)
     what = f" ({found.how})" * bool(found.how)
     said = f"samples: {about}{found.mean:,.0f} tokens in the mean, {found.longest:,} at most{what}; "
+    if found.cut:
+        said += f"{100 * found.lost:.2g}% of all tokens are cut off at train.seq_length={training.seq_length}, the mean is of the rest; "
     if not training.packing:
         return f"{said}{100 * (1 - found.mean / training.seq_length):.0f}% of a sequence of {training.seq_length:,} is padding"
     share = found.share(training.seq_length, plan.sample_multiple)

@@ -248,12 +248,26 @@ def _step(question: Question, made: Generation | None, plans: Plans, *, is_coloc
     return step(question.job, question.cluster, question.calibration, made, plans, colocated=is_colocated, offloads=offloads)
 
 
-def over_draws(question: Question, found: Step) -> Step:
-    """The step with an interval that holds what other draws of the lengths make of it too."""
+def _generates(question: Question, found: Step) -> tuple[Generation, Decoder, Room]:
+    """How a step generates: as priced, the engine, and its room."""
     made = found.generation
     assert made is not None
     decoder = next(one for one in layouts(question, found.generation_gpus) if one.layout == made.layout)
-    fitting = room(decoder, question.job, made.cache_bytes + decoder.weight_bytes + decoder.engine.workspace)
+    return made, decoder, room(decoder, question.job, made.cache_bytes + decoder.weight_bytes + decoder.engine.workspace)
+
+
+def priced_as(question: Question, found: Step, program: str) -> Step:
+    """A step of the same layout and plans, with the seconds that this program takes."""
+    own = aged(question, found.staleness)
+    own = replace(own, job=replace(own.job, keys=replace(own.job.keys, program=program)))
+    _, decoder, fitting = _generates(own, found)
+    made = generation(decoder, own.job, found.generation_gpus, fitting)
+    return over_draws(own, _step(own, made, found.plans, is_colocated=found.colocated, offloads=found.offloads))
+
+
+def over_draws(question: Question, found: Step) -> Step:
+    """The step with an interval that holds what other draws of the lengths make of it too."""
+    made, decoder, fitting = _generates(question, found)
     seconds = [generation(decoder, question.job, found.generation_gpus, fitting, seed).seconds for seed in range(DRAWS)]
     draws = (min(seconds) / made.seconds, max(seconds) / made.seconds)
     return step(

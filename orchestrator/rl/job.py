@@ -130,6 +130,14 @@ class RlKeys(Value, frozen=True, kw_only=True):
         return self.memory or USUAL_MEMORY
 
 
+def check_updates(keys: RlKeys, program: str) -> None:
+    """Raises InputError for updates into which this program can't divide a step: verl divides prompts, the others samples."""
+    prompts = keys.prompts or 0
+    whole, of = (prompts, "prompts") if program == "verl" else (prompts * (keys.samples or 0), "samples")
+    if whole % keys.updates:
+        raise InputError("rl.updates", keys.updates, f"does not divide the {whole} {of} of a step")
+
+
 class Responses(Value, frozen=True, kw_only=True):
     """How long responses are: `values` in tokens, of which as many are drawn as are needed, or without any a log-normal distribution of
     this mean and standard deviation; each at most `longest`."""

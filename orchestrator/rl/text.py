@@ -8,6 +8,7 @@ import msgspec
 
 from orchestrator.rl.choose import Chosen
 from orchestrator.rl.generation import Generation
+from orchestrator.rl.job import RlJob
 from orchestrator.rl.step import Step
 from orchestrator.units import format_amount, format_bytes, format_seconds
 
@@ -39,6 +40,13 @@ def lines(chosen: Chosen, price_per_gpu_hour: float | None = None) -> list[str]:
         verdict = f"{format_amount(gain)} times as fast" if gain > 1 else f"no faster ({format_seconds(stale.seconds)})"
         found.append(f"rl.staleness=1 (samples one step old): {verdict}: {placed(stale)}, {format_seconds(stale.seconds)} a step")
     return found
+
+
+def one_sample(job: RlJob) -> list[str]:
+    """A line where a prompt's only response is compared with itself; verl takes that one's mean as 0 (trainer/ppo/core_algos.py)."""
+    if job.samples > 1 or job.keys.algorithm != "grpo":
+        return []
+    return ["rl.samples=1: GRPO's advantage is a reward less its prompt's mean, zero of one: nothing is learnt (verl: the bare reward)"]
 
 
 def placed(one: Step) -> str:

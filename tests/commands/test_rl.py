@@ -59,6 +59,8 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
         ((*WORDS, "rl.response_length=5000", "rl.max_response_length=4096"), "is a mean above rl.max_response_length, 4096"),
         ((*WORDS[:4], "rl.prompts=1000000", "rl.samples=3", "rl.prompt_length=200", *LENGTHS), "rl.samples=3: makes 3,000,000 samples"),
         ((*WORDS, *LENGTHS, "rl.updates=257"), "rl.updates=257: is more than the 256 samples of a step"),
+        ((*WORDS, *LENGTHS, "rl.updates=3"), "rl.updates=3: does not divide the 256 samples of a step"),
+        ((*WORDS, *LENGTHS, "rl.updates=64", "rl.program=verl"), "rl.updates=64: does not divide the 32 prompts of a step"),
         ((*WORDS, "rl.response_length=none.csv"), "rl.response_length=none.csv: is no mean, no mean+deviation, and as a file"),
         (WORDS, "rl.response_length: is missing: task=rl needs rl.response_length=\n"),
         ((*WORDS[:4], "rl.samples=2"), "rl.prompts: is missing: task=rl needs rl.prompts=, rl.prompt_length=, rl.response_length=\n"),
@@ -207,6 +209,30 @@ def test_generation_on_gpus_of_its_own_is_said_to_nemo_rl(tmp_path: Path, capsys
     assert files["nemo_rl_rl"]["cluster"] == {"num_nodes": 1, "gpus_per_node": 8}
     assert main(["plan", *WORDS, *LENGTHS, *split, "write=verl", f"out={tmp_path / 'other'}"]) == 2
     assert "write=verl: is written for rl.placement=colocated" in capsys.readouterr().err
+
+
+def test_each_file_has_the_price_of_its_own_program(tmp_path: Path) -> None:
+    """All had nemo_rl's seconds, which rl.program=verl prices otherwise."""
+    pins = ("rl.placement=colocated", "rl.tp=2", "rl.offload=true", "pin.tp=2", "pin.pp=1", "pin.recompute=full")
+    written(tmp_path, *pins, "write=verl,nemo_rl,slime")
+    said = {}
+    for path in (tmp_path / "out").glob("*_rl.*"):
+        (said[path.stem],) = (line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("# step: "))
+    rl = {"prompts": 32, "samples": 8, "prompt_length": 200, "response_length": "800+500", "max_response_length": 4096}
+    rl |= {"placement": "colocated", "tp": 2, "offload": True}
+    for name in ("verl", "nemo_rl", "slime"):
+        asked = so.plan_rl(
+            recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl=rl | {"program": name}, pin={"tp": 2, "pp": 1, "recompute": "full"}
+        )
+        assert said[f"{name}_rl"] in str(asked).splitlines()
+    assert len(set(said.values())) == 3
+
+
+def test_one_response_to_a_prompt_is_said_to_teach_grpo_nothing() -> None:
+    rl = {"prompts": 32, "samples": 1, "prompt_length": 200, "response_length": 800, "placement": "colocated"}
+    grpo, ppo = (str(so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl=rl | {"algorithm": name})) for name in ("grpo", "ppo"))
+    assert "rl.samples=1: GRPO's advantage is a reward less its prompt's mean, zero of one: nothing is learnt" in grpo
+    assert "rl.samples=1" not in ppo
 
 
 def test_a_recipe_of_ones_own_says_how_it_learns(tmp_path: Path) -> None:

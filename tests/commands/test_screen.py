@@ -123,6 +123,33 @@ def test_how_often_each_source_is_passed_is_said_before_the_start(tmp_path: Path
     assert "warning: web.jsonl" not in few
 
 
+def test_what_fine_tuning_begins_with_and_what_is_cut_off_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Adapters of a frozen 70B of random weights had a job.sbatch without a word, and a mean of cut samples none on what was cut."""
+    lengths, out = tmp_path / "lengths.txt", tmp_path / "out"
+    lengths.write_text("1000\n3000\n6000\n" * 20)
+    sft = ["task=sft", f"data.lengths={lengths}", "train.seq_length=4000", "train.global_batch_size=8", "train.steps=10", "train.warmup=0"]
+    on_gpus = ["plan", "recipe=llama3_8b", "gpus=8", "cluster=dgx_h100", "engine=deepspeed", *sft]
+    assert main([*on_gpus, "lora.rank=8", f"out={out}"]) == 0
+    said = capsys.readouterr().out
+    random = "weights: none named (model.init_from=CHECKPOINT), so they are random"
+    learns_nothing = f"{random}: adapters beside frozen random weights learn nothing\n"
+    assert said.count(f"\n{learns_nothing}") == said.count(f"\nnote: {learns_nothing}") == 1
+    assert "samples: 2,667 tokens in the mean, 6,000 at most; 20% of all tokens are cut off at train.seq_length=4000, the mean is" in said
+    assert len(said.splitlines()) < 40
+    elsewhere = "/not_mounted_here/weights"
+    for words, line in (
+        (on_gpus, f"\n{random}\n"),
+        ([*on_gpus[: -len(sft)], "lora.rank=8"], f"\n{learns_nothing}"),
+        ([*on_gpus, f"model.init_from={elsewhere}"], None),
+        (["plan", "recipe=llama_tiny", "gpus=2", "cluster=cpu", "task=sft", "data.lengths=40+0"], None),
+        (on_gpus[: -len(sft)], None),
+    ):
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert line in said if line else "weights: none named" not in said
+        assert "are cut off" in said if sft[-1] in words else "are cut off" not in said
+
+
 def test_epochs_are_of_samples_that_somebody_counted() -> None:
     """data.lengths= as a mean says no number: 287 epochs were warned of."""
     keys = {"recipe": "qwen3_8b_sft", "gpus": 8, "cluster": "dgx_h100", "train": {"steps": 10000}}

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from report_plans import PLAN, PREDICTED, SLOWER
 
 import orchestrator as so
+from orchestrator.model.lora import Lora
 from orchestrator.report.comparison import compared, comparison_tables, facts
 from orchestrator.report.text import as_text, layer_counts, stage_sizes
 
@@ -44,6 +45,15 @@ def test_differences_have_their_sign_and_rounding_errors_no_row() -> None:
     assert "compute 9 s 9 s" in text
     assert "total 12 s 13.4 s +1.44 s" in text
     assert not any(line.startswith("waiting") for line in text)
+
+
+def test_what_is_trained_is_said_where_it_differs() -> None:
+    adapted, frozen = (replace(PLAN, training=replace(PLAN.training, **more)) for more in ({"lora": Lora(rank=16, bits=4)},
+                                                                                           {"freeze": ("vision",)}))  # fmt: skip
+    assert facts(adapted)["trained"] == "LoRA adapters of rank 16 (all-linear, frozen weights of 4 bits)"
+    rows = [" ".join(line.split()) for line in as_text(comparison_tables(compared(frozen, PLAN)), 200).splitlines()]
+    assert "trained all weights but those of vision all weights" in rows
+    assert "trained" not in str(compared(PLAN, SLOWER))
 
 
 def test_a_plans_figures_follow_from_its_step() -> None:
