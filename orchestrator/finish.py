@@ -17,7 +17,7 @@ from orchestrator.commands import command_of
 from orchestrator.errors import InputError
 from orchestrator.health import rising
 from orchestrator.launch import program_metrics
-from orchestrator.launch.local import Outcome, Row, by_step, describe_failure, hang, now, write_status
+from orchestrator.launch.local import DISK_FULL, Outcome, Row, by_step, describe_failure, hang, now, of_full_disk, write_status
 from orchestrator.launch.render import SAME_AGAIN, TRY_AGAIN
 from orchestrator.launch.slurm import ENDED_FROM_OUTSIDE, REASONS, why_ended
 from orchestrator.launch.stopped import in_plan, stopped
@@ -43,14 +43,15 @@ def _ended(out: Path, log: Path, exit_status: int, rows: Sequence[Row], cause: s
         return replace(outcome, status=how, last_line=said)
     if cause == "slurm":
         return replace(outcome, status="interrupted", last_line=SIGNALLED)
-    return describe_failure(out, log, exit_status).ending(outcome)
+    return of_full_disk(out, describe_failure(out, log, exit_status)).ending(outcome)
 
 
 def _worth_a_restart(outcome: Outcome) -> bool:
     """Whether to go on from the newest checkpoint may help. Not after scancel."""
     if outcome.status == "interrupted":
         return outcome.last_line in (REASONS["TIMEOUT"], REASONS["PREEMPTED"])
-    return outcome.status == "stopped" or (outcome.status == "failed" and outcome.exit_status not in SAME_AGAIN)
+    same = outcome.exit_status in SAME_AGAIN or str(outcome.last_line).startswith(DISK_FULL)
+    return outcome.status == "stopped" or (outcome.status == "failed" and not same)
 
 
 def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int = 0, allowed: int = 0, cause: str = "ranks") -> Outcome:

@@ -72,6 +72,10 @@ SECONDARY = re.compile(
 """What a rank says when another one has died before it."""
 CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above exception")
 """Lines between the tracebacks of one exception (Lib/traceback.py)."""
+NO_ROOM_SAID = re.compile(r"\S*(Error|Exception): .*(No space left on device|Disk quota exceeded|File too large)")
+"""What a rank says for which there is no room to write (`errors.no_room`)."""
+DISK_FULL: Final = "the disk is full"
+"""How the cause of a run begins for which there was no room."""
 CONSEQUENCE = re.compile(r"SignalException: Process \d+ got signal|ChildFailedError|KeyboardInterrupt")
 """How torchrun ends when it is ended, or when a rank has failed (torch/distributed/elastic/multiprocessing/api.py, errors/__init__.py)."""
 PORT_TAKEN = re.compile(r"port: (\d+),.*EADDRINUSE")
@@ -300,6 +304,32 @@ def describe_failure(out: Path, launch_log: Path, returncode: int) -> Failure:
     status = 128 - code if code < 0 else code  # gloo's threads abort a process that leaves with an exception
     said = raised or last_line(_tail(log)) or f"ended with status {code} and said nothing"
     return Failure(status=status, said=_advised(said), log=log, rank=rank, host=_host(log))
+
+
+def of_full_disk(out: Path, failure: Failure) -> Failure:
+    """The failure, as that of a full disk where it is one: a rank says so, or one that could not write its part of a checkpoint has no room
+    for the rest of it (torch's own words, "[enforce fail at inline_container.cc", name no cause). A restart would meet it again."""
+    if hang(out) is not None:
+        return failure
+    if NO_ROOM_SAID.match(failure.said):
+        return replace(failure, status=NO_ROOM, said=f"{DISK_FULL}: {failure.said}")
+    for log in sorted((out / "logs").glob("rank-*.log")) if failure.status == NO_ROOM else ():
+        said = next(filter(NO_ROOM_SAID.match, _lines(_tail(log))), None)
+        if said is not None:
+            rank = int(log.stem.removeprefix("rank-"))
+            return replace(failure, said=f"{DISK_FULL}: {said}", log=log, rank=rank, host=_host(log))
+    if shutil.disk_usage(out).free < (_left_to_write(out) if failure.status == NO_ROOM else ROOM):
+        return replace(failure, status=NO_ROOM, said=f"{DISK_FULL} ({out}); the last that was said is: {failure.said}")
+    return failure
+
+
+def _left_to_write(out: Path) -> int:
+    """Bytes that the newest checkpoint still wants to be as large as the newest whole one, ROOM at least."""
+    sizes = {True: 0, False: 0}
+    for folder in sorted((out / "checkpoints").glob("*_*/"), key=lambda folder: folder.name):
+        with contextlib.suppress(OSError):  # one that is being removed
+            sizes[(folder / "latest.json").exists()] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return max(ROOM, sizes[True] - sizes[False])
 
 
 def crashed_in(log: str) -> str:
@@ -560,10 +590,7 @@ def run_script(
         return replace(outcome, status="interrupted", exit_status=128 + signals[0], last_line=said, log=str(launch_log))
     if returncode == 0 or was_enough:
         return outcome
-    failure = describe_failure(out, launch_log, returncode)
-    if failure.status != NO_ROOM and shutil.disk_usage(out).free < ROOM:  # the logs, which would say so, are on that disk
-        failure = replace(failure, status=NO_ROOM, said=f"the disk of {out} is full; the last that was said is: {failure.said}")
-    return failure.ending(outcome)
+    return of_full_disk(out, describe_failure(out, launch_log, returncode)).ending(outcome)
 
 
 PARTIAL: Final = "status.json.partial"

@@ -138,6 +138,16 @@ REMIND_S = 15
 SAME_AGAIN = frozenset({2, 3, 4})
 """Exit statuses of ranks that a restart would meet again: bad input, a loss that is no number (workers/runs.py), nodes that are not what
 the plan was made for (workers/preflight.py)."""
+WRITTEN = {
+    **dict.fromkeys(("-N", "--nodes"), "slurm.nodes"),
+    **dict.fromkeys(("-n", "--ntasks", "--ntasks-per-node", "--ntasks-per-gpu", "--ntasks-per-socket", "--ntasks-per-core"), "slurm.style"),
+    **dict.fromkeys(("-G", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--gres"), "slurm.gres"),
+    "--signal": "slurm.warning_s",
+    **dict.fromkeys(("--requeue", "--no-requeue"), "slurm.requeue"),
+}
+"""The key that says what an option of sbatch does which job.sbatch writes itself, and of which Slurm takes the last."""
+GPUS_OF_GRES = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=][^:=,(]*[a-zA-Z_][^:=,(]*)?(?:[:=](\d+))?(?=[,(]|$)")
+"""The number of each type of GPU in a --gres (gpu:8, gpu:h100:4, gpu)."""
 TRY_AGAIN = 75
 """Exit status of a job that stopped before its end and can be continued (EX_TEMPFAIL, sysexits.h); finish.py asks for a requeue with it."""
 GPUS_SEEN = {"nvidia": "nvidia-smi -L | grep -c '^GPU '", "amd": "rocm-smi --showid --csv | grep -c '^card'"}
@@ -351,6 +361,9 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         options += [f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
     else:  # with tasks Slurm gives no more nodes than the least number needs (sbatch sets ntasks to that)
         options += [f"--nodes={slurm.least_nodes}-{nodes}", f"--mincpus={tasks * (slurm.cpus_per_task or 1)}", "--no-kill"]
+    asked = [int(count or 1) for count in GPUS_OF_GRES.findall(slurm.gres or "")]
+    if job.backend == "nccl" and asked and sum(asked) < ranks_per_node:
+        raise InputError("slurm.gres", slurm.gres, f"asks for fewer GPUs than the {ranks_per_node} ranks of a node need")
     if job.backend == "nccl" and slurm.gres is None:
         options.append(f"--gpus-per-node={ranks_per_node}")
     for name, value in msgspec.structs.asdict(slurm).items():
@@ -366,6 +379,10 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
     if slurm.extra:
         if not slurm.extra[0].startswith("-"):
             raise InputError("slurm.extra", slurm.extra[0], "must be an option of sbatch, such as --comment=text")
+        for word in slurm.extra:
+            option = word.partition("=")[0] if word.startswith("--") else word[:2]
+            if (key := WRITTEN.get(option)) and (key != "slurm.gres" or (job.backend == "nccl" and slurm.gres != "")):
+                raise InputError("slurm.extra", word, f"would win over what job.sbatch asks for by the plan; {key}= says it")
         lines.append(" ".join(sbatch_quote(checked("slurm.extra", word)) for word in slurm.extra))
     flags, before = ([], []) if container is None else _in_container(job, container)
     interpreters = {"PYTHON": slurm.python, "ORCHESTRATOR_PYTHON": slurm.planner or slurm.python}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -256,7 +256,19 @@ def _parts(raw: Any, where: str) -> list[tuple[Gpu, int]]:
         raise InputError(key, ", ".join(names), "has a type twice: count its GPUs together")
     if len({is_cpu(name) for name in names}) > 1:
         raise InputError(key, ", ".join(names), "are ranks with and without a GPU")
+    one_vendor(key, [gpu for gpu, _ in parts])
     return parts
+
+
+def one_vendor(key: str, gpus: Sequence[Gpu]) -> None:
+    """Raises InputError for GPUs of several vendors: a job has one communicator (NCCL's, or RCCL's) and one build of torch."""
+    of: dict[str, list[str]] = {}
+    for gpu in gpus:
+        of.setdefault("AMD" if gpu.vendor == "amd" else "NVIDIA", []).append(gpu.name)
+    if len(of) > 1:
+        types = " and ".join(f"{vendor}'s {', '.join(names)}" for vendor, names in of.items())
+        why = f"no one job can have {types}: NCCL and RCCL don't reach each other; plan each vendor's GPUs by a command of their own"
+        raise InputError(key, ", ".join(gpu.name for gpu in gpus), why)
 
 
 def _gpus(raw: Any, where: str, mixed: str) -> Gpu:
@@ -264,6 +276,7 @@ def _gpus(raw: Any, where: str, mixed: str) -> Gpu:
     if not isinstance(raw, list) or not raw:
         return _gpu(raw, where)
     gpus = [_gpu(item, where) for item in raw]
+    one_vendor(f"{where}: gpu", gpus)
     if len(gpus) > 1 and mixed != "slowest":
         names = ", ".join(gpu.name for gpu in gpus)
         ways = f"{PARTS_EXAMPLE} plans pipeline stages for the type that computes them"

@@ -277,6 +277,21 @@ def test_job_sbatch_refuses_to_run_outside_its_folder(tmp_path: Path) -> None:
         ({}, {"nodes": 0}, "slurm.nodes"),
         ({}, {"extra": ("comment",)}, "slurm.extra"),
         ({}, {"extra": ("--comment=a\nb",)}, "slurm.extra"),
+        *(
+            ({}, {"extra": ("--comment", "x", *words)}, "slurm.extra")
+            for words in (
+                ("--nodes=3",),
+                ("-N3",),
+                ("-N", "3"),
+                ("--ntasks-per-node", "4"),
+                ("--gres=gpu:4",),
+                ("-G", "4"),
+                ("--signal=B:TERM@300",),
+                ("--no-requeue",),
+            )
+        ),
+        ({}, {"gres": "gpu:4"}, "slurm.gres"),
+        ({}, {"gres": "nvme:1,gpu:h100:4(S:0-1)"}, "slurm.gres"),
         ({}, {"python": "/a\nb"}, "slurm.python"),
     ],
 )
@@ -335,6 +350,9 @@ def test_slurm_keys_are_taken_as_written() -> None:
     assert (options.time, options.account, options.cpus_per_task, options.exclusive) == ("12:30:00", "0123", 8, False)
     assert (options.python, options.partition) == ("/p", None)
     assert "gpus" not in files(GPT, slurm=slurm_options({"gres": "none"}))[1].content
+    assert "#SBATCH --gpus=16\n" in files(GPT, slurm=SlurmOptions(gres="", extra=("--gpus=16",)))[1].content
+    for whole in ("gpu:8", "gpu:h100:8", "gpu:a:4,gpu:b:4", "nvme:1"):
+        assert f"#SBATCH --gres={whole}\n" in files(GPT, slurm=SlurmOptions(gres=whole))[1].content
     assert "#SBATCH --gpus-per-node=8\n" in files(GPT, slurm=slurm_options({}))[1].content
 
 

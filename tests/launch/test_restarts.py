@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,39 @@ def test_what_would_happen_again_is_not_tried_again(out: Path, line: str, code: 
     assert (outcome.rank, outcome.host) == (1, "n0")
     said = "ended by SIGKILL (out of memory, or killed by someone)" if code == 137 else "OSError: disk"
     assert outcome.last_line == said
+
+
+SAVING = "step 6: the checkpoint can't be written: {}; the newest whole checkpoint is checkpoints/step_000004"
+TORCH = SAVING.format("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+
+@pytest.mark.parametrize(
+    ("other", "partial", "cause"),
+    [
+        (SAVING.format("[Errno 28] No space left on device"), 100, 0),  # of two ranks that fail one says why
+        (TORCH, 10, None),  # neither does, and a whole checkpoint is larger than what the disk holds
+        (TORCH, 100, ""),  # there is room for the rest: the restart may help
+    ],
+)
+def test_a_full_disk_is_said_and_not_tried_again(
+    out: Path, monkeypatch: pytest.MonkeyPatch, other: str, partial: int, cause: int | str | None
+) -> None:
+    for name, size in (("step_000004", 1 << 20), ("step_000006", partial * (1 << 20) // 100)):
+        (out / "checkpoints" / name).mkdir()
+        (out / "checkpoints" / name / "0.distcp").write_bytes(bytes(size))
+    (out / "checkpoints" / "step_000004" / "latest.json").write_text('{"step": 4}')
+    for rank, said in enumerate((other, TORCH)):
+        (out / "logs" / f"rank-{rank}.log").write_text(f"=== rank {rank} on n0, now ===\nCheckpointError: {said}\n")
+    disk = shutil.disk_usage(out)._replace(free=1 << 19)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+    failed(out, "Exited with exit code 5")
+    outcome = finish(out, out / LOG, 1, "then", 0, 1)
+    if cause == "":
+        assert outcome.status == "requeued"
+        return
+    assert (outcome.status, outcome.exit_status, outcome.rank) == ("failed", 5, 1 if cause is None else cause)
+    assert str(outcome.last_line).startswith("the disk is full")
+    assert "the newest whole checkpoint is checkpoints/step_000004" in str(outcome.last_line)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_a_hung_rank_ends_the_job_and_is_named(tmp_path: Path, cluster: dict[str
 def test_the_time_limit_saves_requeues_and_then_stops(tmp_path: Path, cluster: dict[str, str]) -> None:
     """One minute each; Slurm warns 20 s before. Without a restart left the job ends as stopped, to be continued."""
     out = tmp_path / "run"
-    process = begin(out, cluster, *SUBMIT[:3], "slurm.time=1", "slurm.requeue=1", "slurm.extra=--signal=B:USR1@20", *FOREVER)
+    process = begin(out, cluster, *SUBMIT[:3], "slurm.time=1", "slurm.requeue=1", "slurm.warning_s=20", *FOREVER)
     code, said = end(process, 400)
     written = status(out)
     assert (code, written["status"], written["exit_status"], written["restarts"]) == (75, "stopped", 75, 1), said

@@ -22,6 +22,7 @@ TREE: dict[str, Any] = {
 }  # fmt: skip
 OWN = {"name": "X1", "memory": "40 GiB", "memory_bandwidth": "1.5 TB/s", "peak_flops": {"bf16": "200 TFLOP/s"}}
 TWO = f"8 x {H100} + 16 x {A100}"
+BOTH = f"8 x {H100} + 8 x MI300X"
 
 
 def cluster(gpus: int = 16, node: int | None = None, mixed: str | None = None, **fields: Any) -> Cluster:
@@ -174,6 +175,8 @@ def test_each_type_has_its_own_links_and_all_have_the_least_in_common() -> None:
         (16, [H100, A100], "stages", f"c.yaml: gpu={H100}, {A100}: mixed=stages needs how many there are of each type: 8 x"),
         (16, f"8 x {H100} + {A100}", None, f"{A100} is not such as 8 x H100"),
         (16, f"8 x {H100} + 8 x {H100}", None, f"c.yaml: gpu={H100}, {H100}: has a type twice: count its GPUs together"),
+        *((16, gpu, mixed, f"c.yaml: gpu={H100}, MI300X: no one job can have NVIDIA's {H100} and AMD's MI300X: NCCL and RCCL don't reach")
+          for gpu, mixed in ((BOTH, None), (BOTH, "stages"), (BOTH, "slowest"), ([H100, "MI300X"], None), ([H100, "MI300X"], "slowest"))),
         (16, f"8 x {H100} + 8 x cpu", None, f"c.yaml: gpu={H100}, cpu: are ranks with and without a GPU"),
         (16, f"0 x {H100} + 8 x {A100}", None, "c.yaml: gpu=0: must be at least 1"),
         (16, [{"type": H100, "gpus": "8"}, A100], None, f"c.yaml: gpu[1]={A100}: must be a mapping with type, gpus, as the others are"),
