@@ -267,7 +267,7 @@ def one_vendor(key: str, gpus: Sequence[Gpu]) -> None:
         of.setdefault("AMD" if gpu.vendor == "amd" else "NVIDIA", []).append(gpu.name)
     if len(of) > 1:
         types = " and ".join(f"{vendor}'s {', '.join(names)}" for vendor, names in of.items())
-        why = f"no one job can have {types}: NCCL and RCCL don't reach each other; plan each vendor's GPUs by a command of their own"
+        why = f"no one job can have {types}: NCCL and RCCL don't reach each other; plan each by a command of its own"
         raise InputError(key, ", ".join(gpu.name for gpu in gpus), why)
 
 
