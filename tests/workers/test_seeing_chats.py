@@ -49,8 +49,8 @@ def plain(plan: Plan, kind: str, folder: Path) -> list[float]:
     optimizer = torch.optim.AdamW(parameter_groups(model), betas=training.betas, eps=training.eps, weight_decay=training.weight_decay)
     for step in range(training.steps):
         rows, labels = [], []
-        for ordinal in range(step * plan.global_batch_size, (step + 1) * plan.global_batch_size):
-            [number] = samples.sequences[samples._place(ordinal)]
+        for place in samples.places(step):
+            [number] = samples.sequences[place]
             (messages, *_), images = seeing_chats.chat_of(lines[number].encode(), "here")
             texts = [processor.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=upto == 1) for upto in (1, 2)]
             seen = [seeing_chats.opened_image(image, Path(plan.run.data or "").parent, "here") for image in images]
