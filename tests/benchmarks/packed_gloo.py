@@ -9,7 +9,7 @@ A folder that has some of the runs already is continued. rules=yes trains megatr
 turn instead, and holds their seconds against the prices.
 
 On 2026-11-29, 2 cores of an AMD EPYC, ranks at nice -20 without autogroups, others below (load 9), rounds=4 and steps=8: predicted gains
-off by +2.4, +1.2 and +17.4% under megatron and +3.2, -3.2 and -7.3% under deepspeed, the first four by runs of the same day before
+off by +4.0, +1.0 and +20.1% under megatron and +2.7, -0.6 and -7.8% under deepspeed, the first four by runs of the same day before
 data.balance dealt sequences to ranks. Before: -21.3% where glibc mapped each tensor of 32 MiB anew (`translation.environment`), then
 +24.9% where nothing knew that a rank waits for the one with the longest samples; -15.2% where a profile at one length took attention for
 products. What is left of megatron's last: attention of 1,024 tokens is taken for a seventh more than it is, since the profile's largest
