@@ -13,6 +13,7 @@ from orchestrator import detect, recipe
 from orchestrator.calibrate.pricing import Pricer
 from orchestrator.calibrate.runs import METRICS, PLAN, Run, load
 from orchestrator.cost.calibration import datasheet, read_file
+from orchestrator.cost.compute import FLASH_BACKWARD_FLOPS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError
 from orchestrator.hardware.collectives import COLLECTIVES, Link
@@ -90,9 +91,14 @@ def test_groups_cover_every_size_and_both_distances_and_lie_on_their_level() -> 
     assert [level_of(cluster, *shape) for shape in ((8, 1), (2, 4), (16, 1), (4, 8), (32, 1))] == [0, 0, 1, 1, 1]
 
 
-def asked(more: list[str]) -> recipe.Settings:
+def over(words: Sequence[str], more: Sequence[str]) -> list[str]:
+    """The words, of a key that both have those of `more`."""
     names = {word.partition("=")[0] for word in more}
-    return recipe.load([word for word in KEYS if word.partition("=")[0] not in names] + more, detect.Machine(), [*ENGINES])
+    return [*(word for word in words if word.partition("=")[0] not in names), *more]
+
+
+def asked(more: list[str]) -> recipe.Settings:
+    return recipe.load(over(KEYS, more), detect.Machine(), [*ENGINES])
 
 
 TRUTH = {"gemm_efficiency": 0.5, "memory_efficiency": 0.3, "microbatch_overhead_s": 4e-3}
@@ -106,13 +112,13 @@ def concluded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def profiled(out: Path, num_ranks: int = 4, slowness: Sequence[Slowness] = (lambda number: 1.0,), again: float = 1.0,
-             uneven: float = 1.0, truth: Mapping[str, float] = TRUTH) -> Path:  # fmt: skip
+             uneven: float = 1.0, truth: Mapping[str, float] = TRUTH, more: Sequence[str] = ()) -> Path:  # fmt: skip
     """A profile of ranks that take exactly what the cost model says with other constants than it starts from, `truth`; `slowness`: of a
     host, which each has as many of the ranks; `again`: times what layers take under another layout; `uneven`: what they take in the second
-    round while the yardstick does not."""
-    wanted = [] if num_ranks == 4 else [f"gpus={num_ranks}"]
+    round while the yardstick does not; `more`: keys of what is profiled."""
+    wanted = [*more, *([] if num_ranks == 4 else [f"gpus={num_ranks}"])]
     settings = asked(wanted)
-    plans = cases_of(settings, lambda more: asked([*wanted, *more]))
+    plans = cases_of(settings, lambda words: asked(over(wanted, words)))
     truth = {**truth, "collective_overhead_s": 0.0}
 
     def constants(run: Run) -> Any:
@@ -144,7 +150,7 @@ def profiled(out: Path, num_ranks: int = 4, slowness: Sequence[Slowness] = (lamb
         for visit, row in enumerate(traffic):  # a rank whose own host is not slow waits for the others, and its own products are quick
             row["products_s"] = [PRODUCT_S * slow(visit)] * 2
         ranks.append({"collectives": traffic, "cases": cases, "alone": alone, "alone_case": last, "seconds": 12.0})
-    conclude(settings, "megatron", plans, ranks, out, "2026-11-22")
+    conclude(settings, str(settings.engine), plans, ranks, out, "2026-11-22")
     return out
 
 
@@ -211,6 +217,22 @@ def test_cores_faster_than_the_catalogues_are_found_so(tmp_path: Path) -> None:
     for name, value in FASTER.items():
         assert file.constants[name].value == pytest.approx(value, rel=0.15), name
     assert file.fitted_median_error < 0.02
+
+
+def test_attention_of_a_kernel_is_told_from_products(tmp_path: Path) -> None:
+    """Under an engine whose ranks on cores compute attention as a whole, from a start that is far off: forward and backward together, which
+    is what cases measure. One case has shorter sequences."""
+    truth = {"gemm_efficiency": 2.5, "attention_efficiency": 1.5, "attention_backward_efficiency": 1.5}
+    more = ["engine=deepspeed", "train.seq_length=1024", "model.max_position_embeddings=1024"]
+    constants = read_file(profiled(tmp_path, truth={**TRUTH, **truth}, more=more) / "deepspeed-cpu.json").constants
+
+    def passes(forward: float, backward: float) -> float:
+        return 1 / forward + FLASH_BACKWARD_FLOPS / backward
+
+    found = passes(constants["attention_efficiency"].value, constants["attention_backward_efficiency"].value)
+    assert found == pytest.approx(passes(1.5, 1.5), rel=0.1)
+    lengths = {case: plan.training.seq_length for case, plan in cases_of(asked(more), lambda words: asked(over(more, words))).items()}
+    assert {case: length for case, length in lengths.items() if length != 1024} == {"tp1_mbs001_short": 512}
 
 
 def test_a_profile_of_one_rank_has_no_network_to_say_anything_of(tmp_path: Path) -> None:
