@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -32,14 +33,20 @@ UNKNOWN: Final = Unknown()
 
 
 def named(words: Sequence[str]) -> str:
-    """The recipe that a command names (`--recipe NAME`), or the first of the functions that a Python file calls; "": none.
+    """The recipe that a command names (`--recipe NAME`, or `--model` with a `--mode`), or the first of the functions that a Python file
+    calls; "": none.
 
     >>> named(("run_recipe.py", "--recipe=qwen3_8b_sft_config")), named(("print", "qwen3_8b_sft_config")), named(("get_config",))
     ('qwen3_8b_sft_config', 'qwen3_8b_sft_config', '')
+    >>> named(("run_recipe.py", "--model", "qwen3_8b", "--mode", "lora"))
+    'qwen3_8b_peft_config'
     """
     parts = [part for word in words for part in word.split("=", 1)]
-    if "--recipe" in parts[:-1]:
-        return parts[parts.index("--recipe") + 1]
+    flags = dict(pairwise(parts))
+    if "--recipe" in flags:
+        return flags["--recipe"]
+    if "--model" in flags and (mode := flags.get("--mode")):
+        return f"{flags['--model']}_{'peft' if mode in ('lora', 'dora') else mode}_config"
     return next((word for word in words if NAME.fullmatch(word)), "")
 
 

@@ -107,7 +107,7 @@ def read(
             freezes |= dict.fromkeys(left, True)
     elif tool is MS_SWIFT:
         freezes = Given(content).truths(FREEZES["ms_swift"])
-    reading = _reading(seen, lists, [*said, *policy, *notes], tool, content)
+    reading = _reading(seen, lists, [*said, *policy, *notes], tool, content, whole=tool is not BRIDGE or found is not None)
     reading = replace(reading, longest=longest, of_rollouts=bool(policy), freezes=freezes, model=model)
     if tool is MS_SWIFT:
         reading = replace(reading, image_pixels=Given(content).number(IMAGE_PIXELS[1]))
@@ -237,8 +237,9 @@ def typed(path: str, name: str, value: Any) -> Any:
     return int(number) if kind == "int" else number if isinstance(value, str) else value
 
 
-def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Content) -> Reading:
-    """All that the file says, sorted into a recipe's keys, the setup, and settings that neither has (`Reading`). Raises InputError."""
+def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Content, *, whole: bool) -> Reading:
+    """All that the file says, sorted into a recipe's keys, the setup, and settings that neither has (`Reading`). `whole`: the content has
+    what a recipe below the file sets. Raises InputError."""
     fields = {name: value for name, (_, value) in seen.items()}
     model = content.get("model")
     model = model if isinstance(model, dict) else {}
@@ -267,32 +268,35 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
             apart = ""
     f = megatron.Fields({name: value for name, value in fields.items() if value is not None})
     f.broken += ([apart] if apart else []) + (megatron.of_full(f) if tool is not NEMO else [])
-    whole = all(fields.get(name) for name in megatron.WHOLE)
-    if not whole and tool in (NEMO, MEGATRON_LM):  # these say the whole model
+    described = all(fields.get(name) for name in megatron.WHOLE)
+    if not described and tool in (NEMO, MEGATRON_LM):  # these say the whole model
         missing = next(name for name in megatron.WHOLE if not fields.get(name))
         raise InputError(missing, None, "is missing: the configuration does not say it")
     if tool is NEMO and model.get("mm_cfg"):
         raise InputError("model.mm_cfg", None, "a model of several modalities can't be described here")
-    keys = megatron.model_keys(f, stack) | megatron.training_keys(f, stack) if whole else megatron.part_keys(f, stack, seen)
+    keys = megatron.model_keys(f, stack) | megatron.training_keys(f, stack) if described else megatron.part_keys(f, stack, seen)
     setup = megatron.setup_of(f, MEGATRON)
     if (gpus := gpus_of(content, tool)) is not None:
         keys["gpus"] = gpus
     read, written = {path for name, (path, _) in seen.items() if name in f.used}, dict(leaves(content))
     said = {name: f"{path}={written.get(path, value)}" for name, (path, value) in seen.items() if path and path not in read}
-    adapted, unpriced = adapters_of(content, tool)
+    adapted, unpriced, taken = adapters_of(content, tool, whole=whole)
     keys |= adapted
+    notes += taken
     if adapted:
-        lists |= {of: tuple(one for one in lines if not one.startswith(ADAPTERS)) for of, lines in lists.items()}
+        lists |= {of: tuple(one for one in lines if not one.startswith(tuple(ADAPTERS.values()))) for of, lines in lists.items()}
     lists["unpriced"] += unpriced
     return megatron.reading_of(f, tool.kind, keys, setup, said, assumed=notes, **lists)
 
 
 SCHEMES: Final = {"lora": 32, "vlm_lora": 32, "vlmlora": 32, "dora": 64, "canonical_lora": 32, "canonicallora": 32}
 """Kinds of Megatron-Bridge's adapters as its recipes, its classes and verl call them, with the alpha that each has by itself."""
-ADAPTERS: Final = ("peft.", "actor_rollout_ref.model.lora.")
-"""Where Bridge's recipes, and verl's, have them."""
+ADAPTERS: Final = {BRIDGE.kind: "peft", VERL.kind: "actor_rollout_ref.model.lora", NEMO_RL.kind: "policy.megatron_cfg.peft"}
+"""Where files of programs that train them by Bridge have them."""
 RANK: Final = 32
 """The rank of Bridge's adapters where nothing is said."""
+OFF: Final = ("none", "null", "false")
+"""Words for no adapters."""
 SIDES: Final = {
     "linear_q": "q_proj", "linear_k": "k_proj", "linear_v": "v_proj", "linear_fc1_gate": "gate_proj", "linear_fc1_up": "up_proj",
 }  # fmt: skip
@@ -308,34 +312,46 @@ PRICED: Final = {
 """Fields of adapters that change bytes or seconds, with the values that are priced."""
 
 
-def adapters_of(content: Content, tool: Tool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The keys lora.* for adapters of Megatron-Bridge (its recipes' section peft, verl's model.lora), and what of them has no price."""
-    path, peft = ADAPTERS[tool is VERL].removesuffix("."), content.get("peft")
+def adapters_of(content: Content, tool: Tool, *, whole: bool) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    """The keys lora.* for adapters of Megatron-Bridge, what of them has no price, and what is taken where the file does not say it.
+    `whole`: the content has what a recipe below the file sets."""
+    path = ADAPTERS.get(tool.kind, "peft")
+    peft: Any = content.get("peft") if path == "peft" else section(content, path)
     if tool is VERL:
-        peft = section(content, path)
         peft = {**peft, "dim": peft["rank"]} if peft.get("rank") else None
-    if not peft:
-        return {}, ()
-    given = peft if isinstance(peft, dict) else {}
+    elif tool is NEMO_RL and not peft.get("enabled"):
+        return {}, (), ()
+    if not peft or str(peft).lower() in OFF:
+        return {}, (), ()
+    given = peft if isinstance(peft, dict) else {"scheme": peft}
     scheme = str(given.get("scheme", given.get("type", given.get("_target_", "lora")))).rpartition(".")[2].lower()
-    names = given.get("target_modules") or ([*SIDES, *WHOLE] if scheme.startswith("canonical") else FUSED)
+    if scheme in OFF:
+        return {}, (), ()
+    own = (*SIDES, *WHOLE) if scheme.startswith("canonical") else FUSED
+    names = given.get("target_modules") or own
     found = {str(name): str(name).rpartition(".")[2].lstrip("*") for name in names} if isinstance(names, list | tuple) else {}
     known = [name for name in found.values() if name in SIDES or name in MEGATRON_LINEARS.values()]
-    if tool not in (BRIDGE, VERL) or scheme not in SCHEMES or not known or "dim" not in given:
-        return {}, (f"{path}={' '.join(str(peft).split())[:80]}: all weights are priced as trained",)
+    if tool.kind not in ADAPTERS or scheme not in SCHEMES or not known:
+        return {}, (f"{path}={' '.join(str(peft).split())[:80]}: all weights are priced as trained",), ()
     several = not SIDES.keys().isdisjoint(known)
     keys = {
-        "lora.rank": given["dim"],
+        "lora.rank": given.get("dim", RANK),
         "lora.alpha": given.get("alpha", SCHEMES[scheme]),
         "lora.targets": ",".join(SIDES.get(name) or WHOLE.get(name, name) if several else name for name in known),
         "lora.dropout": given.get("dropout") or 0.0,
     }
     unpriced = [f"{path}.target_modules={pattern}: " + ("in every layer" if name in known else "without a price")
                 for pattern, name in found.items() if pattern != name or name not in known]  # fmt: skip
-    unpriced += [f"{path}.{name}={given[name]}" for name, value in PRICED.items() if name in given and given[name] != value]
+    unpriced += [f"{path}.{name}={given[name]}" for name, value in PRICED.items() if name in given and given[name] not in (value, [])]
     if scheme == "dora":
         unpriced.append(f"{path}.scheme=dora: priced as LoRA, without the norms of adapted weights that it takes in each pass")
-    return keys, tuple(unpriced)
+    assumed = []
+    if not whole and "_target_" not in given:  # a class has its own; a recipe that is not read may set others
+        if "dim" not in given:
+            unpriced.append(f"{path}.dim={RANK}: the class's own; a recipe that is not read may set another")
+        if not given.get("target_modules"):
+            assumed.append(f"{path}.target_modules={','.join(own)}: the class's own where the file does not say")
+    return keys, tuple(unpriced), tuple(assumed)
 
 
 def gpus_of(content: Content, tool: Tool) -> int | None:

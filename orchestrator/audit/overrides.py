@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from orchestrator.audit import shell
+from orchestrator.audit import bridge_recipe, shell
 from orchestrator.audit.document import Content
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.tools import word
@@ -75,12 +75,20 @@ class Overrides(NamedTuple):
 
 
 def _adapters(words: Sequence[str]) -> str:
-    """The kind of adapters that Megatron-Bridge's run_recipe.py is told to train; "": none, or another program."""
-    flags = {flag: value for flag, value in pairwise(part for word in words for part in word.split("=", 1)) if flag.startswith("--")}
-    said = next((value for name in ("--mode", "--peft_scheme", "--peft") if (value := flags.get(name)) in ("lora", "dora")), "")
-    return said or ("lora" if flags.get("--recipe", "").endswith("_peft_config") else "")
+    """The kind of adapters that a program of Megatron-Bridge's is told to train, by a flag or its recipe's name, or "none"; "": not said.
+
+    >>> _adapters(["run_recipe.py", "--recipe", "qwen3_8b_peft_1gpu_h100_bf16_config"]), _adapters(["--peft-scheme=dora"])
+    ('lora', 'dora')
+    """
+    flags = {flag.replace("-", "_"): value for flag, value in pairwise(part for word in words for part in word.split("=", 1))}
+    said = next((value for name in ("__mode", "__peft_scheme", "__peft") if (value := flags.get(name, "").lower()) in SCHEMES), "")
+    of_recipe = bridge_recipe.NAME.fullmatch(flags.get("__recipe", ""))
+    return said or (OF_RECIPES.get(of_recipe[1], "") if of_recipe else "")
 
 
+SCHEMES: Final = ("lora", "dora", "none")
+OF_RECIPES: Final = {"peft": "lora", "lora": "lora", "dora": "dora"}
+"""Kinds of adapters by the word in a recipe's name (scripts/training/recipe_metadata.py, infer_recipe_mode)."""
 HYDRA: Final = frozenset({"actor_rollout_ref", "policy", "training"})
 """Sections of programs (verl, NeMo-RL, NeMo's launcher) whose overrides Hydra parses: with ++ it adds what its files lack."""
 
@@ -113,7 +121,7 @@ def found_in(script: Script) -> Overrides | None:
             continue
         terms.put(content, path, _value(said))
         places[path] = place
-    if scheme := _adapters(others):
+    if (scheme := _adapters(others)) and isinstance(content.get("peft", {}), dict):
         terms.put(content, "peft.scheme", scheme)
     more = "++" if not HYDRA.isdisjoint(content) else ""
     return Overrides(content, places, tuple(notes), tuple(others), lambda path, value: shlex.quote(f"{more}{path}={value}"))
@@ -193,10 +201,17 @@ def _count(words: Sequence[Word]) -> int:
 
 def _of_recipe(words: Sequence[Word]) -> bool:
     """Whether the words start Megatron-Bridge's run_recipe.py on a recipe, which says the rest."""
-    return any("run_recipe" in one.text for one in words) and any(one.text.startswith("--recipe") for one in words)
+    return any("run_recipe" in one.text for one in words) and bool(bridge_recipe.named([one.text for one in words]))
 
 
 def _value(text: str) -> Any:
+    """The value of such a word: YAML, but that Hydra's dictionaries need no blank behind a colon.
+
+    >>> _value("{dim:16,of:{alpha: 8}}"), _value("[a,b]"), _value("1e-5x")
+    ({'dim': 16, 'of': {'alpha': 8}}, ['a', 'b'], '1e-5x')
+    """
+    if text.startswith("{"):
+        text = re.sub(r"([{,]\s*\w+):(?=\S)", r"\1: ", text)
     try:
         return yaml.safe_load(text) if text else None
     except yaml.YAMLError:

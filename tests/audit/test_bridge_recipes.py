@@ -186,6 +186,45 @@ def test_the_adapters_of_a_recipe_are_priced(words: str, keys: dict[str, Any], u
     assert not [line for line in reading.beside if line.startswith("peft.")] or not keys
 
 
+LORA = {"lora.rank": 16, "lora.alpha": 32, "lora.targets": "linear_qkv,linear_proj"}
+OWN = {"lora.rank": 32, "lora.alpha": 32, "lora.targets": "linear_qkv,linear_proj,linear_fc1,linear_fc2", "lora.dropout": 0.0}
+"""Those of Bridge's class LoRA."""
+UNREAD: list[tuple[str, dict[str, Any], bool]] = [
+    ("train.py peft.dim=16 peft.alpha=32 'peft.target_modules=[linear_qkv,linear_proj]'", LORA, True),
+    ("train.py peft=\"{'dim': 16, 'alpha': 32, 'target_modules': ['linear_qkv', 'linear_proj']}\"", LORA, True),
+    ("train.py 'peft={dim:16,alpha:32,target_modules:[linear_qkv,linear_proj]}'", LORA, True),
+    ("train.py --peft lora peft.alpha=8", OWN | {"lora.alpha": 8}, False),
+    ("run_recipe.py --recipe eight_finetune_config --peft-scheme lora", OWN, False),
+    ("run_recipe.py --recipe eight_peft_1gpu_h100_bf16_config", OWN, False),
+    ("run_recipe.py --model eight --mode dora", OWN | {"lora.alpha": 64}, False),
+    ("run_recipe.py --recipe eight_finetune_config peft=lora", OWN, False),
+    ("run_recipe.py --recipe eight_peft_config --peft none", {}, True),
+    ("run_recipe.py --recipe eight_finetune_config peft=none", {}, True),
+]
+
+
+@pytest.mark.parametrize(("words", "keys", "told"), UNREAD)
+def test_the_adapters_of_a_command_are_priced_where_its_recipe_is_not_here(words: str, keys: dict[str, Any], told: bool) -> None:
+    """Without a rank, or in Hydra's own dictionaries, they were priced as full fine-tuning; --peft none was unpriced. A rank that only the
+    recipe may say leaves what does not fit untold."""
+    batch = "train.global_batch_size=64 train.micro_batch_size=1 dataset.seq_length=4096"
+    reading = formats.read(f"torchrun --nproc_per_node=8 {words} {batch}\n", "run.sh").reading
+    found = {name: value for name, value in reading.keys.items() if name.startswith("lora.")}
+    assert {name: found.get(name) for name in keys} == keys
+    assert bool(keys) == bool(found)
+    assert not [line for line in reading.unpriced if "all weights" in line]
+    assert any(line.startswith("peft.dim=32: the class's own; a recipe") for line in reading.unpriced) is not told
+
+
+def test_nemo_rls_adapters_under_megatron_are_bridges() -> None:
+    """policy.megatron_cfg.peft (nemo_rl/models/policy/__init__.py, MegatronPeftConfig), off by its own `enabled`."""
+    policy = "{{train_global_batch_size: 64, megatron_cfg: {{enabled: true, peft: {{enabled: {}, dim: 8, exclude_modules: []}}}}}}"
+    on, off = (formats.read(f"policy: {policy.format(word)}", "sft.yaml").reading for word in ("true", "false"))
+    assert {name: value for name, value in on.keys.items() if name.startswith("lora.")} == OWN | {"lora.rank": 8}
+    assert not [line for line in (*on.unpriced, *on.unknown) if "peft" in line]
+    assert "lora.rank" not in off.keys
+
+
 def test_verls_adapters_under_megatron_are_bridges() -> None:
     """verl/workers/config/megatron_peft.py hands model.lora to Bridge's create_peft; rank 0 is none."""
     actor = "{{strategy: megatron, ppo_mini_batch_size: 64, megatron: {{tensor_model_parallel_size: 2}}}}"
