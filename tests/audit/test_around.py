@@ -466,9 +466,10 @@ BRIDGES = "python scripts/training/run_recipe.py {} model.tensor_model_parallel_
         ("--recipe glm_45v_pretrain_config", False),
     ],
 )
-def test_adapters_that_bridges_flags_ask_for_are_said_to_be_unpriced(flags: str, adapters: bool) -> None:
-    unpriced = formats.read(f"{BRIDGES.format(flags)}\n", "run.sh").reading.unpriced
-    assert any("all weights are priced as trained" in line for line in unpriced) == adapters
+def test_adapters_that_bridges_flags_ask_for_are_priced_and_their_rank_said_to_be_the_classs(flags: str, adapters: bool) -> None:
+    reading = formats.read(f"{BRIDGES.format(flags)}\n", "run.sh").reading
+    assert (reading.keys.get("lora.rank") == 32) == adapters
+    assert any(line.startswith("peft.dim=32: the class's own; a recipe") for line in reading.unpriced) == adapters
 
 
 @pytest.mark.parametrize(
