@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, get_args
@@ -22,7 +22,7 @@ from orchestrator.cost.states import EIGHT_BIT_MOMENTS
 from orchestrator.engines import ENGINES, tools
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
-from orchestrator.job import File, Job, Mount
+from orchestrator.job import File, Job, Mount, all_or_none
 from orchestrator.launch import render, schedulers
 from orchestrator.model.families import describe_for
 from orchestrator.model.freezing import trained_parameters
@@ -109,18 +109,20 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
         rate = settings.storage_bandwidth or render.WRITE_PER_NODE * found.plan.cluster.num_nodes
         options = render.with_warning(options, found.plan.predicted.step_time_s, saved_bytes(found.plan) / rate)
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
-    named = tuple(name for name in settings.write if name in schedulers.WRITERS)
-    if job.unstartable and named:
-        ways = f"entry=PROGRAM starts one that trains it, and write= with one of {', '.join(tools.NAMES)} says the plan to another program"
-        raise InputError("write", named[0], f"is of a job that starts the training: {job.unstartable}; {ways}")
-    written = schedulers.files(named, job, str(out.absolute()), options, settings.container, settings.cluster.gpu.name)
+
+    def written_for(name: str) -> Iterable[File]:
+        if name in tools.NAMES:
+            return tool_files(settings, found, name)
+        if job.unstartable:
+            ways = f"entry=PROGRAM starts one that trains it, and write= with one of {', '.join(tools.NAMES)} says the plan to another"
+            raise InputError("write", name, f"is of a job that starts the training: {job.unstartable}; {ways} program")
+        return schedulers.files((name,), job, str(out.absolute()), options, settings.container, settings.cluster.gpu.name)
+
+    written = all_or_none(settings.write, written_for)
     taken = {file.path for file in written}
     starting = [] if job.unstartable else render.files(job, slurm=options, container=settings.container)
     files += [file for file in starting if file.path not in taken]
-    files += written
-    for name in settings.write:
-        files += tool_files(settings, found, name) if name in tools.NAMES else []
-    return files
+    return files + written
 
 
 def with_outside(job: Job, plan: Plan, out: Path) -> Job:

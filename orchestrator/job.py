@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -98,6 +99,26 @@ class File(Value, frozen=True, kw_only=True):
         path.write_text(self.content, encoding="utf-8")
         if self.executable:
             path.chmod(0o755)
+
+
+def all_or_none(names: Sequence[str], files_of: Callable[[str], Iterable[File]]) -> list[File]:
+    """The files of all these schedulers and programs. Raises InputError where one of them can't be written: why, of each such, and the
+    `write=` that works. Half of what was asked for is worse than none: a folder is written once, and a script goes on to submit from it."""
+    found: list[File] = []
+    refused: dict[str, InputError] = {}
+    for name in names:
+        try:
+            found += files_of(name)
+        except InputError as error:
+            refused[name] = error
+    if not refused:
+        return found
+    rest = ",".join(name for name in names if name not in refused)
+    works = f"; nothing is written, write={rest} would be" if rest else ""
+    if len(refused) == 1:
+        (alone,) = refused.values()
+        raise InputError(alone.key, alone.value, alone.why + works, alone.choices)
+    raise InputError("write", ",".join(refused), "; ".join(dict.fromkeys(map(str, refused.values()))) + works)
 
 
 class Mount(Value, frozen=True, kw_only=True):

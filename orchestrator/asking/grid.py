@@ -10,17 +10,19 @@ from typing import Any, Final
 from orchestrator.asking.answer import Answer
 from orchestrator.cost.memory_policy import USUAL_RISK
 from orchestrator.cost.uncertainty import pairs_of
+from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.key import count, is_structured, options_of, parse, share, shown
 from orchestrator.planning import Planner, planned
 from orchestrator.recipe import KEYS, Settings, check_no_question
 from orchestrator.recipe.cluster_fields import cluster_field
-from orchestrator.recipe.clusters import read_named
+from orchestrator.recipe.clusters import read_cluster, read_named, stored
 from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
 from orchestrator.recipe.read import check_key, key_and_value
 from orchestrator.report.comparison import Row, sweep_table
 from orchestrator.report.text import PIPE_WIDTH, as_text, choice, layer_counts
+from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.values import Printed, Value
 
 MOST_POINTS: Final = 2000
@@ -55,8 +57,10 @@ class Sweep(Printed, frozen=True, kw_only=True):
     def front(self) -> tuple[Point, ...]:
         """The points that no other one of them beats in training time, GPU-hours, cost and the chance of not fitting together by more than
         prices can tell; each of the rest is beaten by one of them."""
-        planned = [(point, figures(point.answer)) for point in self.points if point.answer is not None]
-        margin = max((pairs_of(point.answer.plan.model).half for point in self.points if point.answer is not None), default=0.0)
+        answers = [point.answer for point in self.points if point.answer is not None]
+        priced = all(answer.cost is not None for answer in answers)
+        planned = [(point, figures(point.answer, priced=priced)) for point in self.points if point.answer is not None]
+        margin = max((pairs_of(answer.plan.model).half for answer in answers), default=0.0)
         kept = unbeaten([own for _, own in planned], margin)
         return tuple(point for index, (point, _) in enumerate(planned) if index in kept)
 
@@ -100,11 +104,16 @@ class Sweep(Printed, frozen=True, kw_only=True):
         return [{**point.summary(), "on_front": id(point) in front} for point in self.points]
 
 
-def figures(answer: Answer) -> tuple[float, ...]:
-    """What a user weighs, the less the better: seconds of the training, GPU-hours, cost (0 without a price), and the chance of running out
-    of memory where it is more than usual. Memory that is free beyond that makes no plan better."""
+def figures(answer: Answer, *, priced: bool = True) -> tuple[float, ...]:
+    """What a user weighs, the less the better: seconds of the training, GPU-hours, cost (0 where not every point has a price), and the
+    chance of running out of memory where it is more than usual. Memory that is free beyond that makes no plan better."""
     of, is_cpu = answer.budget, answer.plan.cluster.is_cpu
-    return (of.seconds, of.gpu_hours, of.cost or 0.0, USUAL_RISK if is_cpu else max(USUAL_RISK, answer.chance_of_not_fitting))
+    return (
+        of.seconds,
+        of.gpu_hours,
+        (of.cost or 0.0) if priced else 0.0,
+        USUAL_RISK if is_cpu else max(USUAL_RISK, answer.chance_of_not_fitting),
+    )
 
 
 def beats(one: Sequence[float], other: Sequence[float], margin: float = 0.0) -> bool:
@@ -206,13 +215,42 @@ def point(load: Load, keys: Mapping[str, str]) -> Point:
     return Point(keys=dict(keys), answer=Answer(settings=settings, found=found))
 
 
+def _engine(name: str) -> None:
+    if name not in (known := ["auto", *ENGINES]):
+        why = "is planned by python -m orchestrator.run" if name == LAYERWISE else "is not known"
+        raise InputError("engine", shown(name), why, known)
+
+
+NAMED: Final[Mapping[str, Callable[[str], object]]] = {
+    "recipe": lambda name: read_named("recipe", name, "profiles" if name in stored("profiles") else "models"),
+    "cluster": read_cluster,
+    "engine": _engine,
+}
+"""Keys whose values are names, and what raises InputError for one that nobody knows."""
+
+
+def check_names(key: str, names: Sequence[str]) -> None:
+    """Raises InputError for all of these names that nobody knows: each is a slip, and no row without a plan, which a night of searches
+    would end with."""
+    refused: dict[str, InputError] = {}
+    for name in names:
+        try:
+            NAMED[key](name)
+        except InputError as error:
+            refused[name] = error
+    if refused:
+        whys = [f"{name}: {error.why}" if len(refused) > 1 else error.why for name, error in refused.items()]
+        choices = next((error.choices for error in refused.values() if error.choices), [])
+        raise InputError(key, ",".join(refused), "; ".join(whys), choices)
+
+
 def sweep(
     load: Load, lists: Mapping[str, Sequence[str]], progress: Callable[[int, int], None] | None = None, *, partial: bool = False
 ) -> Sweep:
     """The plans of all combinations; `partial`: on Ctrl-C those before it. `progress` is told how many are done, and of how many. Raises
     InputError, also for a question (target.*, largest=), and NoPlanError where none has a plan."""
-    for value in lists.get("cluster", ()):
-        read_named("cluster", value, "clusters")  # a name that nobody knows is a slip, no row without a plan
+    for name in NAMED.keys() & lists:
+        check_names(name, lists[name])
     asked = grid(lists)
     points: list[Point] = []
     for done, keys in enumerate(asked):

@@ -14,7 +14,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.folder import new_folder, write_folder
-from orchestrator.job import File
+from orchestrator.job import File, all_or_none
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
@@ -107,7 +107,8 @@ class RlAnswer(Printed, frozen=True, kw_only=True):
 
     def write(self, out: str | Path) -> Path:
         """The files of write=, and rl.json with all that was found, in a new or empty folder; the folder. Raises InputError."""
-        written = [File(path=path, content=text) for name in self.settings.write for path, text in self.written(name).items()]
+        files_of = lambda name: [File(path=path, content=text) for path, text in self.written(name).items()]  # noqa: E731
+        written = all_or_none(self.settings.write, files_of)
         found = indented(self.summary())
         folder = new_folder(self.settings, str(out))
         write_folder(folder, [*written, File(path="rl.json", content=found), File(path="plan.json", content=to_json(self.plan))])
@@ -205,8 +206,7 @@ def check_alone(settings: Settings, job: RlJob) -> None:
     for name, value in beside.items():
         if value is not None:
             raise InputError(name, value, "is not answered beside task=rl: leave one of them out")
-    for name in settings.write:
-        check_asked(job, settings.training, name)
+    all_or_none(settings.write, lambda name: check_asked(job, settings.training, name))
     if job.keys.generation_gpus is not None and job.keys.generation_gpus >= cluster.num_gpus:
         raise InputError("rl.generation_gpus", job.keys.generation_gpus, f"leaves none of the {cluster.num_gpus} GPUs for training")
     if cluster.is_cpu:

@@ -92,8 +92,8 @@ def slime_file(written: tools.Written, step: Step, said: dict[str, Any], lines: 
     return File(path="slime_rl.sh", content=content.replace("train.py", "train_async.py") if step.staleness else content)
 
 
-def check_asked(job: RlJob, training: Training, name: str) -> None:
-    """Raises InputError for a job that the program of this name can't be told, however its steps are planned."""
+def check_asked(job: RlJob, training: Training, name: str) -> tuple[File, ...]:
+    """No file yet. Raises InputError for a job that the program of this name can't be told, however its steps are planned."""
     keys = job.keys
     if name not in LANGUAGES or name not in PROGRAMS:
         raise InputError("write", name, "is no program that is told both halves of task=rl", LANGUAGES)
@@ -113,6 +113,7 @@ def check_asked(job: RlJob, training: Training, name: str) -> None:
         raise not_colocated(name)
     if name in ("nemo_rl", "slime") and keys.epochs > 1 and (name, keys.algorithm) != ("nemo_rl", "ppo"):
         raise InputError("write", name, f"trains on a step's samples once, and rl.epochs={keys.epochs}")
+    return ()
 
 
 def not_colocated(name: str) -> InputError:

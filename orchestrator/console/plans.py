@@ -62,6 +62,7 @@ the chance of running out of memory together (marked *, where that is not all of
   python -m orchestrator sweep recipe=llama3_70b gpus=64 train.global_batch_size=256,512,1024 pin.tp=4,8
 
 Keys whose value has commas of its own (train.betas, data.split) take one value.
+A price for each cluster: cluster=h100.yaml,b200.yaml, with lines like cluster: dgx_h100 (which it builds on) and price_per_gpu_hour: 2.5
 Every key of a run: python -m orchestrator run --help; some: --help pin, --help train, --help cluster
 """
 COMPARE_HELP: Final = """\
@@ -102,6 +103,8 @@ def _plan(words: Sequence[str]) -> None:
         raise InputError("out", shown(",".join(out)), "needs one folder")
     tree, load = load_of(rest)
     settings = load({})
+    if "write" in tree and not out:
+        raise InputError("write", ",".join(settings.write), "writes into a folder: out=FOLDER beside it")
     if settings.reinforcement is not None:
         _plan_rl(settings, as_json=as_json, out=out)
         return
@@ -125,8 +128,6 @@ def _plan(words: Sequence[str]) -> None:
 
 def _plan_rl(settings: Settings, *, as_json: bool, out: Sequence[str]) -> None:
     """The answer to task=rl. Raises InputError, NoPlanError."""
-    if settings.write and not out:
-        raise InputError("write", ",".join(settings.write), "writes into a folder: out=FOLDER beside it")
     answer = reinforcement.answered(settings)
     if as_json:
         say_json({**answer.summary(), "plan": json.loads(to_json(answer.plan))})

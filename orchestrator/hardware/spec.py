@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, Literal
 
 import msgspec
@@ -239,6 +240,15 @@ class Cluster(Value, frozen=True, kw_only=True):
         if self.parts:
             return " + ".join(f"{part.num_gpus} x {part.gpu.name}" for part in self.parts)
         return f"{self.num_gpus} x {self.gpu.name}"
+
+    @property
+    def shared_nodes(self) -> list[str]:
+        """The nodes with GPUs of several types, each as `4 x H100-SXM-80GB + 4 x A100-SXM-80GB`: ranks go in the order of types."""
+        ends, size = [*accumulate(part.num_gpus for part in self.parts)], self.gpus_per_node
+        types = [(end - part.num_gpus, end, part.gpu.name) for end, part in zip(ends, self.parts, strict=True)]
+        firsts = dict.fromkeys(end - end % size for end in ends[:-1] if end % size)
+        within = [[(min(end, first + size) - max(begin, first), name) for begin, end, name in types] for first in firsts]
+        return [" + ".join(f"{count} x {name}" for count, name in one if count > 0) for one in within]
 
     @property
     def is_cpu(self) -> bool:

@@ -17,7 +17,7 @@ import yaml
 from msgspec.structs import replace
 
 from orchestrator.errors import InputError
-from orchestrator.job import ContainerOptions, File, Job, SlurmOptions, checked
+from orchestrator.job import ContainerOptions, File, Job, SlurmOptions, all_or_none, checked
 from orchestrator.launch.render import APPTAINER_GPUS, TRY_AGAIN, WARNING_S, exports, filled, job_sbatch, limit_s, mount_words, outside
 
 MASTER_PORT: Final = 29500
@@ -434,14 +434,5 @@ def files(
         raise InputError("slurm.nodes", several, "is a range, beside which auto-resume was never tried: write=hyperpod needs one number")
     if options.most_nodes is not None:
         job = replace(job, num_nodes=options.most_nodes, ranks_per_node=job.world_size // options.most_nodes)
-    found, refused = [], {}
-    for name in names:
-        try:
-            found.append(File(path=WRITERS[name][0], content=WRITERS[name][1](job, folder, options, container, gpu)))
-        except InputError as error:
-            refused[name] = error
-    if len(refused) == 1:
-        raise next(iter(refused.values()))
-    if refused:
-        raise InputError("write", ",".join(refused), "; ".join(dict.fromkeys(map(str, refused.values()))))
-    return tuple(found)
+    of = lambda name: [File(path=WRITERS[name][0], content=WRITERS[name][1](job, folder, options, container, gpu))]  # noqa: E731
+    return tuple(all_or_none(names, of))

@@ -14,6 +14,9 @@ levels:                       # from the inside out; size: a number of GPUs, nod
 host_bandwidth: pcie          # GPU to host memory, per GPU and direction; pcie / 2: two GPUs share a slot's
 host_memory: 256 GB           # per GPU
 stack: stock                  # a container as downloaded (the default); tuned: set up as the vendor's benchmarks are
+price_per_gpu_hour: 2.5       # and mtbf, storage, restart_s: what a run's cluster.price_per_gpu_hour= would say
+
+cluster: dgx_h100             # in place of all of these: what is not said is as there, by name or path
 """
 
 from __future__ import annotations
@@ -75,6 +78,21 @@ def read_named(key: str, name: str, folder: str) -> tuple[str, Tree]:
     raise InputError(key, shown(name), f"is not known{f'; did you mean {close}' if close else ''}; a path to a YAML works too", known)
 
 
+def read_cluster(name: str, above: tuple[str, ...] = (), key: str = "cluster") -> tuple[str, Tree]:
+    """(short name, content) of a cluster by name or path. What a YAML with `cluster: NAME` does not say is as there. Raises InputError."""
+    short, tree = read_named(key, name, "clusters")
+    base, key = tree.pop("cluster", None), f"{name}: cluster"
+    if base is None:
+        return short, tree
+    if not isinstance(base, str):
+        raise InputError(key, shown(base), "must be the name or path of the cluster that this one builds on")
+    base = str(Path(name).parent / base) if base.endswith(SUFFIXES) else base
+    if base in (*above, name):
+        raise InputError(key, shown(base), "is built on itself")
+    below = read_cluster(base, (*above, name), key)[1]
+    return short, {**{one: value for one, value in below.items() if one != "name"}, **tree}
+
+
 def load_cluster(name: str, num_gpus: int, gpus_per_node: int | None = None) -> Cluster:
     """A cluster by name or path with this many GPUs. Raises InputError.
 
@@ -82,7 +100,7 @@ def load_cluster(name: str, num_gpus: int, gpus_per_node: int | None = None) -> 
     >>> cluster.num_nodes, [level.size for level in cluster.levels]
     (2, [8, 16])
     """
-    short, tree = read_named("cluster", name, "clusters")
+    short, tree = read_cluster(name)
     return cluster_from(tree, short, name, num_gpus, gpus_per_node)
 
 

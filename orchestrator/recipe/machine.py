@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import msgspec
 
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS, between_slots, by_driver_name
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
-from orchestrator.recipe.clusters import UNSAID, changed, changed_cluster, cluster_from, read_named, stored
+from orchestrator.recipe.clusters import UNSAID, changed, changed_cluster, cluster_from, read_cluster, stored
 from orchestrator.recipe.keys import Inputs
-from orchestrator.recipe.layers import Flat, filled, group_of, value_of
+from orchestrator.recipe.layers import OF_A_CLUSTER, Flat, filled, flatten, group_of, value_of
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import GIB, US, format_bytes
 
 
-def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, str]:
-    """The cluster, and why. Asked for on the command line, or written out in a resolved recipe: that one. Else the GPUs of this machine
-    if they are enough and known; else the recipe's."""
+def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, str, Flat]:
+    """The cluster, why, and the keys of a run that its own YAML has (price_per_gpu_hour, say). Asked for on the command line, or written
+    out in a resolved recipe: that one. Else the GPUs of this machine if they are enough and known; else the recipe's."""
     gpus = value_of(merged, "gpus", None)
     node = value_of(merged, "gpus_per_node", None)
     software = Software() if "container.image" in merged else installed(machine)
     raw = value_of(merged, "cluster", None)
     mixed = value_of(merged, "cluster.mixed", None)
-    here = _gpu_here(machine, mixed)
+    here, own = _gpu_here(machine, mixed), Flat()
     fixed = "cluster" in given or isinstance(raw, dict)
     fields = group_of(merged, "cluster", declared=False)
     said = "".join(f", {name}={value}" for name, value in fields.items())
     if not fixed and here is not None and machine.num_gpus >= (gpus or 1):
         cluster = _cluster_here(here, gpus or machine.num_gpus, machine, mixed == "slowest")
         cluster = changed_cluster(cluster, fields) if fields else cluster
-        return cluster, f"cluster here, {counted(cluster)}{said}: this machine has {machine.num_gpus} ({', '.join(_types(machine))})"
+        why = f"cluster here, {counted(cluster)}{said}: this machine has {machine.num_gpus} ({', '.join(_types(machine))})"
+        return cluster, why, {}
     if raw is None:
         why = f"is missing: the recipe has none, and {_not_here(machine, here is not None, gpus)}"
         raise InputError("cluster", None, why, stored("clusters"))
@@ -48,10 +51,11 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
         cluster = cluster_from(changed(raw, fields), "cluster", "cluster", gpus, node, mixed, software)
         why = "written out in the recipe"
     else:
-        short, tree = read_named("cluster", raw, "clusters")
+        short, tree = read_cluster(raw)
+        own = flatten({f"cluster.{name}": tree.pop(name) for name in [*tree] if name in OF_A_CLUSTER}, raw)
         cluster = cluster_from(changed(tree, fields), short, raw, gpus, node, mixed, software)
         why = "asked for" if fixed else f"the recipe's, as {_not_here(machine, here is not None, gpus)}"
-    return cluster, f"cluster {cluster.name}, {counted(cluster)}{said}: {why}"
+    return cluster, f"cluster {cluster.name}, {counted(cluster)}{said}: {why}", own
 
 
 def installed(machine: Machine) -> Software:
@@ -91,11 +95,21 @@ def _not_here(machine: Machine, known: bool, gpus: int | None) -> str:
 def counted(cluster: Cluster) -> str:
     """`4 x H200` or `2 nodes of 8 x H100-SXM-80GB`; ranks on a machine without GPUs."""
     if cluster.parts:
-        return cluster.types
+        return cluster.types + _of_several(cluster)
     what = "gloo ranks" if cluster.is_cpu else f"x {cluster.gpu.name}"
     if cluster.num_nodes == 1:
         return f"{cluster.num_gpus} {what}"
     return f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} {what}"
+
+
+def _of_several(cluster: Cluster) -> str:
+    """What is said of nodes that have GPUs of several types, which ranks in the order of types make where a type fills no whole number of
+    nodes; "" where there are none."""
+    if not (shared := cluster.shared_nodes):
+        return ""
+    size, apart = cluster.gpus_per_node, gcd(cluster.gpus_per_node, *(part.num_gpus for part in cluster.parts))
+    nodes = "one node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
+    return f" ({nodes} of {size}, and one node has {', one '.join(shared)}; gpus_per_node={apart} plans each type on nodes of its own)"
 
 
 def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Cluster:

@@ -197,6 +197,8 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
     else:
         trained = _saved(merged, label, engine, plan, plans_only=plans_only)
     plan = trained.plan
+    merged = {**trained.own, **merged}
+    actions = filled(merged, Actions)
     if continued is not None:
         check_changes(continued, trained.architecture, trained.training, trained.run)
     explain_cluster = None
@@ -211,9 +213,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
     _check_tune(actions, trained.engine, merged, has_plan=plan is not None)
     _check_entry(merged)
     entry = None if actions.entry is None else str(Path(actions.entry).absolute())  # it may lie in a container, or on the nodes alone
+    of_training = {name: value for name, value in trained._asdict().items() if name != "own"}
     done = {**msgspec.structs.asdict(actions), "entry": entry, "calibration": _whole_path(actions.calibration)}
     return Settings(
-        **{**done, **trained._asdict()},
+        **{**done, **of_training},
         pins=Pins(**group_of(merged, "pin")),
         explain=Pins(**{name: value for name, value in group_of(merged, "explain").items() if name != "gpus"}),
         limit=limit_of(merged, trained.cluster),
@@ -293,6 +296,8 @@ class _Trained(NamedTuple):
     run: RunSettings
     plan: Plan | None
     engine: str
+    own: Flat
+    """Keys of a run that the cluster's YAML has, which no field of Settings is called after."""
     reinforcement: RlJob | None = None
 
 
@@ -317,13 +322,13 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
         check_positions(architecture, training)
         if training.lora is not None and architecture.traced is None:
             check_targets(architecture, training.lora)
-    cluster, why = cluster_of(merged, chosen_here, machine)
+    cluster, why, own = cluster_of(merged, chosen_here, machine)
     if architecture.family != FAMILY and architecture.traced is None:
         architecture = padded_for_every_layout(architecture, cluster)
     check_precision(training, cluster, value_of(merged, "train.precision", None))
     training = with_fp8_recipe(training, cluster)
     run = _run(merged, RunSettings(), architecture, plans_only=plans_only)
-    return _Trained(label, architecture, profile, training, cluster, why, run, None, engine, job)
+    return _Trained(label, architecture, profile, training, cluster, why, run, None, engine, own, job)
 
 
 def _saved(merged: Flat, label: str | None, engine: str, plan: Plan, *, plans_only: bool) -> _Trained:
@@ -334,7 +339,7 @@ def _saved(merged: Flat, label: str | None, engine: str, plan: Plan, *, plans_on
     why = f"cluster {plan.cluster.name}, {counted(plan.cluster)}: the plan's"
     run = _run(merged, plan.run, plan.model, plans_only=plans_only)
     plan = msgspec.structs.replace(plan, run=run, extra=_extra(merged, plan.extra))
-    return _Trained(label or plan.model.name, plan.model, None, plan.training, plan.cluster, why, run, plan, plan.engine)
+    return _Trained(label or plan.model.name, plan.model, None, plan.training, plan.cluster, why, run, plan, plan.engine, {})
 
 
 def check_no_question(settings: Settings) -> None:

@@ -255,7 +255,10 @@ def sweep_table(names: Sequence[str], rows: Sequence[Row]) -> RenderableType:
     tables = (_swept(names, rows, left_out, marked=marked) for left_out in ((), ("tokens/s",), ("tokens/s", "GPU-hours")))
     weighed = "training time, GPU-hours, cost and the chance of running out of memory"
     legend = f"{LEGEND[marked]} in {weighed} together by more than prices can tell"
-    said = f"{len(planned)} of {len(rows)} have a plan; {legend}; below each figure its 90% interval"
+    unpriced = (
+        "; cost weighs nothing, as not all have a price" if len({row.budget and row.budget.cost is None for row in planned}) > 1 else ""
+    )
+    said = f"{len(planned)} of {len(rows)} have a plan; {legend}{unpriced}; below each figure its 90% interval"
     return Group(Fitting(*tables, wrapped=False), *plans, Text(said))
 
 

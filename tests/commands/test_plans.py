@@ -368,6 +368,17 @@ def test_what_has_no_plan_is_a_row_with_its_reason(capsys: pytest.CaptureFixture
     assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
+def test_a_row_without_a_price_is_no_cheaper_for_it(folder: Path) -> None:
+    """Of clusters of which one has a price the others counted as free."""
+    Path("priced.yaml").write_text("cluster: cpu\nprice_per_gpu_hour: 2\n")
+    found = so.sweep(recipe="gpt_tiny", gpus=2, cluster=["priced.yaml", "cpu"])
+    priced, other = (point.answer for point in found.points)
+    assert priced
+    assert other
+    assert (priced.settings.price_per_gpu_hour, other.cost, len(found.front)) == (2, None, 2)
+    assert "cost weighs nothing, as not all have a price" in " ".join(str(found).split())
+
+
 def test_an_interrupted_sweep_shows_what_it_has(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In Python Ctrl-C is raised, as everywhere."""
     plan = grid.point
@@ -462,6 +473,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "plan: a cost without a price": (("plan", *TINY, "gpus=2", "target.cost=5"), "error: target.cost=5: needs cluster.price_per_gpu_hour"),
     "plan: two questions": (("plan", *TINY, "gpus=2", "target.days=5", "largest=num_layers"), "error: largest=num_layers: is another"),
     "plan: largest what": (("plan", *TINY, "gpus=2", "largest=width"), "error: largest=width: is not known; choose one of seq_length"),
+    "plan: write without a folder": (
+        ("plan", *TINY, "gpus=2", "write=pbs"),
+        "error: write=pbs: writes into a folder: out=FOLDER beside it",
+    ),
     "plan: a list": (("plan", *TINY, "gpus=2,4"), "error: gpus=2,4: is not a whole number"),
     "sweep: no list": (("sweep", *TINY, "gpus=2"), "error: gpus: no key has several values; sweep needs one"),
     "sweep: a value twice": (("sweep", *TINY, "gpus=2,2"), "error: gpus=2,2: has a value twice"),

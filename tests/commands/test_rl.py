@@ -89,6 +89,10 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
         ((*WORDS, *LENGTHS, "write=verl", "out=here", "lora.rank=8", "engine=deepspeed"), "write=verl: is told AdamW of all weights"),
         ((*WORDS, *LENGTHS, "write=verl", "out=here", "rl.placement=split"), "write=verl: is written for rl.placement=colocated"),
         ((*WORDS, *LENGTHS, "write=bridge", "out=here"), "write=bridge: is no program that is told both halves of task=rl"),
+        (
+            (*WORDS, *LENGTHS, "write=verl,pbs", "out=here"),
+            "told both halves of task=rl; nothing is written, write=verl would be; choose one of",
+        ),
         ((*WORDS, *LENGTHS, "rl.placement=split", "rl.generation_gpus=8"), "rl.generation_gpus=8: leaves none of the 8 GPUs for training"),
     ],
 )

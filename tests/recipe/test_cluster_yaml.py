@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.collectives import exchange_link, link_for
 from orchestrator.hardware.spec import Cluster, Software
 from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, quantity
 from orchestrator.recipe.clusters import changed_cluster, cluster_from, gpu_tree, load_cluster, resized, stored
+from orchestrator.recipe.settings import load
 
 H100, A100 = "H100-SXM-80GB", "A100-SXM-80GB"
 NODE = {"name": "nvlink", "size": "node", "bandwidth": "nvlink", "latency": "2 us"}
@@ -309,3 +312,29 @@ def test_amds_gpus_of_ones_own_say_their_vendor() -> None:
     own = cluster(gpu={**OWN, "vendor": "amd", "compute_capability": "9.4"}, **here)
     assert (own.gpu.generation, resized(own, 8).gpu.vendor) == ("amd9", "amd")
     assert "gpu.vendor=intel" in refusal(gpu={**OWN, "vendor": "intel"}, **here)
+
+
+def test_a_yaml_may_build_on_another_cluster_and_has_its_own_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep of clusters had one price for all of them."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("cluster: dgx_h100\nprice_per_gpu_hour: 2.5\nmtbf: 2000\nstorage: 40 GB/s\nhost_memory: 128 GB\n")
+    Path("b.yaml").write_text("cluster: a.yaml\nprice_per_gpu_hour: 3\n")
+    words = ["recipe=gpt_tiny", "gpus=8", "train.precision=bf16"]
+    one, other, over = (load([*words, f"cluster={said}"], Machine(), ["megatron"]) for said in ("a.yaml", "b.yaml", "dgx_h100"))
+    assert (one.price_per_gpu_hour, one.mtbf_hours, one.storage_bandwidth) == (2.5, 2000, 40e9)
+    assert (other.price_per_gpu_hour, other.mtbf_hours, other.cluster.name) == (3, 2000, "b")
+    assert (over.price_per_gpu_hour, over.mtbf_hours) == (None, None)
+    assert other.cluster == msgspec.structs.replace(load_cluster("dgx_h100", 8), name="b", host_memory=128_000_000_000)
+    said = load([*words, "cluster=a.yaml", "cluster.price_per_gpu_hour=9", "target.cost=5"], Machine(), ["megatron"])
+    assert said.price_per_gpu_hour == 9, "what is said stands over the YAML"
+    for text, message in (
+        ("cluster: dgx_h10", "c.yaml: cluster=dgx_h10: is not known; did you mean dgx_h100"),
+        ("cluster: c.yaml", "c.yaml: cluster=c.yaml: is built on itself"),
+        ("cluster: {gpu: cpu}", 'c.yaml: cluster={"gpu": "cpu"}: must be the name or path of the cluster that this one builds on'),
+        ("cluster: dgx_h100\nprice_per_gpu_hour: -1", "c.yaml: cluster.price_per_gpu_hour=-1: must be above 0"),
+        ("cluster: dgx_h100\nmtbf: 5", "cluster.mtbf=5: needs cluster.storage= beside it"),
+    ):
+        Path("c.yaml").write_text(text)
+        with pytest.raises(InputError) as caught:
+            load([*words, "cluster=c.yaml"], Machine(), ["megatron"])
+        assert str(caught.value).startswith(message)

@@ -252,7 +252,7 @@ EIGHT = Machine(num_gpus=8, gpu_name="NVIDIA H100 80GB HBM3", gpu_types=("NVIDIA
 
 def cluster(words: str = "", given: str = "", of: Machine = EIGHT) -> tuple[str, int, str]:
     """Name, GPUs and why."""
-    found, why = machine.cluster_of(flat(*words.split(), *given.split()), flat(*given.split()), of)
+    found, why, _ = machine.cluster_of(flat(*words.split(), *given.split()), flat(*given.split()), of)
     return found.name, found.num_gpus, why
 
 
@@ -267,10 +267,10 @@ def test_the_gpus_found_here_are_taken_where_they_are_enough_and_nothing_else_is
     assert cluster("cluster=dgx_h200 gpus=8", of=Machine())[2].endswith("the recipe's, as this machine has no GPU")
     assert cluster("cluster=cpu gpus=4", of=Machine())[2].startswith("cluster cpu, 4 gloo ranks: ")
     assert cluster("cluster.host_memory=9GB")[2].startswith("cluster here, 8 x H100-SXM-80GB, host_memory=9GB: this machine has 8")
-    here, _ = machine.cluster_of(flat("gpus=4"), {}, EIGHT)
+    here, _, _ = machine.cluster_of(flat("gpus=4"), {}, EIGHT)
     assert (here.host_memory, here.gpus_per_node, here.levels[0].size, here.levels[0].name) == (100, 8, 8, "nvlink")
     assert here.levels[0].latency == pytest.approx(1.9e-6)
-    slots, _ = machine.cluster_of({}, {}, replace(EIGHT, nvlink=False))
+    slots, _, _ = machine.cluster_of({}, {}, replace(EIGHT, nvlink=False))
     assert (slots.levels[0].name, slots.levels[0].bandwidth, slots.levels[0].latency) == (
         "pcie",
         GPUS["H100-SXM-80GB"].pcie,

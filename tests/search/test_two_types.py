@@ -19,6 +19,7 @@ from orchestrator.hardware.spec import Cluster, Gpu, Part
 from orchestrator.plan import from_json, to_json
 from orchestrator.plan.check import check_plan
 from orchestrator.recipe.clusters import cluster_from, to_tree
+from orchestrator.recipe.machine import counted
 from orchestrator.recipe.read import as_texts as texts
 from orchestrator.search.planner import search
 from orchestrator.strategy.pins import MemoryLimit
@@ -195,3 +196,19 @@ def test_which_type_a_rank_has() -> None:
     assert [gpu.name for gpu in names] == ["H100-SXM-80GB"] * 2 + ["A100-SXM-80GB"] * 2
     assert found.peak_flops("bf16") == pytest.approx((8 * 989.4e12 + 16 * 312e12) / 24, rel=1e-3)
     assert found.peak_flops("fp8") is None
+    assert counted(found) == found.types == "8 x H100-SXM-80GB + 16 x A100-SXM-80GB"
+
+
+def test_a_node_of_several_types_is_said() -> None:
+    """12 + 12 GPUs at 8 a node were planned, and nobody was told that the second node has four of each."""
+    of = [("H100-SXM-80GB", 12), ("A100-SXM-80GB", 12)]
+    shared = "4 x H100-SXM-80GB + 4 x A100-SXM-80GB"
+    for first, more, nodes in ((12, (), "3 nodes of 8"), (4, (), "one node of 8"), (12, (("H200", 8),), "4 nodes of 8")):
+        types = [(of[0][0], first), (of[1][0], first), *more]
+        said = " + ".join(f"{count} x {name}" for name, count in types)
+        found: Cluster = cluster_from(texts(two_types(said)), "two", "two", sum(count for _, count in types))
+        assert counted(found) == f"{said} ({nodes}, and one node has {shared}; gpus_per_node=4 plans each type on nodes of its own)"
+        assert counted(cluster_from(texts(two_types(said)), "two", "two", found.num_gpus, 4)) == said
+    three = "4 x H100-SXM-80GB + 6 x A100-SXM-80GB + 6 x H200"
+    found = cluster_from(texts(two_types(three)), "two", "two", 16)
+    assert found.shared_nodes == [shared, "2 x A100-SXM-80GB + 6 x H200"]

@@ -112,6 +112,23 @@ def test_what_a_program_can_t_be_told_is_one_error() -> None:
         answer(write="flax")
 
 
+def test_programs_that_can_t_be_told_are_all_named_with_the_write_that_works(tmp_path: Path) -> None:
+    """Nothing was written for three of which one could not be told, and the error did not say so, nor of the second that could not."""
+    told = answer(engine="megatron", write="bridge,llama_factory,verl", pin={"tp": 2, "pp": 1, "cp": 1})
+    with pytest.raises(InputError) as caught:
+        told.write(tmp_path / "out")
+    said = "write=llama_factory: can't be told a plan for engine=megatron"
+    assert str(caught.value) == f"{said}; nothing is written, write=bridge,verl would be; choose one of engine=deepspeed"
+    more = replace(told, settings=replace(told.settings, write=("llama_factory", "nemo", "kubernetes")))
+    with pytest.raises(InputError) as caught:
+        more.write(tmp_path / "out")
+    assert str(caught.value) == (
+        f"write=llama_factory,kubernetes: {said}; choose one of engine=deepspeed; "
+        "write=kubernetes: needs container.image=, the image that the pods run; nothing is written, write=nemo would be"
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_files_are_as_their_programs_ask() -> None:
     """ms-swift's own reader makes a null the word None, Bridge wants both lengths of a sequence alike."""
     assert "null" not in answer(engine="megatron").written("ms_swift")["ms_swift.yaml"]
