@@ -253,15 +253,15 @@ def sweep_table(names: Sequence[str], rows: Sequence[Row]) -> RenderableType:
     planned = [row for row in rows if row.budget is not None]
     marked = not all(row.on_front for row in planned)
     tables = (_swept(names, rows, left_out, marked=marked) for left_out in ((), ("tokens/s",), ("tokens/s", "GPU-hours")))
-    weighed = "training time, GPU-hours, cost and the chance of running out of memory"
+    priced = {row.budget is not None and row.budget.cost is not None for row in planned}
+    weighed = f"training time, GPU-hours{MIXED if len(priced) > 1 else ', cost'} and the chance of running out of memory"
     legend = f"{LEGEND[marked]} in {weighed} together by more than prices can tell"
-    unpriced = (
-        "; cost weighs nothing, as not all have a price" if len({row.budget and row.budget.cost is None for row in planned}) > 1 else ""
-    )
-    said = f"{len(planned)} of {len(rows)} have a plan; {legend}{unpriced}; below each figure its 90% interval"
+    said = f"{len(planned)} of {len(rows)} have a plan; {legend}; below each figure its 90% interval"
     return Group(Fitting(*tables, wrapped=False), *plans, Text(said))
 
 
+MIXED: Final = ", not cost,"
+"""In place of the cost, where some rows have none."""
 LEGEND: Final = {True: "*: no other is better", False: "none is better than another"}
 """What is said of the rows of a sweep, by whether some are marked: where all would be, none is."""
 

@@ -376,7 +376,7 @@ def test_a_row_without_a_price_is_no_cheaper_for_it(folder: Path) -> None:
     assert priced
     assert other
     assert (priced.settings.price_per_gpu_hour, other.cost, len(found.front)) == (2, None, 2)
-    assert "cost weighs nothing, as not all have a price" in " ".join(str(found).split())
+    assert "GPU-hours, not cost, and the chance of" in " ".join(str(found).split())
 
 
 def test_an_interrupted_sweep_shows_what_it_has(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
