@@ -22,7 +22,7 @@ from rich.progress import Progress
 from orchestrator.calibrate.files import OWN, error, files_of, margins, off, show_fit, with_margin, write
 from orchestrator.calibrate.fit import ANY_HOST, CPU_BOUNDS, SLOWER_HOSTS, fit
 from orchestrator.calibrate.pricing import one_value
-from orchestrator.calibrate.runs import METRICS, PLAN, SEVERAL, Run, load
+from orchestrator.calibrate.runs import METRICS, PLAN, SEVERAL, WARM_UP, Run, left_out, load
 from orchestrator.commands import arguments, command_of
 from orchestrator.cost.calibration import CalibrationFile, found, priced
 from orchestrator.errors import InputError
@@ -70,13 +70,22 @@ def calibrate(runs: Sequence[Run], console: Console) -> list[CalibrationFile]:
 def judge(runs: Sequence[Run], calibration: str, console: Console) -> None:
     """Says of every run how long a step took and how long it should have by these constants. Raises InputError."""
     choose = one_value(lambda run: priced(run.cluster, run.traits, found(calibration, run.cluster, [run.traits], None)[0]))
+    refused: dict[str, InputError] = {}
     for run in runs:
-        choose(run)  # which refuses what no run can be priced with
-    judged = off(runs, choose)
+        try:
+            choose(run)
+        except InputError as refusal:  # a file is for one engine on one GPU
+            refused[run.run_id] = refusal
+    if len(refused) == len(runs):
+        raise next(iter(refused.values()))
+    judged = off([run for run in runs if run.run_id not in refused], choose)
     for run, ratio in judged:
         seconds = run.time_s or 0.0
         said = f"{run.run_id}: measured {format_seconds(seconds)}, predicted {format_seconds(seconds / ratio)} ({1 / ratio - 1:+.1%})"
         console.print(said, highlight=False, markup=False)
+    for why in dict.fromkeys(map(str, refused.values())):
+        names = ", ".join(name for name, one in refused.items() if str(one) == why)
+        console.print(f"{names}: not priced: {why}", highlight=False, markup=False)
     median = error([ratio for _, ratio in judged])
     console.print(f"{len(judged)} of {len(runs)} runs priced" + ("" if median is None else f", median error {median:.1%}"), highlight=False)
 
@@ -89,14 +98,22 @@ def run(words: Sequence[str]) -> None:
     if not runs:
         holds = f"a run's folder has {PLAN} and {METRICS}, a file of several runs (.json) is {SEVERAL}"
         raise InputError("runs", given["runs"], f"holds no run with a step time; {holds}")
+    if without := left_out(Path(given["runs"]), runs):
+        console.print(f"left out, without a step after the first {WARM_UP} (warm-up): {', '.join(without)}", highlight=False, markup=False)
     if "calibration" in given:
         if "out" in given:
             raise InputError("out", given["out"], "has no part in calibration=, which fits nothing")
         judge(runs, given["calibration"], console)
         return
+    out, of = given.get("out"), sorted({f"{run.traits.engine} on {run.gpu}" for run in runs})
+    if out is not None and out.endswith(".json") and len(of) > 1:  # before minutes of fitting
+        why = f"is one file, and the runs are of {len(of)} kinds: {', '.join(of)}; out={out.removesuffix('.json')} takes a file for each"
+        raise InputError("out", out, why)
     files = calibrate(runs, console)
     free = margins(runs, files, lambda run: run.traits.engine)
-    write([with_margin(file, free) for file in files], given.get("out"), console)
+    write([with_margin(file, free) for file in files], out, console)
+    if out is not None:
+        console.print(f"Written to {out}: {', '.join(of)}. Next: plan with calibration={out}", highlight=False, markup=False)
 
 
 main = command_of(__doc__, run)

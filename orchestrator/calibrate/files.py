@@ -139,7 +139,7 @@ def show_fit(console: Console, of: str, fitted: Fitted, file: CalibrationFile, t
     """How well constants fit, in a line; `of`: what was fitted; how many runs, constants and runs kept out there are."""
     held = "" if file.held_out_median_error is None else f", {file.held_out_median_error:.1%} on {kept} kept out"
     few = "" if train >= names else f" for {names} constants, too few to tell them apart"
-    console.print(f"{of}: {train} runs{few}, median error {file.fitted_median_error:.1%}{held}", highlight=False)
+    console.print(f"{of}: {train} run{'s' * (train != 1)}{few}, median error {file.fitted_median_error:.1%}{held}", highlight=False)
     if fitted.at_bound:
         console.print(f"  at the bound: {', '.join(sorted(fitted.at_bound))}: some cost is missing there", highlight=False)
 

@@ -137,6 +137,13 @@ def load(where: Path) -> list[Run]:
     return runs
 
 
+def left_out(where: Path, runs: Sequence[Run]) -> list[str]:
+    """Names of the runs there that are none of these: too short, or without a step measured. Raises InputError."""
+    names = {run.run_id for run in runs}
+    unmeasured = [path.parent.name for path in sorted(where.glob(f"*/{PLAN}")) if not path.with_name(METRICS).is_file()]
+    return [*(one.name for one in written(where) if one.name not in names), *unmeasured]
+
+
 def run_of(plan: Plan, traits: Traits, one: Written) -> Run | None:
     """The median step after the warm-up; None: too few steps. Raises InputError for lines that are none."""
     try:

@@ -22,6 +22,7 @@ from orchestrator.launch.program_metrics import rows_of
 from orchestrator.plan import to_json
 from orchestrator.planning import Planner, without_gc
 from orchestrator.recipe import Settings
+from orchestrator.recipe.read import key_and_value
 from orchestrator.report.comparison import comparison_tables, measured_in, sweep_table
 from orchestrator.report.memory import risk_key
 from orchestrator.report.text import choice
@@ -160,10 +161,14 @@ def tried_lines(answer: Answer, tried: Sequence[Point], *, all_of_them: bool = T
     if not tried:
         return []
     key = next(iter(tried[0].keys))
+    by_value = lambda point: int(point.keys[key])  # noqa: E731
     value = answer.plan.world_size if key == "gpus" else _value_of(answer, key)
     of_cost = any(point.answer is not None and point.answer.settings.targets.of_cost_alone for point in tried)
     of_target = "the soonest end within the cost" if of_cost else "the least that reaches the target"
     asked = of_target if key == "gpus" else "the most that fits"
+    beyond = [point for point in tried if point.answer is None and int(point.keys[key]) > value]
+    if key not in ("gpus", "train.global_batch_size") and beyond and not min(beyond, key=by_value).why.startswith("no plan fits"):
+        asked += " (a rule ends it, not memory)"
     if key == "train.global_batch_size":
         asked += " without gradient accumulation"
     of_many = f"{len(tried)} tried"
@@ -171,7 +176,7 @@ def tried_lines(answer: Answer, tried: Sequence[Point], *, all_of_them: bool = T
         of_many += f" (without gpus= {value} at most)"
     lines = [f"{key}={value}: {asked}, of {of_many}:"]
     nearest = sorted(tried, key=lambda one: abs(int(one.keys[key]) - value))[: None if all_of_them else SHOWN_TRIED]
-    for point in sorted(nearest, key=lambda one: int(one.keys[key])):
+    for point in sorted(nearest, key=by_value):
         what = point.why.partition("; nearest")[0]
         if point.answer is not None and key == "gpus":
             of = point.answer.budget
@@ -208,6 +213,9 @@ def _sweep(words: Sequence[str]) -> int:
 def swept(words: Sequence[str], name: str, check: Callable[[Mapping[str, Sequence[str]]], None]) -> tuple[Sweep, dict[str, list[str]]]:
     """Every combination, planned for, with a bar on a terminal. Raises InputError."""
     plain, lists = grid.varied(words)
+    for one, text in map(key_and_value, words):
+        if one in ("write", "rehearse") or one.startswith("explain."):
+            raise InputError(one, shown(text), f"is of one plan, and {name} makes several: plan takes it")
     if not lists:
         raise InputError("gpus", None, f"no key has several values; {name} needs one, as in gpus=8,16")
     check(lists)

@@ -162,6 +162,33 @@ def test_runs_are_fitted_to_and_judged_by_any_constants(tmp_path: Path, capsys: 
     assert errors[mine] < errors["datasheet"]
 
 
+def test_runs_of_two_engines_are_two_files_which_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After minutes of fitting out=x.json was refused, a folder was written without a word, and megatron's file judged no run at all."""
+    monkeypatch.chdir(tmp_path)
+    run = only({"tp": "1", "pp": "1", "dp": "8"})[0]
+    Path("runs").mkdir()
+    for name, engine, seconds in (("a", "megatron", [9.0, 5.0, 1.0]), ("b", "deepspeed", [9.0, 5.0, 2.0]), ("short", "megatron", [9.0])):
+        plan = own_run(Path("runs", name), run, seconds)
+        Path("runs", name, "plan.json").write_text(to_json(msgspec.structs.replace(plan, engine=engine)))
+    own_run(Path("runs", "never"), run, [])
+    Path("runs", "never", "metrics.jsonl").unlink()
+    assert main(["runs=runs", "out=mine.json"]) == 2
+    both = "deepspeed on H100-SXM-80GB, megatron on H100-SXM-80GB"
+    assert capsys.readouterr().err.startswith(f"error: out=mine.json: is one file, and the runs are of 2 kinds: {both}; out=mine takes")
+    assert main(["runs=runs", "out=mine"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("left out, without a step after the first 2 (warm-up): short, never\n")
+    assert said.endswith(f"Written to mine: {both}. Next: plan with calibration=mine\n")
+    file = "mine/megatron-H100-SXM-80GB.json"
+    assert main(["runs=runs", f"calibration={file}"]) == 0
+    said = capsys.readouterr().out
+    assert "\na: measured 1 s, predicted" in said
+    assert f"\nb: not priced: calibration={file}: is for megatron on H100-SXM-80GB; this plans deepspeed on H100-SXM-80GB\n" in said
+    assert "\n1 of 2 runs priced" in said
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

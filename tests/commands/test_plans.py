@@ -19,6 +19,7 @@ from orchestrator import api
 from orchestrator.__main__ import COMMANDS, main
 from orchestrator.asking import grid, questions
 from orchestrator.asking.grid import beats, figures, unbeaten
+from orchestrator.console.plans import tried_lines
 from orchestrator.cost.uncertainty import pairs_of
 from orchestrator.hardware.catalog import GPUS, POWER_W
 from orchestrator.plan import from_json
@@ -251,6 +252,7 @@ def test_the_longest_sequence_is_held_by_the_models_positions_as_train_seq_lengt
     answer, tried = questions.answered(load, load({}), {})
     assert answer.plan.training.seq_length == longest
     assert f"is beyond model.max_position_embeddings={longest}; raise that" in tried[-1].why
+    assert tried_lines(answer, tried)[0].startswith(f"train.seq_length={longest}: the most that fits (a rule ends it, not memory), of ")
     further = so.plan(**keys, model={"max_position_embeddings": 2 * longest})
     assert further.plan.training.seq_length == 2 * longest
 
