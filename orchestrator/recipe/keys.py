@@ -191,8 +191,8 @@ class Actions(Value, frozen=True, kw_only=True):
         tuple[str, ...], Key("entry.without", "flags of ours that it shall not get (--async-save --log-straggler)", type=str, read=words)
     ] = ()
     price_per_gpu_hour: Annotated[float | None, Key(
-        "cluster.price_per_gpu_hour", "what an hour of a GPU costs, in any currency: plans say what the training costs", type=float,
-        above=0)] = None  # fmt: skip
+        "cluster.price_per_gpu_hour", "what an hour of a GPU costs, in any currency: plans say what the training costs; a cluster's YAML "
+        "may have it too", type=float, above=0)] = None  # fmt: skip
     mtbf_hours: Annotated[
         float | None,
         Key("cluster.mtbf", "mean time between failures of one node: plans say what failures cost", type=float, unit="hours", above=0),
