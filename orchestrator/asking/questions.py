@@ -13,12 +13,12 @@ import msgspec
 
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point
+from orchestrator.engines.rules.rule import rule
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.planning import Planner, planned
 from orchestrator.recipe import Settings
 from orchestrator.report.budget import DAY_S
 from orchestrator.search.planner import Progress
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_amount
@@ -226,15 +226,11 @@ def least_gpus(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer
 # ------------------------------------------------------------------------------------------------------------- largest
 
 
-def accumulates(candidate: Candidate, workload: Workload) -> str | None:
+@rule("no_accumulation", "largest=global_batch_size", "pp num_microbatches")
+def no_accumulation(candidate: Candidate, workload: Workload) -> str | None:
     """Why a plan holds less than a batch at once: more micro-batches than stages."""
     stages = candidate.mesh.pp
     return None if candidate.num_microbatches <= stages else f"{candidate.num_microbatches} micro-batches on {stages} stages"
-
-
-NO_ACCUMULATION: Final = Rule(
-    id="no_accumulation", engine_rule="largest=global_batch_size", check=accumulates, needs=("pp", "num_microbatches")
-)
 
 
 def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point, ...]]:
@@ -242,7 +238,7 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
     if settings.plan is not None:
         raise InputError("plan", None, "is for one model and batch; largest= looks for another: leave one of them out")
     key, start, unit = asked_value(settings)
-    rules = (NO_ACCUMULATION,) if settings.largest == "global_batch_size" else ()
+    rules = (no_accumulation,) if settings.largest == "global_batch_size" else ()
     tried: list[Point] = []
     level = 0
 

@@ -12,6 +12,7 @@ from orchestrator import recipe
 from orchestrator.asking.rl_files import check_asked, rl_file
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
+from orchestrator.engines.rules.rule import rule
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.folder import new_folder, write_folder
 from orchestrator.job import File, all_or_none
@@ -24,7 +25,6 @@ from orchestrator.rl.choose import Chosen, Question, fastest
 from orchestrator.rl.job import RlJob
 from orchestrator.rl.step import Model, Step, batch, loss_bytes
 from orchestrator.search.planner import UNKNOWN, Bounds
-from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.legality import OF_ONE_LENGTH, PLANNER
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Candidate
@@ -39,15 +39,13 @@ MICRO_BATCH_TOKENS = 16384
 grow (verl's ppo_max_token_len_per_gpu, trainer/config/actor/actor.yaml)."""
 
 
-def micro_batch_refused(candidate: Candidate, workload: Workload) -> str | None:
+@rule("full_micro_batch", PLANNER, "micro_batch_size")
+def full_micro_batch(candidate: Candidate, workload: Workload) -> str | None:
     """Why this micro-batch is not tried, in tokens; None: it is."""
     length, samples = workload.training.seq_length, candidate.micro_batch_size
     if samples == 1 or samples * length <= MICRO_BATCH_TOKENS:
         return None
     return f"micro-batches of {samples} x {length} tokens are above {MICRO_BATCH_TOKENS}"
-
-
-FULL_MICRO_BATCH = Rule(id="full_micro_batch", engine_rule=PLANNER, check=micro_batch_refused, needs=("micro_batch_size",))
 
 
 class RlAnswer(Printed, frozen=True, kw_only=True):
@@ -167,7 +165,7 @@ class Asker:
         training = batch(self.job, settings.training, gpus)
         cluster = recipe.resized(settings.cluster, gpus)
         planner = Planner(msgspec.structs.replace(settings, cluster=cluster, training=training, limit=limit))
-        rules = (OF_ONE_LENGTH, *((FULL_MICRO_BATCH,) if settings.pins.micro_batch_size is None else ()))
+        rules = (OF_ONE_LENGTH, *((full_micro_batch,) if settings.pins.micro_batch_size is None else ()))
         return planner.fastest(planner.space(top_k=1, prunings=rules).with_one_recompute().unproven(), known=known)
 
     @cached_property

@@ -10,6 +10,7 @@ import msgspec
 from orchestrator.audit.ramp import Ramp
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.megatron_deepspeed.capabilities import NAME as MEGATRON_DEEPSPEED
+from orchestrator.engines.rules.rule import rule
 from orchestrator.model.training import EIGHT_BIT
 from orchestrator.strategy.capabilities import Rule, StateBytes
 from orchestrator.strategy.legality import OF_ONE_LENGTH
@@ -57,64 +58,40 @@ DEEPSPEEDS: Final = frozenset(
 """Rules of DeepSpeed's engine, by id, that say nothing of torch's FSDP."""
 
 
-def _on_host(candidate: Candidate, workload: Workload) -> str | None:
+@rule("fsdp_offload", "axolotl/utils/schemas/validation.py:1127 (check_fsdp_offload_w_8bit_optimizer)", "offload_optimizer")
+def fsdp_offload(candidate: Candidate, workload: Workload) -> str | None:
     name = workload.training.optimizer
     if name not in EIGHT_BIT or not candidate.strategy.offload_optimizer:
         return None
     return f"FSDP has parameters and gradients on the host, and the kernels of optimizer={name}, bitsandbytes', are a GPU's"
 
 
-ON_HOST: Final = Rule(
-    id="fsdp_offload",
-    engine_rule="axolotl/utils/schemas/validation.py:1127 (check_fsdp_offload_w_8bit_optimizer)",
-    check=_on_host,
-    needs=("offload_optimizer",),
-)
-"""What torch's FSDP can't move to the host."""
-
-
-def _beside_copies(candidate: Candidate, _: Workload) -> str | None:
+@rule("copies_alone", "accelerate/parallelism_config.py:336 (tp_size and cp_size beside dp_replicate_size)", "tp cp dp zero_stage")
+def copies_alone(candidate: Candidate, _: Workload) -> str | None:
     mesh = candidate.mesh
     if candidate.engine != DEEPSPEED or candidate.strategy.zero_stage or mesh.dp == 1 or mesh.tp * mesh.cp == 1:
         return None
     return f"tp={mesh.tp} cp={mesh.cp} with dp={mesh.dp} copies of the model: accelerate has both beside shards alone, by DeepSpeed or FSDP"
 
 
-SHARDS_ALONE: Final = Rule(
-    id="copies_alone",
-    engine_rule="accelerate/parallelism_config.py:336 (tp_size and cp_size beside dp_replicate_size)",
-    check=_beside_copies,
-    needs=("tp", "cp", "dp", "zero_stage"),
-)
-"""What goes with no data parallelism of whole copies."""
-
-
-def _beside_adapters(candidate: Candidate, workload: Workload) -> str | None:
+@rule("lora_experts", "ours: nobody has tried it", "ep")
+def others_adapters(candidate: Candidate, workload: Workload) -> str | None:
+    """In place of the engine's rule, which is of its own runs: other programs leave experts, whose weights are no linears, without
+    adapters."""
     ep, lora = candidate.mesh.ep, workload.training.lora
     return None if ep == 1 or lora is None else f"ep={ep} with lora.rank={lora.rank}: nobody has tried AutoEP with adapters"
 
 
-OTHERS_ADAPTERS: Final = Rule(id="lora_experts", engine_rule="ours: nobody has tried it", check=_beside_adapters, needs=("ep",))
-"""In place of the engine's rule, which is of its own runs: other programs leave experts, whose weights are no linears, without adapters."""
-
-
-def _in_older_fork(candidate: Candidate, _: Workload) -> str | None:
+@rule("fork_sequence_parallel", "bigscience-workshop/Megatron-DeepSpeed, megatron/arguments.py: has no such flag", "sequence_parallel")
+def older_fork(candidate: Candidate, _: Workload) -> str | None:
     own = candidate.engine == MEGATRON_DEEPSPEED and candidate.strategy.sequence_parallel
     return "sequence_parallel: BigScience's Megatron-DeepSpeed has no such flag" if own else None
-
-
-OLDER_FORK: Final = Rule(
-    id="fork_sequence_parallel",
-    engine_rule="bigscience-workshop/Megatron-DeepSpeed, megatron/arguments.py: a fork from before sequence parallelism",
-    check=_in_older_fork,
-    needs=("sequence_parallel",),
-)
-"""What a fork of Megatron-DeepSpeed does not know."""
 
 
 def axolotls_experts(ep: int, shards: int) -> Rule:
     """What Axolotl's expert parallelism asks for: groups of `ep` ranks beside `shards` parts of FSDP's that fill the GPUs between them."""
 
+    @rule("axolotl_experts", "axolotl 067b021, integrations/expert_parallel/plugin.py:266-339, shard.py:192", "model tp cp dp")
     def check(candidate: Candidate, workload: Workload) -> str | None:
         mesh, said = candidate.mesh, f"expert_parallel_size={ep}"
         if mesh.tp > 1:
@@ -125,8 +102,7 @@ def axolotls_experts(ep: int, shards: int) -> Rule:
         odd = (part.num_experts for part in workload.model.architecture.experts if part.num_experts % ep)
         return next((f"{said} does not divide the {experts} experts of a layer" for experts in odd), None)
 
-    rule = "axolotl 067b021, integrations/expert_parallel/plugin.py:266-339, shard.py:192"
-    return Rule(id="axolotl_experts", engine_rule=rule, check=check, needs=("model", "tp", "cp", "dp"))
+    return check
 
 
 class Reading(Value, frozen=True, kw_only=True):
@@ -204,7 +180,7 @@ class Reading(Value, frozen=True, kw_only=True):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Rules that the file's own settings add to the engine's."""
-        own = ((self.fsdp, ON_HOST), (self.copies, SHARDS_ALONE), (self.older_fork, OLDER_FORK), (self.of_rollouts, OF_ONE_LENGTH))
+        own = ((self.fsdp, fsdp_offload), (self.copies, copies_alone), (self.older_fork, older_fork), (self.of_rollouts, OF_ONE_LENGTH))
         experts = () if self.expert_groups is None else (axolotls_experts(*self.expert_groups),)
         return (*(() if self.ramp is None else (self.ramp.rule,)), *experts, *(rule for holds, rule in own if holds))
 
@@ -219,7 +195,7 @@ class Reading(Value, frozen=True, kw_only=True):
 
     def kept(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
         """The engine's rules that are the file's, and its own."""
-        others = {OTHERS_ADAPTERS.id: OTHERS_ADAPTERS} if "lora.rank" in self.keys else {}
+        others = {others_adapters.id: others_adapters} if "lora.rank" in self.keys else {}
         return (*(others.get(rule.id, rule) for rule in rules if not (self.fsdp and rule.id in DEEPSPEEDS)), *self.rules)
 
 
