@@ -374,32 +374,28 @@ class Planner:
     def _only_planned(self, plan: Plan) -> Iterator[Unasked]:
         """The fastest plans of engines that were not searched, as others train this model and these plan it for other programs alone, where
         they are faster than `plan`."""
-        settings = self.settings
-        for name, why in self._not_searched():
-            try:
-                other = Planner(msgspec.structs.replace(settings, engine=name, take=None)).fastest().plan
-            except OrchestratorError:
-                continue
+        for other, asks in self._not_searched():
             if other.prediction.step_time_s < plan.prediction.step_time_s:
-                yield Unasked(key=f"engine={name}", asks=f"for programs of your own or of write= alone: {why}", plan=other)
+                yield Unasked(key=f"engine={other.engine}", asks=asks, plan=other)
 
-    def _not_searched(self) -> Iterator[tuple[str, str]]:
-        """(name, why) of each engine that plans this model for other programs alone, and is left out as others train it."""
-        architecture = self.settings.architecture
+    def _not_searched(self) -> Iterator[tuple[Plan, str]]:
+        """(fastest plan, what it is for and why) of each engine that has one of this model for other programs alone, and is left out as
+        others train it."""
+        settings = self.settings
         for engine in self._exchanging(self.requested_engines):
-            has = engine.capabilities(self.settings.cluster.software)
-            if engine not in self.engines and (why := plan_only(has, architecture, self.settings.training)):
-                yield engine.name, why
+            has = engine.capabilities(settings.cluster.software)
+            if engine not in self.engines and (why := plan_only(has, settings.architecture, settings.training)):
+                with suppress(OrchestratorError):
+                    there = Planner(msgspec.structs.replace(settings, engine=engine.name, take=None))
+                    yield there.fastest().plan, f"for programs of your own or of write= alone: {why}"
 
     def _else_planned(self, error: NoPlanError) -> NoPlanError:
         """The error of a search, with the engines that have a plan for other programs alone: engine= takes it."""
-        said = ""
-        for name, why in self._not_searched():
-            with suppress(OrchestratorError):
-                plan = Planner(msgspec.structs.replace(self.settings, engine=name, take=None)).fastest().plan
-                takes = f"{format_seconds(plan.prediction.step_time_s)} a step"
-                said += f"; engine={name} has a plan ({takes}) for programs of your own or of write= alone: {why}"
-        return NoPlanError(f"{error}{said}", refused=error.refused)
+        said = (
+            f"; engine={plan.engine} has a plan ({format_seconds(plan.prediction.step_time_s)} a step) {asks}"
+            for plan, asks in self._not_searched()
+        )
+        return NoPlanError(f"{error}{''.join(said)}", refused=error.refused)
 
     def saved(self) -> Found:
         """The plan of plan=PATH, checked and priced again. Raises InputError where it is not legal or does not fit."""

@@ -452,8 +452,7 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
         known = recipe.load_tree({name: given[name] for name in ("recipe", "cluster", "gpus") if name in given}, machine, engines)
         for name in reading.weak:
             keys[name] = getattr(known.architecture, name.removeprefix("model."))
-        for name in ("num_token_types",):
-            keys.setdefault(f"model.{name}", getattr(known.architecture, name))
+        keys.setdefault("model.num_token_types", known.architecture.num_token_types)
         keys["name"] = str(given.pop("recipe"))
     elif "recipe" not in given and "model.name" not in given and "model.hf_config" not in given:
         given.setdefault("name", "audited")

@@ -240,13 +240,8 @@ def _roomy(workload: Workload, engines: Engines, settings: SearchSettings) -> In
     return None
 
 
-def _grown(cluster: Cluster, times: int) -> Cluster:
-    """The cluster with that many times its GPUs, which its outermost network is taken to reach."""
-    return _sized(cluster, cluster.num_gpus * times)
-
-
 def _sized(cluster: Cluster, gpus: int) -> Cluster:
-    """The cluster with so many GPUs."""
+    """The cluster with so many GPUs, which its outermost network is taken to reach."""
     *inner, outer = cluster.levels
     if outer.size < gpus:
         outer = replace(outer, size=-(-gpus // outer.size) * outer.size)
@@ -368,7 +363,7 @@ class _Relaxed:
     def more_gpus(self) -> Iterator[str]:
         """The fewest GPUs of those tried on which a plan fits."""
         for times in MORE_GPUS:
-            more = replace(self.workload, cluster=_grown(self.workload.cluster, times))
+            more = replace(self.workload, cluster=_sized(self.workload.cluster, times * self.workload.cluster.num_gpus))
             found = self.of(more)
             if found is not None:
                 yield f"gpus={more.cluster.num_gpus} ({_named(found)})"

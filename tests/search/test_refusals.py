@@ -27,7 +27,7 @@ from orchestrator.planning import Planner, planned
 from orchestrator.recipe import Settings
 from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
-from orchestrator.search.refuse import RELAX, Refused, _grown, _why_illegal
+from orchestrator.search.refuse import RELAX, Refused, _sized, _why_illegal
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import LAST_RESORTS
@@ -127,12 +127,12 @@ def test_the_first_narrower_optimizer_that_fits_is_proposed() -> None:
 def test_a_network_grows_to_whole_domains_where_the_outermost_is_too_small() -> None:
     given = cluster(8)
     inner, outer = given.levels
-    assert _grown(given, 2).num_gpus == 16
+    assert _sized(given, 2 * given.num_gpus).num_gpus == 16
     small = replace(given, levels=(inner, replace(outer, size=12)))
-    assert [level.size for level in _grown(small, 2).levels] == [inner.size, 24]
-    assert [level.size for level in _grown(small, 1).levels] == [inner.size, 12]
+    assert [level.size for level in _sized(small, 2 * small.num_gpus).levels] == [inner.size, 24]
+    assert [level.size for level in _sized(small, small.num_gpus).levels] == [inner.size, 12]
     exact = replace(given, levels=(inner, replace(outer, size=16)))
-    assert [level.size for level in _grown(exact, 2).levels] == [inner.size, 16]
+    assert [level.size for level in _sized(exact, 2 * exact.num_gpus).levels] == [inner.size, 16]
 
 
 def test_what_is_kept_free_is_said_where_something_is() -> None:
