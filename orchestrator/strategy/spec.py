@@ -161,35 +161,21 @@ class Options(Value, frozen=True, kw_only=True):
     moe_shared_expert_overlap: Annotated[
         bool, Choice(doc="the shared experts beside the exchange of tokens, wherever that is legal (megatron)", searched=True)
     ] = False
-    overlap_moe_expert_parallel_comm: Annotated[
-        bool,
-        Choice(
-            doc="the experts' exchange of tokens beside the computing of another micro-batch, forward beside backward (megatron)",
-            instead_of="moe_shared_expert_overlap",
-            offered=Offered(
-                values=(True,), asks="needs memory for a layer of a second micro-batch; Megatron-core before 0.16 held most of one"
-            ),
-        ),
-    ] = False
+    overlap_moe_expert_parallel_comm: Annotated[bool, Choice(
+        doc="the experts' exchange of tokens beside the computing of another micro-batch, forward beside backward (megatron)",
+        instead_of="moe_shared_expert_overlap", offered=Offered(
+            values=(True,),
+            asks="needs memory for a layer of a second micro-batch; Megatron-core before 0.16 held most of one"))] = False  # fmt: skip
     delay_wgrad_compute: Annotated[bool, Choice(
         doc="with it, the experts' weight gradients behind their inputs' ones, beside the exchange (megatron, Transformer Engine)",
         offered=Offered(values=(True,), asks="comes with overlap_moe_expert_parallel_comm"))] = False  # fmt: skip
     moe_permute_fusion: Annotated[
         bool, Choice(doc="tokens put in their experts' order, and their copies summed, in one kernel each (megatron, Transformer Engine)")
     ] = True
-    megatron_fsdp: Annotated[
-        bool,
-        Choice(
-            doc="ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads...)",
-            in_layer_price=False,
-            offered=Offered(
-                values=(True,),
-                asks="needs Megatron's own program (its loop of 0.19, or entry=): our worker has no Megatron-FSDP",
-                saves_memory=True,
-                own_program=True,
-            ),
-        ),
-    ] = False
+    megatron_fsdp: Annotated[bool, Choice(
+        doc="ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads...)", in_layer_price=False, offered=Offered(
+            values=(True,), saves_memory=True, own_program=True,
+            asks="needs Megatron's own program (its loop of 0.19, or entry=): our worker has no Megatron-FSDP"))] = False  # fmt: skip
     tiled_mlp: Annotated[int, Choice(
         doc="MLPs one piece of a sequence at a time, again in backward (deepspeed)", unit="pieces",
         offered=Offered(values=PIECES, asks=IN_THE_PROGRAM, saves_memory=True, last_resort=True))] = 1  # fmt: skip
