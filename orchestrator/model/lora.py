@@ -49,29 +49,17 @@ class Lora(Value, frozen=True, kw_only=True):
     """Which linears have adapters, and how large these are."""
 
     rank: Annotated[int, Key("lora.rank", "of LoRA's adapters; without it all weights are trained", type=int, low=1, high=10**6)]
-    targets: Annotated[
-        tuple[str, ...],
-        Key(
-            "lora.targets",
-            "linears with adapters, by their names in transformers: q_proj,v_proj; or all-linear; for engine=megatron also "
-            "by Megatron's, linear_qkv,linear_proj: one adapter for a linear that is several in transformers",
-            type=str,
-            read=names,
-        ),
-    ] = (ALL,)
+    targets: Annotated[tuple[str, ...], Key(
+        "lora.targets", "linears with adapters, by their names in transformers: q_proj,v_proj; or all-linear; for engine=megatron also "
+        "by Megatron's, linear_qkv,linear_proj: one adapter for a linear that is several in transformers", type=str,
+        read=names)] = (ALL,)  # fmt: skip
     alpha: Annotated[
         float | None, Key("lora.alpha", "adapters count alpha / rank times", type=float, default="twice the rank", above=0)
     ] = None
     dropout: Annotated[float, Key("lora.dropout", "of the adapters' inputs", low=0, below=1)] = 0.0
-    bits: Annotated[
-        Literal[4, 8] | None,
-        Key(
-            "lora.bits",
-            "of the frozen linears: 4 is QLoRA's NF4, 8 LLM.int8 (planned, and written for write=; its seconds are compared with no run)",
-            type=Literal[4, 8],
-            default="16",
-        ),
-    ] = None
+    bits: Annotated[Literal[4, 8] | None, Key(
+        "lora.bits", "of the frozen linears: 4 is QLoRA's NF4, 8 LLM.int8 (planned, and written for write=; its seconds are compared with "
+        "no run)", type=Literal[4, 8], default="16")] = None  # fmt: skip
     """Bits of a weight of the frozen linears but the head's; None: those of the training. The bytes of weights are what bitsandbytes makes
     of them. Published is one check of them: ms-swift's runs of Qwen-7B (A100, 2,048 tokens) print 5.5 GiB less with GPTQ's int8 weights
     than with bf16's and 8.5 less with its int4; with 8 and 4 bits 6.0 and 9.0 less are priced. Their one run of bitsandbytes' NF4 prints

@@ -104,12 +104,9 @@ class Training(Value, frozen=True, kw_only=True):
     decoder_seq_length: Annotated[
         int | None, Key("train.decoder_seq_length", "of a decoder's sequence (t5)", unit="tokens", low=1, high=10**9)
     ] = None
-    images: Annotated[
-        int | None,
-        Key(
-            "train.images", "of a sample, for a model that looks at images; each tile counts", unit="images", default="1", low=1, high=10**6
-        ),
-    ] = None
+    images: Annotated[int | None, Key(
+        "train.images", "of a sample, for a model that looks at images; each tile counts", unit="images", default="1", low=1,
+        high=10**6)] = None  # fmt: skip
     """Images of a sample; None: the model looks at none."""
     image_tokens: Annotated[
         int | None,
@@ -168,29 +165,18 @@ class Training(Value, frozen=True, kw_only=True):
     type, and may keep moments in fewer bits (Megatron's --use-precision-aware-optimizer)."""
     exp_avg_dtype: Annotated[MomentDtype, Key("train.exp_avg_dtype", "of Adam's first moment, with precision_aware_optimizer")] = "fp32"
     exp_avg_sq_dtype: Annotated[MomentDtype, Key("train.exp_avg_sq_dtype", "of its second moment")] = "fp32"
-    task: Annotated[
-        Task,
-        Key(
-            "task",
-            "pretrain: text; sft: data= is a jsonl of chats or prompts and completions, and answers alone have a loss; rl: on samples of "
-            "its own, generated and trained on by turns (rl.*; planned, not started)",
-            type=Literal[Task, "rl"],
-        ),
-    ] = "pretrain"
+    task: Annotated[Task, Key(
+        "task", "pretrain: text; sft: data= is a jsonl of chats or prompts and completions, and answers alone have a loss; rl: on samples "
+        "of its own, generated and trained on by turns (rl.*; planned, not started)", type=Literal[Task, "rl"])] = "pretrain"  # fmt: skip
     packing: Annotated[
         bool | None,
         Key("data.packing", "of task=sft: several samples in a sequence, none sees another", type=bool, default="where the plan can"),
     ] = None
     """Whether supervised samples share sequences; None: there are none. `global_batch_size` counts sequences."""
-    balance: Annotated[
-        Literal["step", "none", "epoch"],
-        Key(
-            "data.balance",
-            "what of packed samples the ranks of a step get: the step's sequences so that all have as much attention to compute; as they "
-            "are drawn; or steps of sequences with as much each, which changes what is learnt together",
-            type=Literal["step", "none", "epoch"],
-        ),
-    ] = "step"
+    balance: Annotated[Literal["step", "none", "epoch"], Key(
+        "data.balance", "what of packed samples the ranks of a step get: the step's sequences so that all have as much attention to "
+        "compute; as they are drawn; or steps of sequences with as much each, which changes what is learnt together",
+        type=Literal["step", "none", "epoch"])] = "step"  # fmt: skip
     lengths: Lengths | None = None
     """Lengths of the supervised samples in tokens; None: there are no such samples, or they were not read."""
     lora: Lora | None = None

@@ -66,13 +66,9 @@ class RunSettings(Value, frozen=True, kw_only=True):
     trace_routing: Annotated[
         bool, Key("train.trace_routing", "write routing.jsonl, the tokens by expert of every step, which model.routing= takes (megatron)")
     ] = False
-    step_timers: Annotated[
-        bool,
-        Key(
-            "train.step_timers",
-            "time two steps by cause on every rank: timers.jsonl, from which report= says after a run what was slow, and tune= learns",
-        ),
-    ] = True
+    step_timers: Annotated[bool, Key(
+        "train.step_timers", "time two steps by cause on every rank: timers.jsonl, from which report= says after a run what was slow, and "
+        "tune= learns")] = True  # fmt: skip
     resume: Annotated[
         str | None,
         Key("train.resume", "run or checkpoint folder to continue from; alone it brings its run's recipe", path=True, aliases=("resume",)),

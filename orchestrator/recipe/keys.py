@@ -150,17 +150,9 @@ class Actions(Value, frozen=True, kw_only=True):
     made_up_data: Annotated[
         bool, Key("data.made_up", "start on GPUs without data=, on Python's own sources or drawn batches: a trial, no training")
     ] = False
-    write: Annotated[
-        tuple[str, ...],
-        Key(
-            "write",
-            f"files for these schedulers too, beside job.sbatch ({', '.join(get_args(Scheduler))}), and for these programs in place of our "
-            f"worker ({', '.join(NAMES)})",
-            type=str,
-            default="none",
-            read=written_for,
-        ),
-    ] = ()
+    write: Annotated[tuple[str, ...], Key(
+        "write", f"files for these schedulers too, beside job.sbatch ({', '.join(get_args(Scheduler))}), and for these programs in place "
+        f"of our worker ({', '.join(NAMES)})", type=str, default="none", read=written_for)] = ()  # fmt: skip
     wait: Annotated[bool, Key("launch.wait", "follow a job submitted with launch=slurm, and return its status")] = False
     rehearse: Annotated[Literal["auto", "true", "false"], Key(
         "rehearse",
