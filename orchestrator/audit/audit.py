@@ -404,7 +404,13 @@ def of_images(reading: Reading, vision: Vision) -> Reading:
     """The reading for a model that looks at images: with the parts that the file freezes, and images of the largest size that it has."""
     parts = [part for part, frozen in reading.freezes.items() if frozen]
     adapted, keys, assumed = "lora.rank" in reading.keys, dict(reading.keys), reading.assumed
-    if adapted and reading.setup.engine == MEGATRON:  # its rule `lora_bridge`
+    swifts = "lora.bridge" in keys
+    if swifts and (others := [part for part, frozen in reading.freezes.items() if frozen is (part == "language")]):
+        line = f"lora.rank={keys['lora.rank']}: adapters are in {' and '.join(others)} too, without a price"
+        if "language" in others:
+            line = f"lora.rank={keys['lora.rank']}: no adapters are in the language model, which is priced with them"
+        reading = msgspec.structs.replace(reading, unpriced=(*reading.unpriced, line))
+    if adapted and reading.setup.engine == MEGATRON and not swifts:  # its rule `lora_bridge`
         keys = {name: value for name, value in keys.items() if not name.startswith("lora.")}
         why = "adapters of a model that looks at images, in the tower too: all weights are priced as trained"
         reading = msgspec.structs.replace(reading, unpriced=(*reading.unpriced, f"lora.rank={reading.keys['lora.rank']}: {why}"))

@@ -18,7 +18,7 @@ from orchestrator.audit.rollouts import of_a_policy, otherwise
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
-from orchestrator.model.lora import MEGATRON_LINEARS
+from orchestrator.model.lora import ALL, MCORE_BRIDGE, MEGATRON_LINEARS
 from orchestrator.words import terms
 from orchestrator.words.megatron import ALIASES
 from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same, section
@@ -40,7 +40,7 @@ from orchestrator.words.tools import (
 )
 from orchestrator.words.trainer import FREEZES, IMAGE_PIXELS
 
-TUNES_ALL: Final = ("tuner_type", "full")
+TUNES_ALL: Final = (("tuner_type", "full"), ("train_type", "full"))
 """ms-swift's setting for weights that are trained as they are, which is its own under Megatron."""
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
@@ -215,7 +215,7 @@ def _seen(content: Content, tool: Tool) -> tuple[Seen, Lists, list[str]]:
         found = {term.ours: term.back(value) for term in table if term.ours not in seen}
         seen |= {name: (path, typed(path, name, one)) for name, one in found.items() if one is not NOTHING}
         if not found or NOTHING in found.values():
-            none = table or (path, value) == TUNES_ALL
+            none = table or (path, value) in TUNES_ALL
             others[path] = f"{path}={value}", "harmless" if none else _kind(path, tool), value
     tool.adapt(seen, content)
     read = {path for path, _ in seen.values()}
@@ -280,11 +280,14 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
         keys["gpus"] = gpus
     read, written = {path for name, (path, _) in seen.items() if name in f.used}, dict(leaves(content))
     said = {name: f"{path}={written.get(path, value)}" for name, (path, value) in seen.items() if path and path not in read}
-    adapted, unpriced, taken = adapters_of(content, tool, whole=whole)
+    adapted, unpriced, taken = swifts_adapters(content) if tool is MS_SWIFT else adapters_of(content, tool, whole=whole)
     keys |= adapted
     notes += taken
     if adapted:
-        lists |= {of: tuple(one for one in lines if not one.startswith(tuple(ADAPTERS.values()))) for of, lines in lists.items()}
+        own = tuple(ADAPTERS.values()) if tool is not MS_SWIFT else SWIFTS
+        lists |= {of: tuple(one for one in lines if not one.startswith(own)) for of, lines in lists.items()}
+        if content.get("bridge_backend") == "megatron-bridge":
+            f.broken.append("bridge_backend=megatron-bridge with adapters: ms-swift trains them by mcore-bridge alone")
     lists["unpriced"] += unpriced
     return megatron.reading_of(f, tool.kind, keys, setup, said, assumed=notes, **lists)
 
@@ -352,6 +355,46 @@ def adapters_of(content: Content, tool: Tool, *, whole: bool) -> tuple[dict[str,
         if not given.get("target_modules"):
             assumed.append(f"{path}.target_modules={','.join(own)}: the class's own where the file does not say")
     return keys, tuple(unpriced), tuple(assumed)
+
+
+SWIFTS: Final = ("tuner_type", "train_type", "lora_", "target_modules", "target_regex", "modules_to_save", "use_rslora", "adapters",
+                 "ref_adapters", "mcore_adapter", "mcore_ref_adapter", "freeze_vit=True", "freeze_aligner=True")  # fmt: skip
+"""How lines begin on ms-swift's adapters, which are on the language model alone where the other parts are frozen, its own default."""
+
+
+def swifts_adapters(content: Content) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    """The same as `adapters_of`, of ms-swift's flags (3602360, swift/megatron/arguments/megatron_args.py, MegatronTunerMixin). Raises
+    InputError for a value of the wrong type."""
+    given = Given(content)
+    kind = str(content.get("tuner_type") or content.get("train_type") or "full")
+    loaded = [name for name in ("adapters", "mcore_adapter", "ref_adapters", "mcore_ref_adapter") if content.get(name)]
+    if kind == "full" and not loaded:
+        return {}, (), ()
+    said = content.get("target_modules") or ALL
+    names = [str(name) for name in said] if isinstance(said, list) else [str(said)]
+    known = [name for name in names if name in MEGATRON_LINEARS.values()]
+    every = ALL in names or not known or bool(content.get("target_regex"))
+    rank = given.number("lora_rank") or 8
+    alpha = given.number("lora_alpha", float)
+    keys = {
+        "lora.rank": rank,
+        "lora.alpha": (32 if alpha is None else alpha) * (rank**0.5 if given.truth("use_rslora") else 1),
+        "lora.targets": ALL if every else ",".join(known),
+        "lora.dropout": 0.05 if (dropout := given.number("lora_dropout", float)) is None else dropout,
+        "lora.bridge": MCORE_BRIDGE,
+    }
+    left = ("target_regex", "modules_to_save", "lora_bias", "lora_dtype", *loaded)
+    values = {name: content[name] for name in left if content.get(name) not in (None, "none", [])}
+    unpriced = [f"target_modules={name}" for name in names if name not in (*known, ALL)] + [f"{name}={values[name]}" for name in values]
+    if kind == "lora_llm":
+        unpriced.append("tuner_type=lora_llm: trains what looks at images, priced as frozen")
+    elif kind not in ("full", "lora"):
+        unpriced.append(f"tuner_type={kind}: priced as LoRA")
+    own = {"lora_rank": rank, "lora_dropout": keys["lora.dropout"], "target_modules": ALL}
+    unsaid = [
+        f"{name}={value}" for name, value in own.items() if content.get(name) is None and not (name == "target_modules" and not every)
+    ]
+    return keys, tuple(unpriced), (f"{' '.join(unsaid)}: ms-swift's own where the file does not say",) if unsaid else ()
 
 
 def gpus_of(content: Content, tool: Tool) -> int | None:

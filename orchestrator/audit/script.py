@@ -26,7 +26,7 @@ from orchestrator.key import MAX_DIGITS
 from orchestrator.recipe.sources import read_text
 from orchestrator.words import megatron as words
 from orchestrator.words.terms import MOST, kind_in, kinds
-from orchestrator.words.tools import BRIDGE, Tool
+from orchestrator.words.tools import BRIDGE, MS_SWIFT, Tool
 
 PROGRAM: Final = re.compile(r"[\w./${}-]*\w+\.py$")
 PROGRAM_WORD: Final = re.compile(r"pretrain_(gpt|bert|t5|mamba|vlm|ict|vision\w*|retro|llama\w*)")
@@ -109,7 +109,8 @@ def _source(script: Script, text: str, name: str) -> Source:
         if tool is not None:
             return _overridden(text, name, script, words, tool)
     if (words := overrides.swifts_flags(script)) is not None:
-        if (tool := megatron_yaml.tool_of(words.content)) is not None:
+        by_megatron = words.launcher[-2].rpartition("/")[2] == "megatron"
+        if (tool := MS_SWIFT if by_megatron else megatron_yaml.tool_of(words.content)) is not None:
             return _overridden(text, name, script, words, tool)
         return _of_trainer(text, name, script, words)
     if (words := overrides.trainers_flags(script) or _configured(script, name)) is not None:
@@ -190,7 +191,8 @@ def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Sou
 def _with_gpus(source: Source, words: overrides.Overrides, script: Script) -> Source:
     """The source with the number of GPUs that the launcher says, where the settings don't."""
     gpus, keys = gpus_of(Line(words.launcher, (), ""), script), source.reading.keys
-    said = {name: int(number) for name, number in ENVIRONMENT.findall(source.text)}
+    begins = SWIFTS_COMMAND.search(source.text)  # behind it others may export what was trained
+    said = {name: int(number) for name, number in ENVIRONMENT.findall(source.text[: begins and begins.end()])}
     if gpus is None and "NPROC_PER_NODE" in said:
         gpus = said.get("NNODES", 1) * said["NPROC_PER_NODE"]
     reading = replace(source.reading, keys=keys if gpus is None else {"gpus": gpus, **keys})
@@ -407,6 +409,7 @@ MANY_POSITIONS: Final = 1 << 20
 """Positions of a model whose samples are of any length: rotary ones have no table."""
 ENVIRONMENT: Final = re.compile(r"^\s*(?:export\s+)?(NNODES|NPROC_PER_NODE|MAX_PIXELS|IMAGE_MAX_TOKEN_NUM)=(\d{1,8})\b", re.MULTILINE)
 """ms-swift's, in front of the command."""
+SWIFTS_COMMAND: Final = re.compile(r"\b(?:swift|megatron)\s+(?:sft|pt|rlhf)\b")
 IMAGES: Final = {"MAX_PIXELS": "image_pixels", "IMAGE_MAX_TOKEN_NUM": "image_tokens"}
 """What an image may have at most, of Qwen's models until 2.5 and after (swift/model/models/qwen.py:752)."""
 ACTORS: Final = ("--actor-num-nodes", "--actor-num-gpus-per-node")

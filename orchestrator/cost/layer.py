@@ -256,10 +256,11 @@ class LayerPrices:
         return experts // (strategy.mesh.ep * strategy.mesh.etp)
 
     def _frozen_experts(self, layer: LayerSpec, experts: int) -> int:
-        """Parameters of so many experts' that are not trained: all of a layer's, or none."""
-        if self._workload.trainable == inf or not any(weight.frozen for weight in layer.weights if weight.kind == "expert"):
+        """Parameters of so many experts' that are not trained."""
+        if self._workload.trainable == inf:
             return 0
-        return experts
+        frozen = sum(weight.local_numel(1) for weight in layer.weights if weight.kind == "expert" and weight.frozen)
+        return experts * frozen // self._experts[layer.kind]
 
     def floor_seconds(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[float, float]:
         """Seconds (forward, backward) that no price of this layer undercuts, whatever its recompute, its ZeRO stage and its offload.

@@ -63,7 +63,7 @@ def why_never(model: Architecture, training: Training, software: Software) -> st
 
 def _why_not_training(training: Training, said: str) -> str | None:
     if training.lora is not None:
-        return f"{said} has no adapters (lora.rank={training.lora.rank}), which Megatron-Bridge trains: write=bridge"
+        return f"{said} has no adapters (lora.rank={training.lora.rank}), which write={training.lora.write} is told"
     if training.task == "sft":
         return f"{said} reads chats by its own --sft; engine=megatron with program=own trains on data= as it is"
     if training.seed < 1:

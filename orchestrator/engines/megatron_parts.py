@@ -55,7 +55,7 @@ PLANNED: Final = {
     "qk_l2_norm": "our worker builds no norm of queries and keys without weights, which Megatron-core has (qk_l2_norm)",
     "rank_capacity": "our worker has no HybridEP, whose buffers of one size are for GPUs alone (moe_expert_rank_capacity_factor)",
     "vision": "our worker builds no tower, which Megatron-Bridge has on the first stage (write=bridge)",
-    "lora": "our worker puts no adapters beside Megatron's linears, which Megatron-Bridge trains (write=bridge)",
+    "lora": "our worker puts no adapters beside Megatron's linears, which Megatron-Bridge and ms-swift do (write=bridge, ms_swift)",
     "scores_on_input": "our worker does not multiply experts' inputs by their scores, as Megatron-core can (moe_apply_probs_on_input)",
 }
 """Parts that are priced as Megatron-core would run them, and what is lacking to train them under each release."""

@@ -25,7 +25,7 @@ from orchestrator.engines.transformer_config import ARCHITECTURE, ENDS, PLAN, co
 from orchestrator.errors import InputError
 from orchestrator.job import File
 from orchestrator.model.families import describe_for
-from orchestrator.model.lora import MEGATRON_LINEARS, Lora, linear_names
+from orchestrator.model.lora import ALL, MCORE_BRIDGE, MEGATRON_LINEARS, WRITTEN, Lora, linear_names
 from orchestrator.model.ops import ROUTED, SHARED, Gemm
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import CHOICES
@@ -107,8 +107,10 @@ def written(plan: Plan, name: str) -> Written:
         said_there, unsaid_there, pins_there = settings_of(plan, name)
         return Written(tool=name, settings=said_there, unsaid=unsaid_there, left=(), pins=pins_there)
     tool = TOOLS[name]
-    if plan.training.lora is not None and name != "bridge":
-        raise InputError("write", name, f"is not told adapters here (lora.rank={plan.training.lora.rank}); write=bridge is", ["bridge"])
+    if (lora := plan.training.lora) is not None and name != lora.write:
+        other = next((bridge for bridge, tool in WRITTEN.items() if tool == name), None)
+        why = f"; lora.bridge={other} plans its own" if other else f"; write={lora.write} is"
+        raise InputError("write", name, f"is not told adapters here (lora.rank={lora.rank}){why}", [lora.write])
     if plan.training.precision not in tool.precisions:
         raise InputError("write", name, f"can't be told train.precision={plan.training.precision}", tool.precisions)
     if common_recompute(plan) is None:
@@ -159,8 +161,11 @@ def written(plan: Plan, name: str) -> Written:
             unsaid[field] = value
     if name == "bridge" and plan.training.task == "sft":
         said |= _bridge_tunes(plan) if plan.model.vision is None else {"dataset.enable_in_batch_packing": False}
-    if (lora := plan.training.lora) is not None:
-        said |= {f"peft.{field}": value for field, value in adapters(plan, lora)[1].items()}
+    if lora is not None:
+        of = adapters(plan, lora)[1]
+        named = {"dim": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout"}  # ms-swift's
+        said |= {f"peft.{field}" if name == "bridge" else named.get(field, field): value for field, value in of.items()}
+        said |= {"tuner_type": "lora"} if name != "bridge" else {}
     if plan.model.vision is not None:
         # Bridge's recipes that pretrain Qwen3-VL freeze all but the projector (recipes/qwen_vl/h100/qwen3_vl.py:56); its model asserts that
         # no rotary embedding is fused (models/qwen_vl/modelling_qwen3_vl/rope.py:477).
@@ -189,11 +194,11 @@ def adapters(plan: Plan, lora: Lora) -> tuple[str, dict[str, Any]]:
     spec = describe_for(a, plan.training)
     roles = dict.fromkeys(op.role for run in spec.runs for op in run.layer.ops if isinstance(op, Gemm) and op.role in MEGATRON_LINEARS)
     linears = {MEGATRON_LINEARS[role]: linear_names(a).get(role, (MEGATRON_LINEARS[role],)) for role in roles if role not in EXPERTS}
-    targets = [*lora.fused]
-    for known, ours in () if lora.fused else linears.items():
+    targets = [*(lora.fused or (lora.targets if lora.bridge == MCORE_BRIDGE else ()))]
+    for known, ours in () if targets else linears.items():
         several = CANONICAL.get(known, ()) if len(ours) > 1 else (known,)
         targets += [theirs for theirs, name in zip(several, ours, strict=True) if lora.adapts(name)]
-    canonical = not {*targets} <= {*MEGATRON_LINEARS.values()}
+    canonical = not {*targets} <= {ALL, *MEGATRON_LINEARS.values()}
     if canonical and "linear_fc1" in targets:
         raise InputError("lora.targets", ",".join(lora.targets), "Megatron-Bridge's CanonicalLoRA has a gate beside linear_fc1", [*linears])
     fields = {"target_modules": targets, "dim": lora.rank, "alpha": int(alpha) if alpha == int(alpha) else alpha, "dropout": lora.dropout}
@@ -292,7 +297,7 @@ def _heading(plan: Plan, found: Written) -> Iterator[str]:
         padded = f", each padded to a multiple of {plan.sample_multiple} tokens" if plan.sample_multiple > 1 else ""
         where = "for a recipe whose data set packs them" if found.tool == "bridge" else "the settings of your data set say it there"
         yield f"The plan packs samples{padded}: {where}."
-    if plan.training.lora is not None:
+    if plan.training.lora is not None and found.tool == "bridge":
         yield "Adapters need checkpoint.pretrained_checkpoint, the weights that they are beside; checkpoint.also_save_hf_checkpoint=true"
         yield "writes them as peft's adapter, examples/peft/merge_lora.py adds them to those weights."
     if (images := plan.training.images) is not None:

@@ -1,5 +1,6 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) beside the frozen linears of transformers' modules, as peft 0.21 computes them
-(peft/tuners/lora/layer.py, Linear.forward), and of megatron-core's, as Megatron-Bridge does (067f987, megatron/bridge/peft):
+(peft/tuners/lora/layer.py, Linear.forward), and of megatron-core's, as Megatron-Bridge does (067f987, megatron/bridge/peft), or ms-swift's
+mcore-bridge (1.6.5, tuners/lora.py):
 y = W x + (alpha / rank) B A dropout(x), with A of (rank, in) and B of (out, rank).
 
 A frozen weight has no gradient and no optimizer state at any ZeRO stage, its product has no gradient of the weight, and its input is not
@@ -26,6 +27,9 @@ from orchestrator.values import Value
 
 ALL: Final = "all-linear"
 """Every linear but the output layer: peft's own word for it."""
+MCORE_BRIDGE: Final = "mcore-bridge"
+WRITTEN: Final = {"megatron-bridge": "bridge", MCORE_BRIDGE: "ms_swift"}
+"""What `write=` is of the program that trains the adapters of each library beside megatron-core's linears."""
 ADAPTED: Final[tuple[Role, ...]] = ("qkv", "projection", "fc1", "fc2")
 """Products of a layer whose linears may have adapters."""
 MEGATRON_LINEARS: Final[dict[Role, str]] = {
@@ -67,6 +71,22 @@ class Lora(Value, frozen=True, kw_only=True):
     program whose files are read does it today (LLaMA-Factory ff6d4d1, ms-swift 3602360 and the SFTTrainer of TRL f2cd577 call it nowhere,
     Axolotl 067b021 patches it to leave both as they are, monkeypatch/peft/utils.py).
     Seconds, and what bitsandbytes' functions need beside the weights, are counted from its source, and compared with no run."""
+
+    bridge: Annotated[
+        Literal["megatron-bridge", "mcore-bridge"] | None,
+        Key(
+            "lora.bridge",
+            "whose adapters engine=megatron plans: NVIDIA's, one for all experts of a rank, or mcore-bridge, ms-swift's, one for each "
+            "(write=ms_swift)",
+            type=Literal["megatron-bridge", "mcore-bridge"],
+            default="megatron-bridge",
+        ),
+    ] = None
+
+    @property
+    def write(self) -> str:
+        """The program, as `write=` names it, that trains these adapters beside megatron-core's linears."""
+        return WRITTEN[self.bridge or "megatron-bridge"]
 
     @property
     def scaling(self) -> float:
@@ -126,6 +146,9 @@ def check_targets(a: Architecture, lora: Lora) -> None:
     """Raises InputError for a target that is no linear of this model in transformers, nor in megatron-core."""
     known = tuple(dict.fromkeys(name for linears in linear_names(a).values() for name in linears))
     fused = lora.fused if a.stack == "decoder" else ()
+    if lora.bridge == MCORE_BRIDGE and not fused and ALL not in lora.targets:
+        linears = tuple(dict.fromkeys(MEGATRON_LINEARS.values()))
+        raise InputError("lora.targets", ",".join(lora.targets), f"lora.bridge={MCORE_BRIDGE} has Megatron's linears", [ALL, *linears])
     if fused and len(fused) < len(lora.targets):
         raise InputError("lora.targets", ",".join(lora.targets), f"{', '.join(fused)} are Megatron's linears, the others transformers'")
     for target in lora.targets:
@@ -147,7 +170,8 @@ def with_lora(model: ModelSpec, lora: Lora, *, modules: bool = True) -> ModelSpe
         if below or (model.images is not None and part_of(run.layer.kind) != "language"):  # nothing below the adapters is trained
             runs.append(replace(run, layer=replace(frozen_layer(run.layer), forward_only=True)))
             continue
-        ops = (_Adapting if modules else _AdaptingMegatron)(linear_names(model.architecture), lora)
+        how = _Adapting if modules else _AdaptingSwift if lora.bridge == MCORE_BRIDGE else _AdaptingMegatron
+        ops = how(linear_names(model.architecture), lora)
         new = tuple(changed for op in run.layer.ops for changed in ops.of(op, run.layer))
         frozen = tuple(replace(weight, frozen=True) for weight in run.layer.weights)
         if modules and run.layer.kind == "head":
@@ -220,24 +244,33 @@ class _Adapting:
 
     def _adapter(self, op: Gemm, name: str) -> Iterator[Op]:
         """Tensor parallelism divides B as it divides a linear's outputs, and A as it divides its inputs, so that what is added has the
-        linear's own layout; between the two the ranks sum `rank` elements a token, of the gradient or of the product."""
-        rank, tokens = self._lora.rank, op.tokens
-        role: Role = "mlp_adapter" if op.role in FEED_FORWARD else ""
-        columns, rows = op.split == "column", op.split == "row"
+        linear's own layout; between the two the ranks sum `rank` elements a token, of the gradient or of the product. Each expert has an
+        adapter of its own."""
+        rank, tokens, routed = self._lora.rank, op.tokens, op.role in ROUTED
+        role = self._role(op)
+        columns, rows = (op.split == side and not routed for side in ("column", "row"))
+        weight = partial(Weight, kind="expert" if routed else "dense")
+        each = (op.experts,) * routed
         self.weights += [
-            Weight(name=f"{name}.lora_A.weight", shape=(rank, op.k), split=1 if rows else None),
-            Weight(name=f"{name}.lora_B.weight", shape=(op.n, rank), split=0 if columns else None),
+            weight(name=f"{name}.lora_A.weight", shape=(*each, rank, op.k), split=1 if rows else None),
+            weight(name=f"{name}.lora_B.weight", shape=(*each, op.n, rank), split=0 if columns else None),
         ]
-        dropout, inputs = self._dropped(op, name, role, "sequence")
+        taken: Shard = "tp" if rows or routed else "sequence"
+        dropout, inputs = self._dropped(op, name, role, taken)
         yield from dropout
-        yield Gemm(name=f"{name}.lora_A", role=role, tokens=tokens, k=op.k, n=rank, split="row" if rows else None, saves=inputs)
+        product = partial(Gemm, role=role, tokens=tokens, wide=True, experts=op.experts, routing=op.routing)
+        yield product(name=f"{name}.lora_A", k=op.k, n=rank, split="row" if rows else None, saves=inputs)
         if rows:
             yield Exit(elements=tokens * rank)
         if columns:
             yield Enter(elements=tokens * rank)
-        middle = Saved(name=f"{name}.lora_B.input", elements=tokens * rank)
-        yield Gemm(name=f"{name}.lora_B", role=role, tokens=tokens, k=rank, n=op.n, split="column" if columns else None, saves=(middle,))
-        yield from self._added(op, name, role, "tp" if columns else "sequence")
+        middle = Saved(name=f"{name}.lora_B.input", elements=tokens * rank, shard="tp" if routed else "sequence")
+        yield product(name=f"{name}.lora_B", k=rank, n=op.n, split="column" if columns else None, saves=(middle,))
+        yield from self._added(op, name, role, "tp" if columns or routed else "sequence")
+
+    def _role(self, op: Gemm) -> Role:
+        """The role of the adapter of a product."""
+        return op.role if op.role in ROUTED | SHARED else "mlp_adapter" if op.role in FEED_FORWARD else ""
 
     def _dropped(self, op: Gemm, name: str, role: Role, shard: Shard) -> tuple[list[Op], tuple[Saved, ...]]:
         """Dropout of an adapter's input, where there is any, and what the adapter's first product keeps."""
@@ -283,8 +316,7 @@ class _AdaptingMegatron(_Adapting):
         """Tensor parallelism divides both matrices (peft/utils.py, ParallelLinearAdapter): A of a linear divided by rows by its inputs, all
         others by their outputs. All of a rank's experts share one adapter, which every rank has (share_expert_adapters, Bridge's own)."""
         rank, tokens, routed = self._lora.rank, op.tokens, op.role in ROUTED
-        role: Role = op.role if op.role in ROUTED | SHARED else "mlp_adapter" if op.role in FEED_FORWARD else ""
-        split = None if routed else op.split
+        role, split = self._role(op), None if routed else op.split
         columns, rows, whole = split == "column", split == "row", None if routed else 0
         self.weights += [
             Weight(name=f"{name}.lora_A.weight", shape=(rank, op.k), split=1 if rows else whole),
@@ -305,3 +337,14 @@ class _AdaptingMegatron(_Adapting):
         if rows:
             yield Exchange(of="output", role=role, elements=tokens * op.n)
         yield from self._added(op, name, role, "tp" if columns or routed else "sequence")
+
+
+class _AdaptingSwift(_AdaptingMegatron):
+    """A layer's operations with mcore-bridge's adapters, of Megatron's linears as they are: divided as peft's, one for each expert."""
+
+    def _adapted(self, op: Gemm, layer: LayerSpec) -> list[tuple[str, int]]:
+        self._inputs[op.name] = op.saves
+        known = MEGATRON_LINEARS.get(op.role)
+        return [(known, op.n)] if known is not None and self._lora.adapts(known) else []
+
+    _adapter = _Adapting._adapter

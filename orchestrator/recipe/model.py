@@ -317,7 +317,7 @@ def _lora_of(merged: Flat) -> Lora | None:
     """Adapters where a rank is given. Raises InputError for what is said of adapters without one."""
     fields = fields_of(merged, Lora)
     if fields.get("rank") is None:
-        for name in ("targets", "alpha", "dropout", "bits"):
+        for name in ("targets", "alpha", "dropout", "bits", "bridge"):
             if fields.get(name) is not None:
                 raise InputError(f"lora.{name}", shown(merged[f"lora.{name}"].text), "is of adapters: give lora.rank= beside it")
         return None

@@ -637,6 +637,53 @@ def test_ms_swifts_batch_is_16_where_nothing_is_said_and_its_words_of_experts_ar
     assert any(line.startswith("router_aux_loss_coef=") for line in reading.result)
 
 
+ALL = {"lora.rank": 8, "lora.alpha": 32, "lora.targets": "all-linear", "lora.dropout": 0.05, "lora.bridge": "mcore-bridge"}
+ADAPTED: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("--tuner_type lora", ALL, []),
+    ("--train_type lora --lora_rank 16 --lora_alpha 64 --lora_dropout 0", ALL | {"lora.rank": 16, "lora.alpha": 64, "lora.dropout": 0}, []),
+    ("--tuner_type lora --target_modules linear_qkv linear_proj --merge_lora true", ALL | {"lora.targets": "linear_qkv,linear_proj"}, []),
+    ("--tuner_type lora --lora_rank 4 --use_rslora true", ALL | {"lora.rank": 4, "lora.alpha": 64}, []),
+    ("--tuner_type lora --target_modules all-linear all-router", ALL, ["target_modules=all-router"]),
+    ("--tuner_type lora --modules_to_save word_embeddings --lora_bias all", ALL, ["modules_to_save=word_embeddings", "lora_bias=all"]),
+    ("--tuner_type lora --target_regex '.*fc1'", ALL, ["target_regex=.*fc1"]),
+    ("--tuner_type lora --freeze_llm false --freeze_vit true --freeze_aligner true", ALL, []),
+    ("--tuner_type lora_llm", ALL, ["tuner_type=lora_llm: trains what looks at images, priced as frozen"]),
+    ("--adapters out/checkpoint-100", ALL, ["adapters=out/checkpoint-100"]),
+    ("--tuner_type full", {}, []),
+    ("", {}, []),
+]
+
+
+@pytest.mark.parametrize(("flags", "keys", "unpriced"), ADAPTED)
+def test_ms_swifts_adapters_under_megatron_are_read(flags: str, keys: dict[str, Any], unpriced: list[str]) -> None:
+    """With its own defaults (megatron_args.py:448, MegatronTunerMixin): all weights were priced as trained. What has no price is listed, so
+    that what does not fit can't be told."""
+    export = "NPROC_PER_NODE=1 \\\nmegatron export --merge_lora true\n"
+    reading = formats.read(f"{SWIFT.rstrip()} {flags}\n{export}", "run.sh").reading
+    assert reading.keys["gpus"] == 8
+    assert {name: value for name, value in reading.keys.items() if name.startswith("lora.")} == keys
+    assert [*reading.unpriced] == unpriced
+    assert any(line.startswith("lora_rank=8 ") for line in reading.assumed) == (bool(keys) and "lora_rank" not in flags)
+
+
+def test_ms_swifts_adapters_take_what_its_published_run_of_qwen3_30b_a3b_does(tmp_path: Path) -> None:
+    """examples/megatron/lora/moe.sh of 3602360 says 2 * 62 GiB, at samples of at most 2,048 tokens; each of 128 experts has adapters of its
+    own, which were priced as one for all of a rank's."""
+    more = (
+        "--tuner_type lora --lora_rank 8 --expert_model_parallel_size 2 --recompute_granularity full --recompute_method uniform "
+        "--recompute_num_layers 1 --sequence_parallel true --cross_entropy_loss_fusion true"
+    )
+    one = "--micro_batch_size 8 --global_batch_size 16 --max_length 2048"
+    (tmp_path / "run.sh").write_text(f"NPROC_PER_NODE=2 megatron sft --model a/b {one} {more}\n")
+    found = so.audit(tmp_path / "run.sh", recipe="qwen3_30b_a3b", cluster="dgx_a100_80gb")
+    assert found.plan is not None
+    assert found.legal
+    assert found.plan.prediction.peak_memory_bytes / 2**30 == pytest.approx(62, rel=0.05)
+    experts, others = 64 * 48 * 8 * (2048 + 1536 + 768 + 2048), 48 * 8 * (2048 + 5120 + 4096 + 2048)
+    causes = found.plan.prediction.by_stage[0].memory_by_cause
+    assert causes["optimizer"] == pytest.approx(12 * (experts + others / 2), rel=1e-3), "of 64 experts on this rank alone, of the rest half"
+
+
 def test_a_change_of_ms_swifts_tp_that_the_experts_follow_is_written() -> None:
     source = formats.read(SWIFT.replace("--tensor_model_parallel_size 2", "--expert_model_parallel_size 4"), "run.sh")
     changed = source.edited(source.reading.setup, replace(source.reading.setup, tp=2, etp=2), 8)

@@ -445,6 +445,27 @@ def test_what_ms_swift_freezes_under_megatron_is_read(more: str, freeze: tuple[s
 
 
 @pytest.mark.parametrize(
+    ("more", "unpriced"),
+    [
+        ("", ()),
+        ("freeze_vit: false\n", ("lora.rank=8: adapters are in vision too, without a price",)),
+        ("freeze_llm: true\n", ("lora.rank=8: no adapters are in the language model, which is priced with them",)),
+    ],
+)
+def test_ms_swifts_adapters_of_a_model_that_looks_at_images_are_on_its_language_model(
+    more: str, unpriced: tuple[str, ...], tmp_path: Path
+) -> None:
+    """By its defaults (swift/megatron/utils/utils.py, get_multimodal_target_regex); Bridge's go to the tower too."""
+    (tmp_path / "config.json").write_text(json.dumps(SEEING_CONFIG))
+    keys = {"cluster": "dgx_h100", "model.hf_config": tmp_path / "config.json"}
+    found = audited(tmp_path, f"{MEGATRONS}tuner_type: lora\n{more}", gpus=8, **keys)
+    assert found.plan is not None
+    assert not found.problem
+    assert found.plan.training.lora is not None
+    assert found.reading.unpriced == unpriced
+
+
+@pytest.mark.parametrize(
     ("said", "flags", "tokens"),
     [("MAX_PIXELS=200704", "", 256), ("export IMAGE_MAX_TOKEN_NUM=1024", "", 1024), ("MAX_PIXELS=200704", " --max_pixels 100352", 128)],
 )

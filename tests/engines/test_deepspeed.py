@@ -136,6 +136,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("autoep_fp16", workload(MIXTRAL, precision="fp16"), {"ep": 2, "zero_stage": 1}, "ep=2 with precision fp16"),
     ("lora_experts", workload(MIXTRAL, lora=Lora(rank=4)), {}, "lora.rank=4: the weights of transformers' experts are no linears"),
     ("lora_linears", workload(LLAMA, lora=Lora(rank=4, targets=("linear_qkv",))), {}, "(engine=megatron); transformers has q_proj, k_proj"),
+    ("lora_linears", workload(LLAMA, lora=Lora(rank=4, bridge="mcore-bridge")), {}, "lora.bridge=mcore-bridge: is of megatron-core's"),
     ("quantised_linears", workload(LLAMA, lora=Lora(rank=4, bits=4)), {"tp": 2, "dp": 4}, "AutoTP would cut packed weights"),
     ("quantised_linears", workload(LLAMA, lora=Lora(rank=4, bits=8)), {"tp": 2, "dp": 4}, "AutoTP would cut packed weights"),
     ("int8_gpu", workload(LLAMA, gpu="V100-SXM2-32GB", lora=Lora(rank=4, bits=8), precision="fp16"), {"dp": 8}, "on V100-SXM2-32GB"),
@@ -237,7 +238,7 @@ def test_megatrons_own_program_is_told_no_adapters_and_names_the_one_that_is() -
     assert program is not None
     assert unsuited(program.capabilities(Software()), given) is None
     said = program.why_never(LLAMA, given.training, Software())
-    assert str(said).endswith("has no adapters (lora.rank=4), which Megatron-Bridge trains: write=bridge")
+    assert str(said).endswith("has no adapters (lora.rank=4), which write=bridge is told")
 
 
 def test_autotp_needs_the_whole_model_in_host_memory() -> None:

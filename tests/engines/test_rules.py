@@ -86,6 +86,7 @@ WIDE_DELTAS = replace(
 TWO_DELTAS = replace(LLAMA, pattern=(Run(layers=1, mixer=DELTA), Run(layers=1, mixer=replace(DELTA, num_value_heads=8))))
 BESIDE_STATES = replace(LLAMA, pattern=(Run(layers=1, mixer=DELTA), Run(layers=1, mixer=STATES.mixer)))
 HALF_GATED = replace(LLAMA, pattern=(Run(layers=1, mixer=GroupedQueryAttention(output_gate=True)), Run(layers=1)))
+SWIFTS = Lora(rank=4, bridge="mcore-bridge")
 CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     # (rule, engine, workload, choices, what the reason says)
     ("unsuited", D, workload(precision="fp8"), {}, "has no precision fp8"),
@@ -99,6 +100,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("lora_bridge", M, workload(lora=Lora(rank=4), optimizer="muon"), {}, "muon with lora.rank=4: updates of adapters' matrices"),
     ("lora_bridge", M, workload(lora=Lora(rank=2)), {"tp": 4, "dp": 2}, "tp=4 does not divide lora.rank=2: Megatron-Bridge divides"),
     ("lora_bridge", M, workload(lora=Lora(rank=4, targets=("in_proj",))), {}, "in_proj: this model has linear_qkv, linear_proj"),
+    ("lora_bridge", M, workload(replace(LLAMA, feed_forward=SIX), lora=SWIFTS), {"tp": 2, "etp": 2, "dp": 4}, "has no adapters of div"),
     ("lora_fsdp", M, workload(lora=Lora(rank=4)), {"zero_stage": 3, "megatron_fsdp": True}, "megatron_fsdp with lora.rank=4: never tried"),
     ("padded_balance", M, workload(BALANCED, task="sft", packing=False), {}, "too; router_aux_loss_coef: 0 in a config.json"),
     ("fp8", M, workload(precision="fp8", software=BARE), {}, "Transformer Engine"),

@@ -13,7 +13,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.flops import model_flops_per_sample
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import NF4_BYTES, Lora, check_targets, linear_names, packed_bytes, trainable_parameters, with_lora
-from orchestrator.model.ops import Exchange, Gemm, Pointwise
+from orchestrator.model.ops import Enter, Exchange, Exit, Gemm, Pointwise
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture, ModelSpec
@@ -164,7 +164,31 @@ def test_a_ranks_experts_share_an_adapter_and_latent_attentions_linears_have_the
     assert router.saves, "its function keeps the input, whatever is trained"
 
 
+def test_ms_swifts_adapters_are_divided_as_their_linears_and_each_expert_has_its_own() -> None:
+    """mcore-bridge 1.6.5, tuners/lora.py: A of a linear divided by columns is whole on every rank (parallel_mode="duplicated"), and so is B
+    of one divided by rows; grouped linears beside experts; Megatron's linears under all-linear."""
+    layer = next(run.layer for run in of_megatron(EXPERTS, Lora(rank=16, bridge="mcore-bridge")).runs if run.layer.dispatches)
+    found = {weight.name: (weight.shape, weight.split, weight.kind) for weight in layer.weights if not weight.frozen}
+    named = "mlp.experts.linear_fc1.linear_fc1"
+    assert found[f"{named}.lora_A.weight"] == ((8, 16, 4096), None, "expert")
+    assert found[f"{named}.lora_B.weight"] == ((8, 1024, 16), None, "expert")
+    assert [op.experts for op in layer.ops if isinstance(op, Gemm) and op.role == "routed_fc1"] == [8, 8, 8]
+    dense = of_megatron(LLAMA3_8B, Lora(rank=16, bridge="mcore-bridge")).kind("decoder")
+    held = {weight.name.partition(".linear")[2]: weight.local_shape(2) for weight in dense.weights if not weight.frozen}
+    assert held == {
+        **{"_qkv.linear_qkv.lora_A.weight": (16, 4096), "_qkv.linear_qkv.lora_B.weight": (3072, 16)},
+        **{"_proj.linear_proj.lora_A.weight": (16, 2048), "_proj.linear_proj.lora_B.weight": (4096, 16)},
+        **{"_fc1.linear_fc1.lora_A.weight": (16, 4096), "_fc1.linear_fc1.lora_B.weight": (14336, 16)},
+        **{"_fc2.linear_fc2.lora_A.weight": (16, 7168), "_fc2.linear_fc2.lora_B.weight": (4096, 16)},
+    }
+    assert not [op for op in dense.ops if isinstance(op, Exchange)]
+    small = [(type(op).__name__, op.elements) for op in dense.ops if isinstance(op, Enter | Exit) and op.elements == 4096 * 16]
+    assert [kind for kind, _ in small] == ["Enter", "Exit", "Enter", "Exit"], "ranks exchange what is between the matrices alone"
+
+
 def test_megatrons_names_are_told_from_transformers() -> None:
+    with pytest.raises(InputError, match=r"lora.targets=q_proj: lora.bridge=mcore-bridge has Megatron's linears"):
+        check_targets(LLAMA3_8B, Lora(rank=4, targets=("q_proj",), bridge="mcore-bridge"))
     check_targets(LLAMA3_8B, Lora(rank=4, targets=("linear_qkv", "linear_fc2")))
     with pytest.raises(InputError, match="linear_qkv are Megatron's linears, the others transformers'"):
         check_targets(LLAMA3_8B, Lora(rank=4, targets=("linear_qkv", "o_proj")))

@@ -174,6 +174,7 @@ def test_a_training_is_sound_at_its_bounds() -> None:
         (f"{base} lora.alpha=8", "lora.alpha=8: is of adapters: give lora.rank= beside it"),
         (f"{base} lora.dropout=0.1", "lora.dropout=0.1: is of adapters"),
         (f"{base} lora.targets=q", "lora.targets=q: is of adapters"),
+        (f"{base} lora.bridge=mcore-bridge", "lora.bridge=mcore-bridge: is of adapters"),
     ])  # fmt: skip
     for tokens, steps in (("128", 1), ("129", 2), ("256", 2), ("1K", 8)):
         assert models.training_of(flat(*base.split(), f"train.tokens={tokens}", "train.warmup=0")).steps == steps

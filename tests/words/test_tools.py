@@ -145,8 +145,9 @@ def test_bridges_file_says_adapters_and_the_others_refuse_them() -> None:
     said = {"target_modules": "['linear_qkv', 'linear_proj']", "dim": "16", "alpha": "32", "dropout": "0.0"}
     assert all(f"    recipe.peft.{name} = {value}\n" in text for name, value in said.items())
     assert " 'peft.target_modules=[linear_qkv,linear_proj]' " in words
-    assert "plan only: our worker puts no adapters beside Megatron's linears, which Megatron-Bridge trains (write=bridge)" in (
-        fused.job().without_worker
+    assert (
+        "plan only: our worker puts no adapters beside Megatron's linears, which Megatron-Bridge and ms-swift do (write=bridge, ms_swift)"
+        in (fused.job().without_worker)
     )
     text, words = answer(engine="megatron", **{"lora.rank": 16, "lora.targets": "q_proj,o_proj,up_proj"}).written("bridge").values()
     assert "recipe.peft = CanonicalLoRA()\n" in text
@@ -155,6 +156,25 @@ def test_bridges_file_says_adapters_and_the_others_refuse_them() -> None:
     assert "peft." not in words.partition("torchrun")[2]
     with pytest.raises(InputError, match=r"write=verl: is not told adapters here \(lora.rank=16\); write=bridge is"):
         fused.written("verl")
+    with pytest.raises(InputError, match=r"write=ms_swift: is not told adapters here \(lora.rank=16\); lora.bridge=mcore-bridge plans its"):
+        fused.written("ms_swift")
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "linear_qkv,linear_proj"])
+def test_ms_swifts_file_says_its_own_adapters_and_comes_back(targets: str) -> None:
+    """lora.bridge=mcore-bridge, whose alpha and rank are whole numbers there (swift/megatron/arguments/megatron_args.py)."""
+    planned = answer(engine="megatron", **{"lora.rank": 16, "lora.targets": targets, "lora.alpha": 32, "lora.bridge": "mcore-bridge"})
+    text = planned.written("ms_swift")["ms_swift.yaml"]
+    assert {"tuner_type: lora", "lora_rank: 16", "lora_alpha: 32", "lora_dropout: 0.0"} <= {*text.splitlines()}
+    assert "checkpoint.pretrained" not in text
+    reading = formats.read(text, "ms_swift.yaml").reading
+    found = {name: value for name, value in reading.keys.items() if name.startswith("lora.")}
+    assert found == {"lora.rank": 16, "lora.alpha": 32, "lora.targets": targets, "lora.dropout": 0.0, "lora.bridge": "mcore-bridge"}
+    assert not [line for line in (*reading.unpriced, *reading.unknown) if "lora" in line]
+    with pytest.raises(
+        InputError, match=r"write=bridge: is not told adapters here \(lora.rank=16\); lora.bridge=megatron-bridge plans its"
+    ):
+        planned.written("bridge")
 
 
 def test_files_say_what_their_programs_check() -> None:

@@ -55,8 +55,10 @@ def adapters_of_states(_: Candidate, workload: Workload) -> str | None:
 @rule("lora_linears", "peft/tuners/lora/config.py, target_modules: names of transformers' linears", "model")
 def linears(_: Candidate, workload: Workload) -> str | None:
     lora = workload.training.lora
-    if lora is None or not lora.fused:
+    if lora is None or not (lora.fused or lora.bridge):
         return None
+    if lora.bridge:
+        return f"lora.bridge={lora.bridge}: is of megatron-core's linears (engine=megatron)"
     known = ", ".join(name for names in linear_names(workload.model.architecture).values() for name in names)
     return f"lora.targets={','.join(lora.fused)}: these are megatron-core's linears (engine=megatron); transformers has {known}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.rules.rule import NO_BALANCE, rule
-from orchestrator.model.lora import MEGATRON_LINEARS
+from orchestrator.model.lora import MCORE_BRIDGE, MEGATRON_LINEARS
 from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -54,16 +54,22 @@ ROWS: Final = frozenset({"linear_proj", "linear_fc2", "out_proj", "o_proj", "dow
 """Linears that tensor parallelism divides by rows, by their names in megatron-core and in transformers."""
 
 
-@rule("lora_bridge", "Megatron-Bridge 067f987, peft/utils.py, ParallelLinearAdapter: ColumnParallelLinear(in_features, dim)", "model tp")
+@rule(
+    "lora_bridge",
+    "Megatron-Bridge 067f987, peft/utils.py, ParallelLinearAdapter: ColumnParallelLinear(in_features, dim); mcore-bridge 1.6.5, "
+    "tuners/lora.py:155",
+    "model tp etp",
+)
 def adapters(candidate: Candidate, workload: Workload) -> str | None:
-    """Refuses adapters that Megatron-Bridge, which trains them, does not have, or that have no price."""
+    """Refuses adapters that the library which trains them does not have, or that have no price."""
     lora, a, training = workload.training.lora, workload.model.architecture, workload.training
     if lora is None:
         return None
     said, tp = f"lora.rank={lora.rank}", candidate.mesh.tp
     if a.stack != "decoder":
         return f"{said} under Megatron is of decoders: this model is an {a.stack.replace('_', '-')}"
-    if a.vision is not None:
+    swift = lora.bridge == MCORE_BRIDGE
+    if a.vision is not None and not swift:  # which has them on the language model alone, unless it is told otherwise
         return f"{said} of {a.vision.model_type}, which looks at images: Megatron-Bridge's adapters go to its tower too, without a price"
     if lora.bits is not None:
         return f"lora.bits={lora.bits}: Megatron's linears hold no frozen weights of so few bits; engine=deepspeed has them"
@@ -73,7 +79,9 @@ def adapters(candidate: Candidate, workload: Workload) -> str | None:
     linears = dict.fromkeys(MEGATRON_LINEARS[role] for role in roles if role in MEGATRON_LINEARS)
     if lora.fused and linears.keys().isdisjoint(lora.fused):
         return f"lora.targets={','.join(lora.fused)}: this model has {', '.join(linears)}"
-    if lora.rank % tp and not ROWS.issuperset(lora.targets):
+    if swift and candidate.mesh.etp > 1 and a.experts:
+        return f"etp={candidate.mesh.etp} with {said}: {MCORE_BRIDGE} has no adapters of divided experts"
+    if not swift and lora.rank % tp and not ROWS.issuperset(lora.targets):
         return f"tp={tp} does not divide {said}: Megatron-Bridge divides an adapter's first matrix by its rank"
     return None
 
