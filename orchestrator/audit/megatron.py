@@ -14,6 +14,8 @@ from orchestrator.audit.reading import Reading, Setup, listed, recipe_keys
 from orchestrator.engines.passthrough import FLAG_OF, flags
 from orchestrator.errors import InputError
 from orchestrator.model.shared import SENTINELS
+from orchestrator.recipe.clusters import on_hub, read_named
+from orchestrator.recipe.layers import flatten
 from orchestrator.strategy.graphs import modules_of
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.offloading import MODULES
@@ -80,6 +82,8 @@ class Fields:
         """How the batch grows; None: it does not."""
         self.unpriced: list[str] = []
         """Parts of settings of which the prediction knows nothing."""
+        self.slower: list[str] = []
+        """Parts of settings that take time without a price, and no memory."""
         self.weak: set[str] = set()
         """Keys of the recipe ("model.vocab_size") whose value was assumed."""
 
@@ -173,8 +177,8 @@ def _family(f: Fields, stack: str, keys: Mapping[str, Any]) -> str:
 
 
 def _vocabulary(f: Fields, two_stacks: bool) -> int:
-    kind, size = f.get("tokenizer_type"), f.get("vocab_size")
-    f.used |= {"vocab_extra_ids", "tokenizer_model"}
+    kind, size, named = f.get("tokenizer_type"), f.get("vocab_size"), str(f.get("tokenizer_model") or "")
+    f.used |= {"vocab_extra_ids"}
     if size is not None:
         return int(size) + int(kind == "NullTokenizer")
     f.weak.add("model.vocab_size")
@@ -185,8 +189,13 @@ def _vocabulary(f: Fields, two_stacks: bool) -> int:
         size = VOCABULARIES[kind] + (SENTINELS if two_stacks else 0)
         f.assumed.append(f"vocab_size={size}: that of {kind}")
         return int(size)
-    f.assumed.append(f"vocab_size={COMMON_VOCABULARY}: the tokenizer's is not in the file; model.vocab_size= says it")
-    return COMMON_VOCABULARY
+    size, of = COMMON_VOCABULARY, "GPT-2's, as the file names no tokenizer"
+    if (ours := on_hub().get(named.rstrip("/"))) is not None:
+        size, of = int(flatten(read_named("recipe", ours, "models")[1], ours)["model.vocab_size"].text), f"recipe={ours}'s, by {named}"
+    elif named or kind:
+        of = f"GPT-2's, as {f'tokenizer_model={named}' if named else f'tokenizer_type={kind}'} is not read"
+    f.assumed.append(f"vocab_size={size}: {of}; model.vocab_size=, or --vocab-size in a script, says another")
+    return size
 
 
 def _pattern(value: Any, layers: int) -> list[int]:
@@ -342,6 +351,7 @@ def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: M
     left = {name: text for name, text in said.items() if name not in f.used and f.given.get(name) not in AS_PRICED.get(name, ())}
     found = listed((text, terms.kind("megatron_lm", name), name in AS_PRICED or f.given.get(name, True)) for name, text in left.items())
     found["unpriced"] += tuple(f.unpriced)
+    found["slower"] += tuple(f.slower)
     return Reading(
         format=kind,
         keys=keys,
@@ -720,8 +730,8 @@ def _priced_modules(f: Fields, named: frozenset[str]) -> frozenset[str]:
         if "layernorm" in named:  # which Transformer Engine keeps apart beside latent attention and before experts (gpt_layer_specs.py)
             apart = experts or f.given.get("multi_latent_attention")
             (f.unpriced if apart else f.assumed).append(f"recompute_modules=layernorm{'' if apart else NO_NORMS}")
-        if len(named) > 1 and "core_attn" in named:
-            f.unpriced.append("recompute_modules=core_attn")
+        if len(named) > 1 and "core_attn" in named:  # flash attention keeps no scores: seconds alone
+            f.slower.append("recompute_modules=core_attn")
         plain -= {"layernorm"} | ({"core_attn"} if len(named) > 1 else set())
     if not experts:
         return plain

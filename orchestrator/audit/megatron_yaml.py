@@ -107,7 +107,7 @@ def read(
             freezes |= dict.fromkeys(left, True)
     elif tool is MS_SWIFT:
         freezes = Given(content).truths(FREEZES["ms_swift"])
-    reading = _reading(seen, lists, [*said, *policy, *notes], tool, content, whole=tool is not BRIDGE or found is not None)
+    reading = _reading(seen, lists, [*said, *policy, *notes], tool, content, whole=tool not in (BRIDGE, NEMO2) or found is not None)
     reading = replace(reading, longest=longest, of_rollouts=bool(policy), freezes=freezes, model=model)
     if tool is MS_SWIFT:
         reading = replace(reading, image_pixels=Given(content).number(IMAGE_PIXELS[1]))
@@ -294,8 +294,10 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
 
 SCHEMES: Final = {"lora": 32, "vlm_lora": 32, "vlmlora": 32, "dora": 64, "canonical_lora": 32, "canonicallora": 32}
 """Kinds of Megatron-Bridge's adapters as its recipes, its classes and verl call them, with the alpha that each has by itself."""
-ADAPTERS: Final = {BRIDGE.kind: "peft", VERL.kind: "actor_rollout_ref.model.lora", NEMO_RL.kind: "policy.megatron_cfg.peft"}
-"""Where files of programs that train them by Bridge have them."""
+ADAPTERS: Final = {
+    BRIDGE.kind: "peft", NEMO2.kind: "peft", VERL.kind: "actor_rollout_ref.model.lora", NEMO_RL.kind: "policy.megatron_cfg.peft",
+}  # fmt: skip
+"""Where files of programs that train them by Bridge, or by NeMo 2's classes from which Bridge's are, have them."""
 RANK: Final = 32
 """The rank of Bridge's adapters where nothing is said."""
 OFF: Final = ("none", "null", "false")

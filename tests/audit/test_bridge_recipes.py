@@ -225,6 +225,14 @@ def test_nemo_rls_adapters_under_megatron_are_bridges() -> None:
     assert "lora.rank" not in off.keys
 
 
+def test_nemo_2s_adapters_are_those_that_bridges_are_made_of() -> None:
+    """nemo/collections/llm/peft/lora.py: its class's own fields where the file does not say them."""
+    text = "trainer: {strategy: {tensor_model_parallel_size: 2}}\ndata: {global_batch_size: 64, micro_batch_size: 1, seq_length: 4096}\n"
+    reading = formats.read(text + "peft: {_target_: nemo.collections.llm.peft.LoRA, dim: 16}\n", "nemo.yaml").reading
+    assert {name: value for name, value in reading.keys.items() if name.startswith("lora.")} == OWN | {"lora.rank": 16}
+    assert not [line for line in (*reading.unpriced, *reading.beside) if "peft" in line]
+
+
 def test_verls_adapters_under_megatron_are_bridges() -> None:
     """verl/workers/config/megatron_peft.py hands model.lora to Bridge's create_peft; rank 0 is none."""
     actor = "{{strategy: megatron, ppo_mini_batch_size: 64, megatron: {{tensor_model_parallel_size: 2}}}}"

@@ -494,7 +494,7 @@ def test_user_buffers_that_megatron_turns_off_are_read_as_off(latent: bool) -> N
         ("mla_up_proj shared_experts", LATENT, "mla_up_proj", ["shared_experts"], False),
         ("layernorm mlp", {}, "mlp", [], True),
         ("layernorm mlp", {"transformer_impl": "local"}, "layernorm+mlp", [], False),
-        ("core_attn mlp", {}, "mlp", ["core_attn"], False),
+        ("core_attn mlp", {}, "mlp", [], False),
         ("core_attn", {}, "selective", [], False),
     ],
 )
@@ -504,7 +504,18 @@ def test_modules_that_no_mode_has_leave_the_most_that_one_has(
     f = megatron.Fields({"recompute_granularity": "selective", "recompute_modules": modules.split(), **given})
     assert megatron.recompute_of(f) == (mode, None)
     assert f.unpriced == [f"recompute_modules={name}" for name in unpriced]
+    assert f.slower == ["recompute_modules=core_attn"] * (modules == "core_attn mlp"), "flash attention keeps no scores: time alone"
     assert [one for one in f.assumed if "layernorm does nothing" in one] == f.assumed[-1:] * idle
+
+
+def test_by_hand_names_every_module_that_megatron_recomputes() -> None:
+    """It had layernorm as priced, which audit and the rule of Transformer Engine's norms had not."""
+    text = (Path(megatron.__file__).parents[1] / "engines/BY_HAND.md").read_text()
+    priced, _, without = next(line for line in text.splitlines() if line.startswith("| `pin.recompute=")).partition(
+        "seconds and traffic again; not"
+    )
+    assert all(f"`{name}`" in without for name in ("shared_experts", "gdn_norm_out", "layernorm"))
+    assert all(name in priced for name in megatron.RECOMPUTED[:-2])
 
 
 def test_what_lacks_memory_without_a_module_that_has_no_price_is_no_verdict(tmp_path: Path) -> None:
@@ -571,6 +582,23 @@ def test_windows_and_experts_of_some_layers_make_one_pattern(experts: bool, wind
 def test_a_vocabulary_that_the_user_gives_is_not_assumed(tmp_path: Path) -> None:
     said = [audited(tmp_path, f"{MODEL} {REST}", **keys).reading.assumed for keys in ({}, {"model": {"vocab_size": 50304}})]
     assert [any("vocab_size" in line for line in lines) for lines in said] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("named", "size", "of"),
+    [
+        ("--tokenizer-model meta-llama/Meta-Llama-3-8B", 128256, "recipe=llama3_8b's, by meta-llama/Meta-Llama-3-8B"),
+        ("--tokenizer-model some/model-7b", 50257, "GPT-2's, as tokenizer_model=some/model-7b is not read"),
+        ("", 50257, "GPT-2's, as tokenizer_type=HuggingFaceTokenizer is not read"),
+    ],
+)
+def test_the_vocabulary_of_a_tokenizer_of_the_hub_is_one_line(named: str, size: int, of: str) -> None:
+    """It was "the tokenizer's is not in the file", whatever it was, and Llama 3's 50,257 tokens."""
+    line = f"torchrun pretrain_gpt.py {MODEL} {REST}".replace("GPT2BPETokenizer", f"HuggingFaceTokenizer {named}")
+    reading = script.read(line).reading
+    assert reading.keys["model.vocab_size"] == size
+    said = f"vocab_size={size}: {of}; model.vocab_size=, or --vocab-size in a script, says another"
+    assert [one for one in reading.assumed if "vocab_size" in one] == [said]
 
 
 def test_a_variable_that_says_how_large_the_cluster_is_is_no_place_for_a_change(tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("batch", M, workload(), {"num_microbatches": 4}, "num_microbatches=4 x dp=8 = 32 is not global_batch_size=64"),
     ("recompute_mlp_bias", M, workload(), {"recompute": "mlp"}, "backward never ends"),
     ("recompute_fused_norm", D, workload(LLAMA), {"recompute": "layernorm+mlp"}, "norms are part of the linears"),
+    ("recompute_fused_norm", M, workload(replace(LLAMA, feed_forward=SIX)), {"recompute": "layernorm"}, "and layernorm of these no price"),
     ("recompute_flash", M, workload(LLAMA), {"recompute": "core_attn+mlp"}, "take mlp"),
     ("cp_te", M, workload(software=BARE), {"cp": 2, "dp": 4}, "Transformer Engine"),
     ("cp_seq", M, workload(seq_length=62), {"cp": 2, "dp": 4}, "2*cp=4 does not divide seq_length=62"),

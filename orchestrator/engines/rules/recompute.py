@@ -33,11 +33,15 @@ def recompute_mlp(candidate: Candidate, workload: Workload) -> str | None:
     return f"recompute={mode} with add_bias_linear: the MLP's checkpoint gives its bias back as an output, and backward never ends"
 
 
-@rule("recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", "software recompute")
+@rule("recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", "model software recompute")
 def recompute_norms(candidate: Candidate, workload: Workload) -> str | None:
     mode, cluster = candidate.strategy.recompute, workload.cluster
     if "layernorm" not in RECOMPUTE_MODULES.get(mode, ()) or not cluster.software.transformer_engine or cluster.is_cpu:
         return None
+    a = workload.model.architecture
+    if a.experts or latent_attention(a) is not None:
+        why = "Transformer Engine has norms apart before experts and latent attention alone, and layernorm of these no price"
+        return f"recompute={mode}: {why}"
     return f"recompute={mode}: Transformer Engine's norms are part of the linears behind them, so that layernorm recomputes nothing"
 
 
