@@ -365,8 +365,8 @@ SWIFTS: Final = ("tuner_type", "train_type", "lora_", "target_modules", "target_
 
 
 def swifts_adapters(content: Content) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
-    """The same as `adapters_of`, of ms-swift's flags (3602360, swift/megatron/arguments/megatron_args.py, MegatronTunerMixin). Raises
-    InputError for a value of the wrong type."""
+    """The keys lora.* by ms-swift's flags (3602360, swift/megatron/arguments/megatron_args.py, MegatronTunerMixin), and what `adapters_of`
+    gives beside them. Raises InputError for a value of the wrong type."""
     given = Given(content)
     kind = str(content.get("tuner_type") or content.get("train_type") or "full")
     loaded = [name for name in ("adapters", "mcore_adapter", "ref_adapters", "mcore_ref_adapter") if content.get(name)]
