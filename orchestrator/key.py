@@ -60,7 +60,6 @@ class Key(msgspec.Struct, frozen=True):
     owner: Any = None
 
 
-@cache
 def declared(*structs: type[msgspec.Struct]) -> tuple[Key, ...]:
     """The keys among the fields of structs, in order, each with its field's type and default.
 
@@ -69,17 +68,22 @@ def declared(*structs: type[msgspec.Struct]) -> tuple[Key, ...]:
     >>> key.name, key.type, key.default, key.field
     ('train.steps', <class 'int'>, '20', 'steps')
     """
+    return tuple(key for struct in structs for key in _declared(struct))
+
+
+@cache
+def _declared(struct: type[msgspec.Struct]) -> tuple[Key, ...]:
+    """The keys among the fields of one struct."""
     found = []
-    for struct in structs:
-        hints = typing.get_type_hints(struct, include_extras=True)
-        for name, default in defaults_of(struct).items():
-            if typing.get_origin(hints[name]) is not typing.Annotated:
-                continue
-            kind, *notes = typing.get_args(hints[name])
-            for note in notes:
-                if isinstance(note, Key):
-                    filled = {"type": kind if note.type is None else note.type, "default": note.default or default_shown(default)}
-                    found.append(msgspec.structs.replace(note, **filled, field=name, owner=struct))
+    hints = typing.get_type_hints(struct, include_extras=True)
+    for name, default in defaults_of(struct).items():
+        if typing.get_origin(hints[name]) is not typing.Annotated:
+            continue
+        kind, *notes = typing.get_args(hints[name])
+        for note in notes:
+            if isinstance(note, Key):
+                filled = {"type": kind if note.type is None else note.type, "default": note.default or default_shown(default)}
+                found.append(msgspec.structs.replace(note, **filled, field=name, owner=struct))
     return tuple(found)
 
 

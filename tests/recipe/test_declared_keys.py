@@ -69,6 +69,7 @@ def test_every_field_that_a_user_may_set_is_a_key() -> None:
     for struct in (Training, Lora, Architecture, RunSettings, SlurmOptions, ContainerOptions):
         fields = {info.name for info in msgspec.structs.fields(struct)}
         assert fields - {key.field for key in KEYS.values() if key.owner is struct} <= filled_in
+        assert all(KEYS[key.name] is key for key in declared(struct) if not key.aliases)  # its annotations are evaluated once
 
 
 def test_a_wrong_value_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
