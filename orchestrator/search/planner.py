@@ -266,7 +266,7 @@ def fastest_with(
         candidate = replace(before, strategy=choice.set_on(before.strategy, value))
         if allowed.never(candidate):
             break
-        if not least and costs.time_floor(candidate) >= below_s:  # nothing is known of its time but that
+        if not least and (costs.time_floor(before) >= below_s or costs.time_floor(candidate) >= below_s):  # what frees bytes takes time
             continue
         before_modes = modes[before]
         with_it = allowed.modes(candidate, before_modes)

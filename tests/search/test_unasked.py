@@ -185,7 +185,8 @@ def test_traffic_runs_beside_products_unasked_where_user_buffers_start_and_publi
 
 def test_an_offload_is_offered_where_it_makes_room_for_a_faster_plan_and_nowhere_else() -> None:
     """Chunks of a pipeline, of which there are four where attention leaves what it keeps to host memory. Looked at on the plan's own mesh
-    alone: all others would take two thirds of the search once more (llama3_8b on 8 GPUs)."""
+    alone: all others would take two thirds of the search once more (llama3_8b on 8 GPUs). It frees bytes for time: a choice that is too
+    slow without it is too slow with it, as the search takes it."""
     words = ("recipe=gpt3_1t", "gpus=1024", "cluster=dgx_h100")
     found = searched(*words)
     (roomy,) = [one for one in found.unasked if "offload_modules" in one.key]
@@ -193,6 +194,13 @@ def test_an_offload_is_offered_where_it_makes_room_for_a_faster_plan_and_nowhere
     assert seconds_of(roomy.plan) < (1 - WORTH_S) * seconds_of(found.plan)
     assert (found.plan.vpp, roomy.plan.vpp) == (1, 4)
     assert seconds_of(searched(*words, roomy.key).plan) == pytest.approx(seconds_of(roomy.plan))
+    offered = BY_NAME["offload_modules"].offered
+    assert found.space is not None and offered is not None
+    costs = found.space.planned[found.space.index(found.plan)].costs(found.space.workload)
+    for before in (one for one in found.bounds.usual if one.engine == found.plan.engine and one.mesh == found.plan.mesh):
+        for modules in offered.values:
+            candidate = replace(before, strategy=replace(before.strategy, offload_modules=modules))
+            assert costs.time_floor(candidate) >= costs.time_floor(before)
     for none in (("recipe=llama3_70b", "gpus=64"), (*words, "cluster.software.transformer_engine=false"), (*words, "pin.vpp=1")):
         assert not any("offload_modules" in one.key for one in searched(*none).unasked)
 
