@@ -66,24 +66,28 @@ class PassPrices:
 
     def __init__(self, workload: EngineWorkload, network: Network) -> None:
         self._workload, self._network = workload, network
-        self._known: dict[tuple[object, ...], Passes] = {}
-        self._plain: dict[tuple[object, ...], _Plain] = {}
+        self._known: dict[tuple[object, ...], tuple[dict[str, _Plain], dict[tuple[str, Recompute], Passes]]] = {}
+        """What is priced already by `key`: by kind of layer, and by that and recompute."""
         self._parts: dict[tuple[str, object], LayerSpec] = {}
         self._again: dict[tuple[str, Recompute], LayerSpec | None] = {}
-        self._last_key: tuple[Strategy | None, int, StateBytes | None, tuple[object, ...]] = None, 0, None, ()
-        """A strategy, samples and states, with their `key`: its layers are asked for one after the other."""
+        self._newest: tuple[Strategy, int, StateBytes] | None = None
+        """The strategy, samples and states of `_here`: their layers are asked for one after the other."""
+        self._here: tuple[dict[str, _Plain], dict[tuple[str, Recompute], Passes]] = {}, {}
+        """What is priced already under these."""
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> Passes:
         """The passes of this layer. `states`: bytes per parameter (a weight's gradient is written in backward)."""
-        if self._last_key[0] is not strategy or self._last_key[1:3] != (micro_batch_size, states):
-            self._last_key = strategy, micro_batch_size, states, self.key(strategy, micro_batch_size, states)
-        alike = layer.kind, self._last_key[3]
-        known = self._known.get((recompute, alike))
+        newest = self._newest
+        if newest is None or newest[0] is not strategy or newest[1:] != (micro_batch_size, states):
+            self._newest = strategy, micro_batch_size, states
+            self._here = self._known.setdefault(self.key(strategy, micro_batch_size, states), ({}, {}))
+        plains, passes = self._here
+        known = passes.get((layer.kind, recompute))
         if known is None:
-            plain = self._plain.get(alike)
+            plain = plains.get(layer.kind)
             if plain is None:
-                plain = self._plain[alike] = self._without_recompute(layer, strategy, micro_batch_size, states)
-            known = self._known[recompute, alike] = self._priced(layer, recompute, strategy, micro_batch_size, states, plain)
+                plain = plains[layer.kind] = self._without_recompute(layer, strategy, micro_batch_size, states)
+            known = passes[layer.kind, recompute] = self._priced(layer, recompute, strategy, micro_batch_size, states, plain)
         return known
 
     def key(self, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:

@@ -104,9 +104,13 @@ class Architecture(Shared, frozen=True, kw_only=True, dict=True):
                 break
         return found
 
-    def kinds_of_layers(self) -> list[Layer]:
+    def kinds_of_layers(self) -> tuple[Layer, ...]:
         """The different layers, in order of first appearance."""
-        return list(dict.fromkeys(layer for layer, _ in self.layer_runs()))
+        return self._kinds
+
+    @cached_property
+    def _kinds(self) -> tuple[Layer, ...]:
+        return tuple(dict.fromkeys(layer for layer, _ in self.layer_runs()))
 
     @cached_property
     def experts(self) -> tuple[Experts, ...]:

@@ -287,8 +287,7 @@ class Inner:
         mixed = max(map(len, chunks)) > 1
 
         def of_mode(mode: Recompute) -> Callable[[int], float]:
-            again = {kind: layer(kind, mode) for kind in {kind for _, kind, _, _ in runs}}
-            layers = [(chunk, count, plain, again[kind]) for chunk, kind, count, plain in runs]
+            layers = [(chunk, count, plain, layer(kind, mode)) for chunk, kind, count, plain in runs]
 
             def peak_bytes(first_n: int) -> float:
                 if mixed:

@@ -55,7 +55,7 @@ PP_BEFORE_DP = ("tp", "cp", "ep", "pp", "dp")
 """The axes in the order of Megatron's --use-tp-pp-dp-mapping: a pipeline's stages are near each other and its replicas far apart."""
 
 
-class Mesh(Value, frozen=True, kw_only=True):
+class Mesh(Value, frozen=True, kw_only=True, cache_hash=True):
     """Dense axes tp x cp x dp x pp; experts fold ep x etp x expert_dp over tp x cp x dp.
 
     >>> Mesh(tp=2, pp=2, dp=4).world_size
@@ -187,7 +187,7 @@ class Options(Value, frozen=True, kw_only=True):
         offered=Offered(values=(True,), asks=IN_THE_PROGRAM, saves_memory=True, last_resort=True))] = False  # fmt: skip
 
 
-class Strategy(Options, frozen=True, kw_only=True):
+class Strategy(Options, frozen=True, kw_only=True, cache_hash=True):
     """How one layer is computed and its states are kept."""
 
     mesh: Mesh
@@ -197,7 +197,7 @@ class Strategy(Options, frozen=True, kw_only=True):
     grad_reduce_dtype: Dtype = "fp32"
 
 
-class Candidate(Value, frozen=True, kw_only=True):
+class Candidate(Value, frozen=True, kw_only=True, cache_hash=True):
     """An outer choice: everything but the split of layers over stages and their recompute. `strategy.recompute` is then the
     strongest mode that the inner search may use."""
 

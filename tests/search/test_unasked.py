@@ -195,7 +195,8 @@ def test_an_offload_is_offered_where_it_makes_room_for_a_faster_plan_and_nowhere
     assert (found.plan.vpp, roomy.plan.vpp) == (1, 4)
     assert seconds_of(searched(*words, roomy.key).plan) == pytest.approx(seconds_of(roomy.plan))
     offered = BY_NAME["offload_modules"].offered
-    assert found.space is not None and offered is not None
+    assert found.space is not None
+    assert offered is not None
     costs = found.space.planned[found.space.index(found.plan)].costs(found.space.workload)
     for before in (one for one in found.bounds.usual if one.engine == found.plan.engine and one.mesh == found.plan.mesh):
         for modules in offered.values:
