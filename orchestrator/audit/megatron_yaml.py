@@ -115,8 +115,11 @@ def read(
 
     def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes: dict[str, Any] = {}
-        for field, value in megatron.fields_changed(before, after).items():
+        fields = megatron.fields_changed(before, after)
+        for field, value in fields.items():
             path, there = seen.get(field, ("", None))
+            if value is None and not tool.nulls and fields.get(megatron.NEEDED.get(field, ""), NOTHING) is None:
+                continue  # it does nothing then
             if field == EXPERT_TP in tool.made:
                 value = after.etp
             if not path and value is None:
@@ -125,7 +128,8 @@ def read(
             if not path and not found:
                 return None
             to = found[0].to if found else same
-            changes[path or found[0].theirs] = to(False if value is None and isinstance(there, bool) else value)
+            off = NOTHING if value is not None or tool.nulls else tool.off.get(field, NOTHING)
+            changes[path or found[0].theirs] = to(False if value is None and isinstance(there, bool) else value) if off is NOTHING else off
         return (change or partial(changed, text, name))(changes)
 
     return Source(text=text, reading=reading, edited=edited)

@@ -684,6 +684,22 @@ def test_ms_swifts_adapters_take_what_its_published_run_of_qwen3_30b_a3b_does(tm
     assert causes["optimizer"] == pytest.approx(12 * (experts + others / 2), rel=1e-3), "of 64 experts on this rank alone, of the rest half"
 
 
+@pytest.mark.parametrize("name", ["run.sh", "run.yaml"])
+def test_ms_swifts_recompute_is_turned_off_by_its_own_word(name: str) -> None:
+    """No place was found for it: a null is the word None to its reader, and the method beside `none` does nothing."""
+    flags = "--recompute_granularity full --recompute_method uniform --recompute_num_layers 1"
+    text = SWIFT.replace("--recompute_granularity none", flags)
+    if name == "run.yaml":
+        said = (word.split() for word in text.replace("\\", "").split(" --")[1:])
+        text = "".join(f"{flag}: {value}\n" for flag, value in said)
+    source = formats.read(text, name)
+    assert source.reading.setup.recompute == "full"
+    changed = source.edited(source.reading.setup, replace(source.reading.setup, recompute="none"), 8)
+    assert changed is not None
+    assert re.search("recompute_granularity:? none", changed)
+    assert formats.read(changed, name).reading.setup == replace(source.reading.setup, recompute="none")
+
+
 def test_a_change_of_ms_swifts_tp_that_the_experts_follow_is_written() -> None:
     source = formats.read(SWIFT.replace("--tensor_model_parallel_size 2", "--expert_model_parallel_size 4"), "run.sh")
     changed = source.edited(source.reading.setup, replace(source.reading.setup, tp=2, etp=2), 8)
