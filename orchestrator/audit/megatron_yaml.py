@@ -288,7 +288,7 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
     keys |= adapted
     notes += taken
     if adapted:
-        own = tuple(ADAPTERS.values()) if tool is not MS_SWIFT else SWIFTS
+        own = tuple(path for of, path in ADAPTERS if of is tool) or SWIFTS
         lists |= {of: tuple(one for one in lines if not one.startswith(own)) for of, lines in lists.items()}
         if content.get("bridge_backend") == "megatron-bridge":
             f.broken.append("bridge_backend=megatron-bridge with adapters: ms-swift trains them by mcore-bridge alone")
@@ -298,9 +298,10 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
 
 SCHEMES: Final = {"lora": 32, "vlm_lora": 32, "vlmlora": 32, "dora": 64, "canonical_lora": 32, "canonicallora": 32}
 """Kinds of Megatron-Bridge's adapters as its recipes, its classes and verl call them, with the alpha that each has by itself."""
-ADAPTERS: Final = {
-    BRIDGE.kind: "peft", NEMO2.kind: "peft", VERL.kind: "actor_rollout_ref.model.lora", NEMO_RL.kind: "policy.megatron_cfg.peft",
-}  # fmt: skip
+ADAPTERS: Final = (
+    (BRIDGE, "peft"), (NEMO2, "peft"), (VERL, "actor_rollout_ref.model.lora"), (VERL_SFT, "model.lora"),
+    (NEMO_RL, "policy.megatron_cfg.peft"),
+)  # fmt: skip
 """Where files of programs that train them by Bridge, or by NeMo 2's classes from which Bridge's are, have them."""
 RANK: Final = 32
 """The rank of Bridge's adapters where nothing is said."""
@@ -324,9 +325,9 @@ PRICED: Final = {
 def adapters_of(content: Content, tool: Tool, *, whole: bool) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
     """The keys lora.* for adapters of Megatron-Bridge, what of them has no price, and what is taken where the file does not say it.
     `whole`: the content has what a recipe below the file sets."""
-    path = ADAPTERS.get(tool.kind, "peft")
-    peft: Any = content.get("peft") if path == "peft" else section(content, path)
-    if tool is VERL:
+    path = next((path for of, path in ADAPTERS if of is tool), "")
+    peft: Any = content.get("peft") if path in ("peft", "") else section(content, path)
+    if tool in (VERL, VERL_SFT):
         peft = {**peft, "dim": peft["rank"]} if peft.get("rank") else None
     elif tool is NEMO_RL and not peft.get("enabled"):
         return {}, (), ()
@@ -340,8 +341,8 @@ def adapters_of(content: Content, tool: Tool, *, whole: bool) -> tuple[dict[str,
     names = given.get("target_modules") or own
     found = {str(name): str(name).rpartition(".")[2].lstrip("*") for name in names} if isinstance(names, list | tuple) else {}
     known = [name for name in found.values() if name in SIDES or name in MEGATRON_LINEARS.values()]
-    if tool.kind not in ADAPTERS or scheme not in SCHEMES or not known:
-        return {}, (f"{path}={' '.join(str(peft).split())[:80]}: all weights are priced as trained",), ()
+    if not path or scheme not in SCHEMES or not known:
+        return {}, (f"{path or 'peft'}={' '.join(str(peft).split())[:80]}: all weights are priced as trained",), ()
     several = not SIDES.keys().isdisjoint(known)
     keys = {
         "lora.rank": given.get("dim", RANK),

@@ -245,6 +245,8 @@ def test_verls_adapters_under_megatron_are_bridges() -> None:
         "actor_rollout_ref.model.lora.a2a_experimental=True"
     ]
     assert "lora.rank" not in formats.read(policy.format("{rank: 0}"), "verl.yaml").reading.keys
+    alone = "{model: {lora: {rank: 8, alpha: 16}}, engine: {tensor_model_parallel_size: 2}, optim: {lr: 1e-5}, data: {train_batch_size: 8}}"
+    assert formats.read(alone, "sft.yaml").reading.keys["lora.rank"] == 8, "verl's supervised training, by its engine"
 
 
 def test_a_recipe_with_adapters_takes_less_than_one_without(checkout: Path) -> None:
