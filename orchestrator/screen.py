@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Self, TextIO, cast
 import msgspec
 
 from orchestrator.engines import ENGINES
+from orchestrator.engines.entry import engine_of_copy
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.folder import saved_bytes
 from orchestrator.job import Job
@@ -211,11 +212,14 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if plan.training.lengths is not None:
         padded = msgspec.structs.replace(plan, training=msgspec.structs.replace(plan.training, packing=False))
         say(text.samples_text(plan, Planner(settings).prices_of(plan).priced(padded)))
+        balance, own = plan.training.balance, settings.entry is not None and not engine_of_copy(ENGINES, settings.entry)
+        if own and plan.training.packing and balance != "none":
+            say(f"{settings.entry} deals samples to ranks itself: the price has data.balance={balance}, none is as they are drawn")
     if settings.packs_unasked and plan.training.packing is False:
         say("data.packing=false: no plan has several samples in a sequence; data.packing=true says why")
-    if not plan.cluster.is_cpu and (software := text.software_text(plan, ENGINES[plan.engine].requirements.versions(plan.cluster))):
-        unsaid = "; assumed of the image: cluster.software.megatron_core= and .deepspeed= say what it has"
-        say(f"{software}{unsaid if settings.software_unsaid else ''}")
+    requires = ENGINES[plan.engine].requirements.versions(plan.cluster)
+    if not plan.cluster.is_cpu and (software := text.software_text([plan], requires, assumed=settings.software_unsaid)):
+        say(software)
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour, settings.steps_done), text.rank_name(plan), brief=brief)}")
     if settings.assumed:
         values = " ".join(f"train.{name}={getattr(plan.training, name):g}" for name in settings.assumed)
@@ -339,7 +343,7 @@ def notes_text(settings: Settings, plan: Plan, job: Job, *, starts: bool = False
     if job.unstartable:
         return "".join(f"note: {note}\n" for note in (*job.notes, f"job.sbatch and launch.sh were not written: {job.unstartable}"))
     slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
-    by_slurm = settings.launch == "slurm" or job.num_nodes > 1
+    by_slurm = settings.launch == "slurm" or (slurm.most_nodes or job.num_nodes) > 1
     notes = [*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())]
     saves = plan.run.save_every or "--save" in job.arguments or (settings.entry is not None and plan.engine != MEGATRON)
     limit = render.limit_s(slurm.time) if by_slurm else None

@@ -20,6 +20,7 @@ from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.model import padded_for_every_layout
+from orchestrator.report.text import software_text
 from orchestrator.rl import text
 from orchestrator.rl.choose import Chosen, Question, fastest
 from orchestrator.rl.job import RlJob
@@ -95,7 +96,10 @@ class RlAnswer(Printed, frozen=True, kw_only=True):
         )
 
     def __str__(self) -> str:
-        return "\n".join([*text.lines(self.chosen, self.settings.price_per_gpu_hour), *text.one_sample(self.job)])
+        plan, plans = self.plan, list(self.step.plans.values())
+        software = software_text(plans, ENGINES[plan.engine].requirements.versions(plan.cluster), assumed=self.settings.software_unsaid)
+        said = [*text.lines(self.chosen, self.settings.price_per_gpu_hour), text.lengths(self.job), software, *text.one_sample(self.job)]
+        return "\n".join(filter(None, said))
 
     def written(self, name: str) -> dict[str, str]:
         """The step in the words of a program, verl or nemo_rl: texts by the names of its files. Raises InputError for a step that this

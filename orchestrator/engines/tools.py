@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.deepspeed.fsdp_files import settings_of
-from orchestrator.engines.deepspeed.trainer_files import around, check_decoder, unlearnt
+from orchestrator.engines.deepspeed.trainer_files import around, check_decoder, not_told
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.megatron_args import one_connection, several_connections, shape, switches, why_not
 from orchestrator.engines.megatron_versions import release_of
@@ -161,6 +161,8 @@ def written(plan: Plan, name: str) -> Written:
             unsaid[field] = value
     if name == "bridge" and plan.training.task == "sft":
         said |= _bridge_tunes(plan) if plan.model.vision is None else {"dataset.enable_in_batch_packing": False}
+    if name == "bridge" and plan.run.init_from is not None:  # a folder of Hugging Face's is taken too (checkpoint_utils.py:211)
+        said["checkpoint.pretrained_checkpoint"] = plan.run.init_from
     if lora is not None:
         of = adapters(plan, lora)[1]
         named = {"dim": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout"}  # ms-swift's
@@ -265,7 +267,7 @@ def files(plan: Plan, found: Written, more: Sequence[str] = ()) -> list[File]:
             adapters=f"    recipe.peft = {kind}()\n" if kind else "",
         )
         code = File(path=f"{found.tool}.py", content=head + begin + "".join(f"    {line}\n" for line in lines) + "    return recipe\n")
-        return [code, File(path="bridge.sh", content=_command(head, found))] if found.tool == "bridge" else [code]
+        return [code, File(path="bridge.sh", content=_command(head, plan, found))] if found.tool == "bridge" else [code]
     return [File(path=f"{found.tool}.yaml", content=head + yaml.safe_dump(nested(found.settings), sort_keys=False, width=10**6))]
 
 
@@ -298,11 +300,12 @@ def _heading(plan: Plan, found: Written) -> Iterator[str]:
         where = "for a recipe whose data set packs them" if found.tool == "bridge" else "the settings of your data set say it there"
         yield f"The plan packs samples{padded}: {where}."
     if plan.training.lora is not None and found.tool == "bridge":
-        yield "Adapters need checkpoint.pretrained_checkpoint, the weights that they are beside; checkpoint.also_save_hf_checkpoint=true"
-        yield "writes them as peft's adapter, examples/peft/merge_lora.py adds them to those weights."
+        if plan.run.init_from is None:
+            yield "Adapters need checkpoint.pretrained_checkpoint, the weights that they are beside: model.init_from= names them here."
+        yield "checkpoint.also_save_hf_checkpoint=true writes adapters as peft's, examples/peft/merge_lora.py adds them to the weights."
     if (images := plan.training.images) is not None:
         yield f"The images are those of the recipe's data set: the plan is for {images} of {plan.training.image_tokens} tokens a sample."
-    yield from unlearnt(plan)
+    yield from not_told(plan, names_weights=found.tool == "bridge")
     if found.unsaid:
         yield f"Can't be said there: {', '.join(found.unsaid)}."
     if found.left:
@@ -353,7 +356,7 @@ def _flags(plan: Plan, found: Written) -> str:
     return " \\\n  ".join(["python3 train.py", *flags, f"--vocab-size {plan.model.vocab_size}", '"$@"']) + "\n"
 
 
-def _command(head: str, found: Written) -> str:
+def _command(head: str, plan: Plan, found: Written) -> str:
     """Bridge's settings as words of a command line. Recipes have a precision's name in place of its fields there, and some no comm_overlap,
     which no word can make: its settings are the model's and ddp's there, with what it would set by itself."""
     fields = {path: value for path, value in found.settings.items() if path.startswith("mixed_precision.")}
@@ -371,11 +374,21 @@ def _command(head: str, found: Written) -> str:
         said = {path: value for path, value in said.items() if not path.startswith("peft.")}
         other.append("peft=CanonicalLoRA(...)")
     only = f"# bridge.py alone can say: {', '.join(other)}.\n" if other else ""
-    parts = [RUN_RECIPE, *(shlex.quote(f"{path}={word(value)}") for path, value in said.items()), '"$@"']
+    nodes, ranks = shape(plan)
+    run = f'torchrun --nproc_per_node="${{RANKS_PER_NODE:-{ranks}}}"'
+    if nodes > 1:
+        only += f"# On every node: RECIPE=NAME NODE_RANK=<0..{nodes - 1}> MASTER_ADDR=<host of node 0> bash bridge.sh\n"
+        run = f'{run} --nnodes="${{NNODES:-{nodes}}}" {RENDEZVOUS}'
+    parts = [run, RUN_RECIPE, *(shlex.quote(f"{path}={word(value)}") for path, value in said.items()), '"$@"']
     return "#!/usr/bin/env bash\n" + head + only + " \\\n  ".join(parts) + "\n"
 
 
-RUN_RECIPE: Final = 'torchrun --nproc_per_node="${RANKS_PER_NODE:-8}" scripts/training/run_recipe.py --recipe "$RECIPE"'
+RUN_RECIPE: Final = 'scripts/training/run_recipe.py --recipe "$RECIPE"'
+RENDEZVOUS: Final = (
+    '--node_rank="${NODE_RANK:-${SLURM_NODEID:?NODE_RANK is not set: the number of this node, from 0}}" '
+    '--master_addr="${MASTER_ADDR:?is not set: the address of node 0}" --master_port="${MASTER_PORT:-29500}"'
+)
+"""How the nodes find each other, by the variables of launch.sh."""
 NAMED: Final = {name: (f"mixed_precision.{name[:4]}", "mixed_precision.grad_reduce_in_fp32") for name in ("bf16_mixed", "fp16_mixed")}
 """What a precision's name stands for (training/mixed_precision.py)."""
 

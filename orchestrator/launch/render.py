@@ -329,8 +329,11 @@ def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
     found = []
     if slurm.time is None:
         found.append("job.sbatch has no time limit: the partition's holds, before which the ranks save and end; slurm.time=12:00:00")
+    ranks = job.world_size // (slurm.most_nodes or job.num_nodes)
+    if job.backend == "nccl" and ranks < job.ranks_per_node:
+        found.append(f"slurm.nodes={slurm.most_nodes} puts {ranks} ranks on a node, and the plan is priced with {job.ranks_per_node}: "
+                     f"gpus_per_node={ranks} plans for it")  # fmt: skip
     if job.backend == "nccl" and not slurm.exclusive and slurm.gres != "" and slurm.cpus_per_task is None and slurm.cpus_per_gpu is None:
-        ranks = job.world_size // (slurm.most_nodes or job.num_nodes)
         tasks = "a task" if slurm.style == "srun" else f"the one task that starts {ranks} rank{'s' if ranks > 1 else ''}"
         found.append(f"job.sbatch shares its nodes, and Slurm may give one core to {tasks}: slurm.cpus_per_task=, or slurm.exclusive=true")
     if job.backend == "nccl" and job.num_nodes > 1 and "NCCL_SOCKET_IFNAME" not in job.environment:
@@ -401,6 +404,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         least=slurm.least_nodes,
         answer_s=ANSWER_S,
         healthy=_healthy(job),
+        grace_s=slurm.warning_s or WARNING_S,
         options="\n".join(f"#SBATCH {line}" for line in lines),
         environment=environment,
         ranks_per_node=ranks_per_node,

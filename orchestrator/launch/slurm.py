@@ -50,6 +50,9 @@ EXIT = re.compile(r"\bExitCode=(\d+):(\d+)")
 DOWN = re.compile(r"DOWN|FAIL|NO_RESPOND|NOT_RESPONDING")
 FAILED_NODE = re.compile(r"\bFailedNode=([^\s(]+)")
 NODES = re.compile(r"\bNodeList=(\S+)")
+FIELD = re.compile(r"\b(\w+)=(\S*)")
+WARNED = re.compile(r"^#SBATCH --signal=B:USR1@(\d+)$", re.MULTILINE)
+"""The line of job.sbatch that says how many seconds a step and a save may take."""
 
 
 class Submitted(Value, frozen=True, kw_only=True):
@@ -61,9 +64,12 @@ class Submitted(Value, frozen=True, kw_only=True):
     cancel: str
     test: str
     """What `sbatch --test-only` said: when and where the job would start."""
+    preempted: str = ""
+    """Why it would save nothing where Slurm preempts it."""
 
     def __str__(self) -> str:
-        return f"{self.test}\nSubmitted as job {self.job_id}. Watch: {self.watch}. Cancel: {self.cancel}"
+        warning = f"\nwarning: {self.preempted}" if self.preempted else ""
+        return f"{self.test}\nSubmitted as job {self.job_id}. Watch: {self.watch}. Cancel: {self.cancel}{warning}"
 
 
 def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
@@ -104,8 +110,31 @@ def submit(out: Path, slurm: SlurmOptions | None = None) -> Submitted:
         raise LaunchError(f"launch=slurm: sbatch refuses the job: {_said(done)}")
     log = str(out / f"slurm-{job_id}.log")
     return Submitted(
-        job_id=job_id, log=log, watch=f"squeue -j {job_id}; tail -F {shlex.quote(log)}", cancel=f"scancel {job_id}", test=_said(test)
-    )
+        job_id=job_id, log=log, watch=f"squeue -j {job_id}; tail -F {shlex.quote(log)}", cancel=f"scancel {job_id}", test=_said(test),
+        preempted=_preempted(out, job_id),
+    )  # fmt: skip
+
+
+def _preempted(out: Path, job_id: str) -> str:
+    """Why this job of the folder would save nothing where jobs of a partition of a higher tier preempt it; "": it is never preempted, or
+    saves, or Slurm does not say. What a QOS preempts is not asked for."""
+    with contextlib.suppress(LaunchError, OSError, LookupError, ValueError):
+        needs_s = int(WARNED.findall((out / "job.sbatch").read_text())[0])
+        job, config, shown = (_ask("scontrol", "show", *what).stdout for what in (("job", job_id), ("config",), ("partition",)))
+        site = dict(re.findall(r"^(\w+)\s*= *(\S*)", config, re.MULTILINE))
+        partitions = [dict(FIELD.findall(one)) for one in shown.strip().split("\n\n")]
+        name = dict(FIELD.findall(job))["Partition"]
+        own = next(one for one in partitions if one["PartitionName"] == name)
+        higher = any(int(one["PriorityTier"]) > int(own["PriorityTier"]) for one in partitions)
+        if not higher or site["PreemptType"] != "preempt/partition_prio" or own["PreemptMode"] not in ("REQUEUE", "CANCEL"):
+            return ""
+        ends = f"Slurm preempts jobs of partition {name} with GraceTime={own['GraceTime']} s, and"
+        before = "what was saved before counts (train.save_every=)"
+        if int(own["GraceTime"]) < needs_s:
+            return f"{ends} a step and a save may take {needs_s} s: {before}"
+        if "send_user_signal" not in site.get("PreemptParameters", "") and site["ProctrackType"] != "proctrack/cgroup":
+            return f"{ends} {site['ProctrackType']} ends the ranks at once: {before}, or PreemptParameters=send_user_signal of the site"
+    return ""
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

@@ -27,7 +27,7 @@ def why_not_trl(plan: Plan) -> str | None:
         (plan.tp > 1, f"tp={plan.tp}: it multiplies by the head's weight itself, of which a rank has a part (trainer/utils.py:1633)"),
         (plan.cp > 1, f"cp={plan.cp}: its loss is transformers', with gradients too large by {plan.cp} (trainer/sft_trainer.py:1591)"),
         (plan.tiled_logits > 1, f"tiled_logits={plan.tiled_logits}: it has tiles of its own"),
-        (balanced, "experts.aux_loss_coeff: it balances experts over padding too, and reports the sum (trainer/utils.py:1682)"),
+        (balanced, "model.aux_loss_coeff: it balances experts over padding too, and reports the sum (trainer/utils.py:1682)"),
     )
     return next((why for holds, why in refused if holds), None)
 

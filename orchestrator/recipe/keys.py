@@ -98,6 +98,9 @@ class Inputs(Value, frozen=True, kw_only=True):
     routing: Annotated[str | None, Key(
         "model.routing", "how unevenly tokens go to experts: a trace (JSON lines), or the multiple of an even share that the busiest gets",
         type=str, default="even")] = None  # fmt: skip
+    aux_loss_coeff: Annotated[float | None, Key(
+        "model.aux_loss_coeff", "weight of the loss that balances experts' load; 0: none", type=float, default="the model's own", low=0,
+        below=1)] = None  # fmt: skip
     dropout: Annotated[float | None, Key("model.dropout", "hidden and attention dropout together", type=float, low=0, below=1)] = None
     blend: Annotated[
         tuple[Source, ...], Key("data.blend", "weighted sources in place of data: 0.7 a.txt 0.3 b.jsonl", type=str, read=blend_of)

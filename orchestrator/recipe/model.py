@@ -105,6 +105,15 @@ def model_of(name: str) -> Architecture:
     return architecture_of(merge(layers), label or name)
 
 
+def with_balance(architecture: Architecture, coefficient: float | None) -> Architecture:
+    """The architecture with model.aux_loss_coeff= in every layer of experts; None: as it is. Raises InputError where there are none."""
+    if coefficient is None:
+        return architecture
+    if not architecture.experts:
+        raise InputError("model.aux_loss_coeff", coefficient, "is of experts, and the model has none")
+    return architecture.with_experts(lambda part: msgspec.structs.replace(part, aux_loss_coeff=coefficient))
+
+
 def with_routing(architecture: Architecture, text: str | None) -> Architecture:
     """The architecture with model.routing= in every layer of experts. Raises InputError where there are none, or it is neither a number nor
     a trace."""

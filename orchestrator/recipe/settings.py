@@ -51,6 +51,7 @@ from orchestrator.recipe.model import (
     padded_for_every_layout,
     read_otherwise,
     training_of,
+    with_balance,
     with_epochs,
     with_fp8_recipe,
     with_images,
@@ -74,7 +75,7 @@ from orchestrator.recipe.resuming import (
 )
 from orchestrator.recipe.saved import check_agreement, saved_plan
 from orchestrator.recipe.sources import check_here, data_settings, existing_folder
-from orchestrator.recipe.starting import container_options
+from orchestrator.recipe.starting import container_options, slurm_options
 from orchestrator.recipe.weights import FROM, weight_settings, with_config
 from orchestrator.rl.job import RlJob
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
@@ -237,7 +238,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str], *, plans_onl
         model_type=model_type(merged, trained.architecture) if plan is None else None,
         software_unsaid=plan is None and _is_software_unsaid(merged),
         explain_cluster=explain_cluster,
-        slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
+        slurm=slurm_options(merged, trained.cluster),
         container=container_options(merged),
         env=group_of(merged, "env"),
     )
@@ -315,7 +316,8 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
     if profile is not None and "model.family" not in merged:
         architecture = stand_in(profile)
     else:
-        architecture = with_routing(architecture_of(merged, label), value_of(merged, "model.routing", None))
+        architecture = with_balance(architecture_of(merged, label), value_of(merged, "model.aux_loss_coeff", None))
+        architecture = with_routing(architecture, value_of(merged, "model.routing", None))
         job = rl_job(merged, architecture, model_of)
         training = with_images(at_length(job, training), architecture, merged)
         families.describe_for(architecture, training)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Cluster
 from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.key import shown
 from orchestrator.recipe.layers import Flat, fields_of
@@ -25,6 +26,17 @@ def container_options(flat: Flat) -> ContainerOptions | None:
         raise InputError(first, shown(flat[first].text), "needs container.image beside it")
     fields.setdefault("runtime", "apptainer" if fields["image"].endswith(".sif") else "pyxis")
     return ContainerOptions(**fields)
+
+
+def slurm_options(flat: Flat, cluster: Cluster) -> SlurmOptions:
+    """Slurm's options. Raises InputError for nodes that would need more GPUs than those of the cluster have."""
+    options = SlurmOptions(**{name: value for name, value in fields_of(flat, SlurmOptions).items() if value is not None})
+    ranks, rest = divmod(cluster.num_gpus, options.most_nodes or cluster.num_nodes)
+    if options.most_nodes is not None and not rest and ranks > cluster.gpus_per_node and not cluster.is_cpu:
+        why = f"would put {ranks} of the {cluster.num_gpus} ranks on a node, and one of {cluster.name} has {cluster.gpus_per_node} GPUs"
+        choices = [f"slurm.nodes={cluster.num_nodes}", f"gpus_per_node={ranks} (if a node has so many: it is what prices take)"]
+        raise InputError("slurm.nodes", flat["slurm.nodes"].text, why, choices)
+    return options
 
 
 def slurm_tree(options: SlurmOptions) -> dict[str, Any]:

@@ -506,18 +506,22 @@ def fewer_text(plan: Plan, faster: Plan) -> str:
     return f"FEWER GPUs ARE FASTER: gpus={faster.world_size} takes {format_seconds(seconds)} a step ({-100 * saved:.1f}%)"
 
 
-def software_text(plan: Plan, requires: Mapping[str, str]) -> str:
-    """The releases that the plan is for, as its files name them too, and what must be on the nodes that other plans do without; "" where
-    there is neither. `requires`: versions by distribution ("": any)."""
+def software_text(plans: Sequence[Plan], requires: Mapping[str, str], *, assumed: bool) -> str:
+    """The releases that these plans of one engine are for, as their files name them too, and what must be on the nodes that other plans do
+    without; "" where there is neither. `requires`: versions by distribution ("": any); `assumed`: nobody said them."""
     releases = ", ".join(f"{name} {version}" for name, version in requires.items() if version)
     packages = (
-        (plan.moe_token_dispatcher_type == "flex", "DeepEP or HybridEP (deep_ep): cluster.software.deep_ep=false plans without"),
-        (plan.tp_comm_overlap, "Transformer Engine's user buffers: pin.tp_comm_overlap=false plans without"),
-        (plan.training.optimizer == "muon", "emerging_optimizers, which has Muon"),
-        (plan.training.optimizer in EIGHT_BIT, "bitsandbytes, which has Adam of 8 bits"),
+        (
+            any(plan.moe_token_dispatcher_type == "flex" for plan in plans),
+            "DeepEP or HybridEP (deep_ep): cluster.software.deep_ep=false plans without",
+        ),
+        (any(plan.tp_comm_overlap for plan in plans), "Transformer Engine's user buffers: pin.tp_comm_overlap=false plans without"),
+        (any(plan.training.optimizer == "muon" for plan in plans), "emerging_optimizers, which has Muon"),
+        (any(plan.training.optimizer in EIGHT_BIT for plan in plans), "bitsandbytes, which has Adam of 8 bits"),
     )
     needs = "; ".join(f"on every node {name}" for needed, name in packages if needed)
-    return f"software   {'; '.join(filter(None, (releases, needs)))}" if releases or needs else ""
+    unsaid = "; assumed of the image: cluster.software.megatron_core= and .deepspeed= say what it has" if assumed else ""
+    return f"software   {'; '.join(filter(None, (releases, needs)))}{unsaid}" if releases or needs else ""
 
 
 def unusual_text(plan: Plan) -> str:

@@ -49,6 +49,14 @@ def one_sample(job: RlJob) -> list[str]:
     return ["rl.samples=1: GRPO's advantage is a reward less its prompt's mean, zero of one: nothing is learnt (verl: the bare reward)"]
 
 
+def lengths(job: RlJob) -> str:
+    """How long prompts and responses are, with the longest, by which memory and what programs are told are reckoned."""
+    responses, prompt = job.responses, job.keys.max_prompt_length
+    most = "the longest too: rl.max_prompt_length= plans for longer ones" if prompt is None else f"{prompt:,} at most"
+    prompts = f"prompts {job.prompt_length:,} tokens in the mean, {most}"
+    return f"lengths: {prompts}; responses {responses.mean:,.0f} in the mean, {responses.longest:,} at most"
+
+
 def placed(one: Step) -> str:
     """Which GPUs do what."""
     if one.generation is None:

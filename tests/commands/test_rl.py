@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 import orchestrator as so
 from orchestrator.__main__ import main
@@ -20,8 +21,23 @@ def test_the_screen_says_who_has_which_gpus_and_what_the_next_node_is_for(capsys
     assert main(["plan", *WORDS, *LENGTHS, "rl.program=verl"]) == 0
     said = capsys.readouterr().out
     for word in ("placement: colocated on 8 GPUs", "why: ", "split, ", "generation: ", "sequences at once", "training: megatron ", "step: ",
-                 "tokens/s (90%: ", "update ", "the next node: ", "rl.staleness=1"):  # fmt: skip
+                 "tokens/s (90%: ", "update ", "the next node: ", "rl.staleness=1", "\nsoftware   megatron-core 0."):  # fmt: skip
         assert word in said, word
+    longest = "prompts 200 tokens in the mean, the longest too: rl.max_prompt_length= plans for longer ones"
+    assert f"\nlengths: {longest}; responses 800 in the mean, 4,096 at most\n" in said
+
+
+def test_lengths_and_packages_of_every_model_are_said() -> None:
+    found = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl={
+        "prompts": 32, "samples": 8, "prompt_length": 200, "max_prompt_length": 1000, "response_length": "800",
+        "max_response_length": 4096})  # fmt: skip
+    lines = str(found).splitlines()
+    assert "lengths: prompts 200 tokens in the mean, 1,000 at most; responses 800 in the mean, 4,096 at most" in lines
+    plans = found.step.plans | {"reference": replace(found.plan, moe_token_dispatcher_type="flex")}
+    other = replace(found, chosen=replace(found.chosen, best=replace(found.step, plans=plans)))
+    (said,) = [line for line in str(other).splitlines() if line.startswith("software   ")]
+    assert said.startswith("software   megatron-core 0.")
+    assert "; on every node DeepEP or HybridEP (deep_ep): cluster.software.deep_ep=false plans without" in said
 
 
 def test_what_decides_is_said_of_every_placement(capsys: pytest.CaptureFixture[str]) -> None:

@@ -320,6 +320,17 @@ def test_every_word_of_a_printed_plan_can_be_typed_as_a_pin(gpus: int) -> None:
         assert so.plan(recipe="llama3_8b", gpus=gpus, cluster="dgx_h100", engine="megatron", **pins).plan.candidate == plan.candidate
 
 
+def test_a_program_of_ones_own_deals_samples_itself_and_the_price_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy of ours deals them as ours does."""
+    words = ["recipe=llama3_8b", "gpus=8", "cluster=dgx_h100", "engine=deepspeed", "pin.zero_stage=3", "task=sft", "data.lengths=1000+800"]
+    own = f"{tmp_path / 'own.py'} deals samples to ranks itself: the price has data.balance=step, none is as they are drawn"
+    for text, more, is_said in (("import torch", [], True), ("import torch", ["data.balance=none"], False),
+                                ("from orchestrator.programs import hugging_face_hooks", [], False)):  # fmt: skip
+        (tmp_path / "own.py").write_text(text)
+        assert main(["plan", *words, *more, f"entry={tmp_path / 'own.py'}"]) == 0
+        assert (own in capsys.readouterr().out.splitlines()) is is_said
+
+
 @pytest.mark.parametrize("release", ["0.16.1", "0.19.2"])
 def test_screen_files_and_header_name_one_release_and_what_must_be_on_the_nodes(
     release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -200,7 +200,7 @@ def test_autoep_takes_the_experts_that_it_is_told_of() -> None:
         (
             replace(MOE, feed_forward=sigmoid),
             {},
-            "experts.aux_loss_coeff=0.25: transformers' MixtralForCausalLM has no loss that balances experts; router_aux_loss_coef: 0",
+            "model.aux_loss_coeff=0.25: transformers' MixtralForCausalLM has no loss that balances experts; model.aux_loss_coeff=0 leaves",
         ),
     )
     held(

@@ -102,7 +102,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("lora_bridge", M, workload(lora=Lora(rank=4, targets=("in_proj",))), {}, "in_proj: this model has linear_qkv, linear_proj"),
     ("lora_bridge", M, workload(replace(LLAMA, feed_forward=SIX), lora=SWIFTS), {"tp": 2, "etp": 2, "dp": 4}, "has no adapters of div"),
     ("lora_fsdp", M, workload(lora=Lora(rank=4)), {"zero_stage": 3, "megatron_fsdp": True}, "megatron_fsdp with lora.rank=4: never tried"),
-    ("padded_balance", M, workload(BALANCED, task="sft", packing=False), {}, "too; router_aux_loss_coef: 0 in a config.json"),
+    ("padded_balance", M, workload(BALANCED, task="sft", packing=False), {}, "too; model.aux_loss_coeff=0 leaves that out"),
     ("fp8", M, workload(precision="fp8", software=BARE), {}, "Transformer Engine"),
     ("fp8", M, workload(precision="fp8", fp8_recipe="mxfp8"), {}, "mxfp8 needs compute capability 10.0; H100-SXM-80GB has 9.0"),
     ("fp8", M, workload(precision="nvfp4"), {}, "precision=nvfp4 needs Blackwell's products of blocks; H100-SXM-80GB has none"),

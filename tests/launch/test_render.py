@@ -654,6 +654,13 @@ def test_compilers_caches_are_the_nodes_own_unless_said(tmp_path: Path) -> None:
     assert caches == {"TRITON_CACHE_DIR": f"/scratch/triton-{os.getuid()}", "TORCHINDUCTOR_CACHE_DIR": "/mine"}
 
 
+def test_nodes_that_get_fewer_ranks_than_priced_are_noted() -> None:
+    (line,) = [line for line in render.unsaid(GPT, SlurmOptions(nodes=4)) if line.startswith("slurm.nodes=")]
+    assert line == "slurm.nodes=4 puts 4 ranks on a node, and the plan is priced with 8: gpus_per_node=4 plans for it"
+    for job, nodes in ((GPT, 2), (GPT, None), (TINY, 2)):
+        assert not any(line.startswith("slurm.nodes=") for line in render.unsaid(job, SlurmOptions(nodes=nodes)))
+
+
 def test_the_networks_interface_is_said_or_noted() -> None:
     assert any("NCCL_SOCKET_IFNAME" in note for note in render.unsaid(GPT, SlurmOptions()))
     said = with_environment(GPT, {"NCCL_SOCKET_IFNAME": "ib0"})

@@ -182,6 +182,26 @@ def two_nodes(out: Path, *arguments: str, **options: str) -> Job:
 class TestRealSlurm:
     pytestmark = real
 
+    def test_a_partition_that_would_preempt_the_job_before_it_saves_is_said(
+        self, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with slurm_cluster.slurm(tmp_path_factory.mktemp("slurm") / "home", tracking="pgid", grace_s=90) as environment:
+            for name in ("SLURM_CONF", "PATH"):
+                monkeypatch.setenv(name, environment[name])
+            said = []
+            for partition, seconds in (("main", None), ("main", 60), ("urgent", None)):
+                job = Job(name="t", module="m", arguments=(), environment={}, files=(), num_nodes=1, ranks_per_node=1, backend="gloo")
+                for file in files(job, slurm=SlurmOptions(partition=partition, warning_s=seconds)):
+                    (tmp_path / file.path).write_text(file.content)
+                said.append(str(slurm.submit(tmp_path)).partition("\nwarning: ")[2])
+        begins = "Slurm preempts jobs of partition main with GraceTime=90 s, and "
+        before = "what was saved before counts (train.save_every=)"
+        assert said == [
+            f"{begins}a step and a save may take 120 s: {before}",
+            f"{begins}proctrack/pgid ends the ranks at once: {before}, or PreemptParameters=send_user_signal of the site",
+            "",
+        ]
+
     @pytest.mark.full
     def test_a_submitted_job_runs_on_both_nodes_and_nothing_leaks(
         self, tmp_path: Path, inside: dict[str, str], monkeypatch: pytest.MonkeyPatch

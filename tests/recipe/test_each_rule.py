@@ -232,6 +232,17 @@ def test_a_run_without_a_recipe_is_named_after_its_model(folder: Path) -> None:
         models.label_of(flat("gpus=4"))
 
 
+def test_the_loss_that_balances_experts_is_of_every_layer_of_them() -> None:
+    assert models.with_balance(MOE, None) is MOE
+    with pytest.raises(InputError, match=r"model.aux_loss_coeff=0.0: is of experts, and the model has none"):
+        models.with_balance(GPT, 0.0)
+    for words, coefficient in (((), 0.01), (("model.aux_loss_coeff=0",), 0.0)):
+        found = settings.load(("recipe=mixtral_8x7b", "cluster=dgx_h100", "gpus=8", *words), Machine(), ("megatron",))
+        assert [part.aux_loss_coeff for part in found.architecture.experts] == [coefficient]
+    mixed = replace(GPT, pattern=(Run(layers=1), Run(layers=1, feed_forward=EXPERTS)))
+    assert [part.aux_loss_coeff for part in models.with_balance(mixed, 0.5).experts] == [0.5]
+
+
 def test_uneven_routing_is_of_every_layer_of_experts() -> None:
     assert models.with_routing(MOE, None) is MOE
     with pytest.raises(InputError, match=r"model.routing=2: is of experts, and the model has none"):
@@ -662,6 +673,21 @@ def test_a_schema_bounds_each_key_as_its_declaration_does() -> None:
     assert found["cluster"]["type"] == ["string", "object"]
 
 
+def test_nodes_of_slurm_have_the_gpus_that_they_are_asked_for() -> None:
+    words = ("recipe=llama3_8b", "gpus=128", "cluster=dgx_h100")
+    for said in ("slurm.nodes=4", "slurm.nodes=2-4"):
+        with pytest.raises(InputError) as refused:
+            settings.load((*words, said), Machine(), ("megatron",))
+        assert str(refused.value) == (
+            f"{said}: would put 32 of the 128 ranks on a node, and one of dgx_h100 has 8 GPUs; choose one of slurm.nodes=16, "
+            "gpus_per_node=32 (if a node has so many: it is what prices take)"
+        )
+    for more in ("slurm.nodes=16", "slurm.nodes=32", "slurm.nodes=4 gpus_per_node=32", "slurm.nodes=3"):  # 3: refused with the scripts
+        settings.load((*words, *more.split()), Machine(), ("megatron",))
+    ranks = ("recipe=gpt_tiny", "gpus=8", "cluster=cpu", "gpus_per_node=4", "cluster.levels.loopback.size=8", "slurm.nodes=1")
+    assert settings.load(ranks, Machine(), ("megatron",)).slurm.nodes == 1
+
+
 def test_slurms_and_containers_options_are_written_as_they_are_read() -> None:
     assert starting.slurm_tree(SlurmOptions()) == {}
     words = ("slurm.nodes=8-16", "slurm.extra=--comment 'a b'", "slurm.gres=none", "slurm.requeue=2", "slurm.account=abc")
@@ -810,7 +836,7 @@ MAY_BE_NOTHING = """
     seed cluster.restart_s train.step_timeout_s train.min_lr train.weight_decay train.clip memory.reserve_gib slurm.requeue model.dropout
     model.hidden_dropout model.attention_dropout train.betas lora.dropout model.decoder_num_layers model.mtp_num_layers
     model.num_token_types train.keep_last train.eval_every train.save_every train.keep_every train.warmup rl.staleness
-    train.muon_momentum
+    train.muon_momentum model.aux_loss_coeff
 """
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,7 +93,7 @@ def test_a_drawn_plan_comes_back_but_for_what_the_file_says_it_can_t(tool: str, 
 
 
 def answer(**keys: Any) -> so.Answer:
-    return so.plan(recipe="llama3_8b", cluster="dgx_h100", gpus=16, **keys)
+    return so.plan(recipe="llama3_8b", cluster="dgx_h100", **{"gpus": 16, **keys})
 
 
 def test_what_a_program_can_t_be_told_is_one_error() -> None:
@@ -175,6 +177,36 @@ def test_ms_swifts_file_says_its_own_adapters_and_comes_back(targets: str) -> No
         InputError, match=r"write=bridge: is not told adapters here \(lora.rank=16\); lora.bridge=megatron-bridge plans its"
     ):
         planned.written("bridge")
+
+
+def test_bridges_command_starts_on_several_nodes_with_the_weights_that_are_named(tmp_path: Path) -> None:
+    """torchrun on each node, by launch.sh's variables; on one it needs none. Bridge takes Hugging Face's folder; to the others a line says
+    it."""
+    words = answer(engine="megatron").written("bridge")["bridge.sh"]
+    assert "\n# On every node: RECIPE=NAME NODE_RANK=<0..1> MASTER_ADDR=<host of node 0> bash bridge.sh\n" in words
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "torchrun").write_text('#!/bin/sh\nprintf "%s\\n" "$@" | grep -B9 -A2 run_recipe\n')
+    (tmp_path / "bin" / "torchrun").chmod(0o755)
+    (tmp_path / "bridge.sh").write_text(words)
+    said = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RECIPE": "r", "MASTER_ADDR": "n0"}
+    run = partial(subprocess.run, ["bash", tmp_path / "bridge.sh"], capture_output=True, text=True, check=False)
+    for variable in ("NODE_RANK", "SLURM_NODEID"):
+        assert run(env={**said, variable: "1"}).stdout.split() == [
+            "--nproc_per_node=8", "--nnodes=2", "--node_rank=1", "--master_addr=n0", "--master_port=29500",
+            "scripts/training/run_recipe.py", "--recipe", "r",
+        ]  # fmt: skip
+    assert "NODE_RANK is not set: the number of this node, from 0" in run(env=said).stderr
+    found = so.audit(tmp_path / "bridge.sh", recipe="llama3_8b", cluster="dgx_h100").plan
+    assert found is not None
+    assert found.world_size == 16
+    plan = answer(engine="megatron", gpus=8).plan
+    plan = replace(plan, run=replace(plan.run, init_from="/w/a b"))
+    code, words = (file.content for file in tools.files(plan, tools.written(plan, "bridge")))
+    assert "    recipe.checkpoint.pretrained_checkpoint = '/w/a b'\n" in code
+    assert """ 'checkpoint.pretrained_checkpoint="/w/a b"' """ in words
+    assert '\ntorchrun --nproc_per_node="${RANKS_PER_NODE:-8}" \\\n  scripts/training/run_recipe.py' in words
+    (other,) = tools.files(plan, tools.written(plan, "verl"))
+    assert '\n# It begins with the weights in "/w/a b" (model.init_from) where you name that folder to it.\n' in other.content
 
 
 def test_files_say_what_their_programs_check() -> None:

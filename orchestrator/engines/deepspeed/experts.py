@@ -41,7 +41,7 @@ def sigmoid_balance(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     for part in a.experts:
         if part.score == "sigmoid" and part.aux_loss_coeff:
-            why = f"experts.aux_loss_coeff={part.aux_loss_coeff}: transformers' {class_of(a).model} has no loss that balances experts"
+            why = f"model.aux_loss_coeff={part.aux_loss_coeff}: transformers' {class_of(a).model} has no loss that balances experts"
             return f"{why}; {NO_BALANCE} leaves it out"
     return None
 

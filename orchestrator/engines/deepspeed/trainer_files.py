@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -175,10 +176,15 @@ def check_decoder(plan: Plan, name: str, *, sees: bool = False) -> None:
         raise InputError("write", name, why)
 
 
-def unlearnt(plan: Plan) -> list[str]:
-    """What a program of others does with answers of weight 0, in a line; none where there are none."""
+def not_told(plan: Plan, *, names_weights: bool = False) -> list[str]:
+    """What a file for a program of others does not say, in lines: answers of weight 0, and, unless it `names_weights`, what to begin
+    with."""
     count = 0 if plan.training.lengths is None else plan.training.lengths.unlearnt
-    return [f"The data has {count:,} answers of weight 0, which this program does not know: it trains on them too."] if count else []
+    begins = None if names_weights else plan.run.init_from
+    return [
+        *([f"The data has {count:,} answers of weight 0, which this program does not know: it trains on them too."] if count else []),
+        *([f"It begins with the weights in {json.dumps(begins)} (model.init_from) where you name that folder to it."] if begins else []),
+    ]
 
 
 def around(plan: Plan, name: str) -> File:
@@ -214,5 +220,5 @@ def around(plan: Plan, name: str) -> File:
     said |= {setting: values.get(attention, attention)} if attention != "eager" else {}
     content = {program.names.get(key, key): value for key, value in said.items() if key not in LEFT_OUT}
     head = AROUND_HEAD.format(model=plan.model.name, ranks=plan.world_size, engine=plan.engine, program=program)
-    head += "".join(f"# {line}\n" for line in unlearnt(plan))
+    head += "".join(f"# {line}\n" for line in not_told(plan))
     return File(path=f"{name}.yaml", content=head + yaml.safe_dump(content, sort_keys=False, width=10**6))

@@ -10,8 +10,8 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
 Check = Callable[[Candidate, Workload], str | None]
-NO_BALANCE: Final = "router_aux_loss_coef: 0 in a config.json, or aux_loss_coeff: 0 in model.feed_forward (or in model.pattern),"
-"""How a user says that no loss balances experts; those who typed neither have the model's own."""
+NO_BALANCE: Final = "model.aux_loss_coeff=0"
+"""How a user says that no loss balances experts; those who typed nothing have the model's own."""
 
 
 def rule(id: str, engine_rule: str, needs: str, only_with: str = "") -> Callable[[Check], Rule]:

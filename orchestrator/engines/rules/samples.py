@@ -46,7 +46,7 @@ def padded_balance(_: Candidate, workload: Workload) -> str | None:
     losses = [part.aux_loss_coeff for part in workload.model.architecture.experts if isinstance(part, Experts) and part.aux_loss_coeff]
     if workload.training.task != "sft" or not losses:
         return None
-    why = f"task=sft with experts.aux_loss_coeff={losses[0]:g}: Megatron would balance experts over padding too"
+    why = f"task=sft with model.aux_loss_coeff={losses[0]:g}: Megatron would balance experts over padding too"
     return f"{why}; {NO_BALANCE} leaves that out"
 
 
