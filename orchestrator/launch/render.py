@@ -324,6 +324,11 @@ def pyxis_image(image: str) -> str:
     return f"{scheme}{found}{registry}#{name}" if "." in registry or ":" in registry or registry == "localhost" else image
 
 
+def _gpus(slurm: SlurmOptions) -> int:
+    """GPUs of a node that `gres` asks for; 0: it names none."""
+    return sum(int(count or 1) for count in GPUS_OF_GRES.findall(slurm.gres or ""))
+
+
 def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
     """What job.sbatch leaves to the site, in one sentence each, where that has surprised people."""
     found = []
@@ -333,6 +338,8 @@ def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
     if job.backend == "nccl" and ranks < job.ranks_per_node:
         found.append(f"slurm.nodes={slurm.most_nodes} puts {ranks} ranks on a node, and the plan is priced with {job.ranks_per_node}: "
                      f"gpus_per_node={ranks} plans for it")  # fmt: skip
+    if job.backend == "nccl" and (asked := _gpus(slurm)) > ranks:
+        found.append(f"slurm.gres={slurm.gres} asks for {asked} GPUs of a node, and {ranks} ranks are there: the others idle")
     if job.backend == "nccl" and not slurm.exclusive and slurm.gres != "" and slurm.cpus_per_task is None and slurm.cpus_per_gpu is None:
         tasks = "a task" if slurm.style == "srun" else f"the one task that starts {ranks} rank{'s' if ranks > 1 else ''}"
         found.append(f"job.sbatch shares its nodes, and Slurm may give one core to {tasks}: slurm.cpus_per_task=, or slurm.exclusive=true")
@@ -364,8 +371,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         options += [f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
     else:  # with tasks Slurm gives no more nodes than the least number needs (sbatch sets ntasks to that)
         options += [f"--nodes={slurm.least_nodes}-{nodes}", f"--mincpus={tasks * (slurm.cpus_per_task or 1)}", "--no-kill"]
-    asked = [int(count or 1) for count in GPUS_OF_GRES.findall(slurm.gres or "")]
-    if job.backend == "nccl" and asked and sum(asked) < ranks_per_node:
+    if job.backend == "nccl" and 0 < _gpus(slurm) < ranks_per_node:
         raise InputError("slurm.gres", slurm.gres, f"asks for fewer GPUs than the {ranks_per_node} ranks of a node need")
     if job.backend == "nccl" and slurm.gres is None:
         options.append(f"--gpus-per-node={ranks_per_node}")

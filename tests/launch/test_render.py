@@ -657,6 +657,9 @@ def test_compilers_caches_are_the_nodes_own_unless_said(tmp_path: Path) -> None:
 def test_nodes_that_get_fewer_ranks_than_priced_are_noted() -> None:
     (line,) = [line for line in render.unsaid(GPT, SlurmOptions(nodes=4)) if line.startswith("slurm.nodes=")]
     assert line == "slurm.nodes=4 puts 4 ranks on a node, and the plan is priced with 8: gpus_per_node=4 plans for it"
+    said = "slurm.gres=nvme:1,gpu:h100:12 asks for 12 GPUs of a node, and 8 ranks are there: the others idle"
+    assert said in render.unsaid(GPT, SlurmOptions(gres="nvme:1,gpu:h100:12"))
+    assert not any(line.startswith("slurm.gres") for line in render.unsaid(GPT, SlurmOptions(gres="gpu:h100:8")))
     for job, nodes in ((GPT, 2), (GPT, None), (TINY, 2)):
         assert not any(line.startswith("slurm.nodes=") for line in render.unsaid(job, SlurmOptions(nodes=nodes)))
 
