@@ -130,7 +130,8 @@ def load(where: Path) -> list[Run]:
         traits = ENGINES[plan.engine].traits(plan.cluster.software)
         first, first_where = known.setdefault(plan.engine, (traits, one.where))
         if first != traits:
-            raise InputError("runs", one.where, f"{plan.engine} has other traits there than in {first_where}: its software differs")
+            why = f"{plan.engine} has other traits there than in {first_where}: its software differs"
+            raise InputError("runs", one.where, f"{why}; put the runs of each into a folder of their own, and say runs= for each")
         run = run_of(plan, first, one)
         if run is not None:
             runs.append(run)

@@ -21,6 +21,8 @@ KNOWN: Final = (
 )
 OTHERS: Final = ("cluster.mixed", "cluster.price_per_gpu_hour", "cluster.mtbf", "cluster.storage", "cluster.restart_s")
 """Keys of the group that are declared with the others (recipe/keys.py)."""
+OF_A_CLUSTER: Final = tuple(key.removeprefix("cluster.") for key in OTHERS[1:])
+"""Members of a cluster's mapping or YAML that are a run's own keys, and stand there as they do on the command line."""
 
 
 def cluster_field(group: str, name: str, text: Any) -> str:

@@ -36,7 +36,7 @@ from orchestrator.errors import InputError, nearest, unknown
 from orchestrator.hardware.catalog import GPUS, between_slots
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, Stack, Vendor, is_cpu, segment, slowest
 from orchestrator.key import BYTES, FLOPS, RATES, SECONDS, Key, parse, quantity, shown
-from orchestrator.recipe.cluster_fields import with_fields
+from orchestrator.recipe.cluster_fields import OF_A_CLUSTER, with_fields
 from orchestrator.recipe.keys import MAX_GPUS, Mixed
 from orchestrator.recipe.read import Tree, as_texts, read_yaml
 
@@ -121,7 +121,7 @@ def cluster_from(
 ) -> Cluster:  # fmt: skip
     """A cluster from its YAML's content; `where` names the file in messages. `mixed`: over the YAML's own. `software`: the engines'
     versions where the YAML says none. Raises InputError."""
-    _check_keys(tree, _CLUSTER_KEYS, _CLUSTER_KEYS[1:6], where)
+    _check_keys(tree, _CLUSTER_KEYS, _CLUSTER_KEYS[1:6], where, (*OF_A_CLUSTER, "cluster"))
     node = gpus_per_node or _count(f"{where}: gpus_per_node", tree["gpus_per_node"])
     parts = _parts(tree["gpu"], where)
     said = mixed or tree.get("mixed")
@@ -357,11 +357,15 @@ def _software(raw: Any, where: str, gpu: Gpu, base: Software) -> Software:
     return found
 
 
-def _check_keys(tree: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...], where: str) -> None:
+def _check_keys(
+    tree: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...], where: str, of_a_file: tuple[str, ...] = ()
+) -> None:
+    """Raises InputError for a key that is not known, and for one that is missing. `of_a_file`: what a file may say, read before."""
     for name in tree:
         if name not in known:
-            close = nearest(name, known)
-            raise InputError(f"{where}: {shown(name)}", None, f"is no key here{f'; did you mean {close}' if close else ''}", known)
+            all_known = (*known, *of_a_file)
+            close = nearest(name, all_known)
+            raise InputError(f"{where}: {shown(name)}", None, f"is no key here{f'; did you mean {close}' if close else ''}", all_known)
     for name in needed:
         if tree.get(name) is None:
             raise InputError(f"{where}: {name}", None, "is missing")

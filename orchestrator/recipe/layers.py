@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.errors import InputError
 from orchestrator.key import declared, parse, shown
-from orchestrator.recipe.cluster_fields import OTHERS
+from orchestrator.recipe.cluster_fields import OF_A_CLUSTER
 from orchestrator.recipe.clusters import SUFFIXES, read_named, stored
 from orchestrator.recipe.keys import FREE_WITH_PLAN, GROUPS, KEYS, OPEN_GROUPS, PRINTED
 from orchestrator.recipe.read import Tree, check_key, read_yaml
@@ -35,9 +35,6 @@ Flat = dict[str, Given]
 
 MAPPINGS: Final = ("cluster", "profile")
 """Keys whose value may be a mapping of its own."""
-OF_A_CLUSTER: Final = {key.removeprefix("cluster.") for key in OTHERS} - {"mixed"}
-"""Members of a cluster's mapping that its YAML does not have: a run's own keys, which stand there as they do on the command line."""
-
 
 OTHERWISE_CALLED: Final = {"distillation": "distill", "gkd": "distill", "rlhf": "ppo"}
 """Algorithms of task=rl by other names."""
@@ -76,7 +73,7 @@ def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
     """
     for name, value in tree.items():
         full = f"{above}.{name}" if above else name
-        if full == "cluster" and isinstance(value, dict) and (own := {*value} & OF_A_CLUSTER):
+        if full == "cluster" and isinstance(value, dict) and (own := {*value}.intersection(OF_A_CLUSTER)):
             yield from leaves({one: value[one] for one in value if one in own}, full)
             value = {one: value[one] for one in value if one not in own}
             if not value:

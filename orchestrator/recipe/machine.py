@@ -10,9 +10,10 @@ from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS, between_slots, by_driver_name
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
+from orchestrator.recipe.cluster_fields import OF_A_CLUSTER
 from orchestrator.recipe.clusters import UNSAID, changed, changed_cluster, cluster_from, read_cluster, stored
 from orchestrator.recipe.keys import Inputs
-from orchestrator.recipe.layers import OF_A_CLUSTER, Flat, filled, flatten, group_of, value_of
+from orchestrator.recipe.layers import Flat, filled, flatten, group_of, value_of
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import GIB, US, format_bytes
 

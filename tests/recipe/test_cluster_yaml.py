@@ -332,6 +332,7 @@ def test_a_yaml_may_build_on_another_cluster_and_has_its_own_price(tmp_path: Pat
         ("cluster: c.yaml", "c.yaml: cluster=c.yaml: is built on itself"),
         ("cluster: {gpu: cpu}", 'c.yaml: cluster={"gpu": "cpu"}: must be the name or path of the cluster that this one builds on'),
         ("cluster: dgx_h100\nprice_per_gpu_hour: -1", "c.yaml: cluster.price_per_gpu_hour=-1: must be above 0"),
+        ("cluster: dgx_h100\nprice_gpu_hour: 5", "c.yaml: price_gpu_hour: is no key here; did you mean price_per_gpu_hour; choose one of"),
         ("cluster: dgx_h100\nmtbf: 5", "cluster.mtbf=5: needs cluster.storage= beside it"),
     ):
         Path("c.yaml").write_text(text)
