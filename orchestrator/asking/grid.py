@@ -76,6 +76,7 @@ class Sweep(Printed, frozen=True, kw_only=True):
             said, counts = f"{answer.plan.engine} {choice(answer.plan)}", layer_counts(answer.plan)
             if max(counts) - min(counts) > 1:
                 said += f", {min(counts)} to {max(counts)} layers a stage"
+            said += "".join(f", one node of {shared}" for shared in answer.plan.cluster.shared_nodes)
             rows.append(
                 Row(keys=point.keys, plan=said, budget=answer.budget, headroom=answer.headroom, on_front=id(point) in front,
                     chance=None if answer.plan.cluster.is_cpu else answer.chance_of_not_fitting)

@@ -12,6 +12,7 @@ from instances import Instance, planned_engines
 from msgspec.structs import replace
 
 import orchestrator as so
+from orchestrator.asking import grid
 from orchestrator.cost.calibration import Calibration, joined
 from orchestrator.cost.mixed import cost_model
 from orchestrator.errors import InputError, NoPlanError
@@ -151,9 +152,14 @@ def test_meshes_that_would_mix_types_are_refused_with_the_reason() -> None:
 
 
 def test_the_plan_and_its_cluster_come_back_from_their_files() -> None:
-    plan = planned().plan
+    answer = planned()
+    plan = answer.plan
     assert from_json(to_json(plan), "plan.json") == plan
     assert cluster_from(texts(to_tree(plan.cluster)), plan.cluster.name, "cluster", 16) == plan.cluster
+    large = replace(plan, cluster=replace(plan.cluster, gpus_per_node=16))
+    points = [grid.Point(keys={}, answer=replace(answer, found=replace(answer.found, plan=one))) for one in (plan, large)]
+    apart, shared = (row.plan for row in grid.Sweep(points=tuple(points)).rows())
+    assert shared == f"{apart}, one node of 8 x H100-SXM-80GB + 8 x A100-SXM-80GB", "a sweep says so too"
 
 
 def test_one_type_counted_is_that_type() -> None:
