@@ -352,12 +352,13 @@ class Floors:
                 return 0.0
             stages.append((held, here, whole, free))
         further = []
-        for before, after in pairwise(self._freed(candidate, kind)):
-            rate = _slope(before, after)
-            for stage, (held, here, whole, begin) in enumerate(stages):
-                end = max(begin, here / (whole - held * after[0]))
-                further.append((before[1] + rate * (whole / held - before[0]), end - begin))
-                stages[stage] = (held, here, whole, end)
+        sides = [(*before, after[0], _slope(before, after)) for before, after in pairwise(self._freed(candidate, kind))]
+        for held, here, whole, begin in stages:
+            needed = whole / held
+            for freed, seconds, most, rate in sides:
+                end = max(begin, here / (whole - held * most))
+                further.append((seconds + rate * (needed - freed), end - begin))
+                begin = end
         total = 0.0
         for seconds, most in sorted(further):
             taken = min(left, most)

@@ -263,9 +263,10 @@ class Inner:
         """The least number of layers recomputed in a mode with which the stage fits, if any has: each more costs time and saves bytes.
         Bytes are nearly linear in the number: the guess is that they are. `peak`: bytes with so many; `room`: that the stage may use."""
         low, high = 1, most
-        first, last = peak(low), peak(high)
-        if first <= room or last > room:
-            return [low] if first <= room else []
+        if (first := peak(low)) <= room:
+            return [low]
+        if (last := peak(high)) > room:
+            return []
         guess = low + int((first - room) / (first - last) * (high - low))
         while high - low > 1:  # `low` does not fit, `high` does
             guess = min(max(guess, low + 1), high - 1)

@@ -252,7 +252,7 @@ def fastest_with(
     (choice, value), changed = option, {option[0].name, option[0].instead_of}
     costs, limit, found = engine.costs(workload), settings.limits_for(engine, workload)[0], None
     capabilities, layout = engine.capabilities, settings.pins.layout
-    group = Floors(costs, capabilities, limit.usable, pinned_layout=layout is not None).group
+    bounds = Floors(costs, capabilities, limit.usable, pinned_layout=layout is not None)
     rules = rules_of(capabilities, workload)
     of_groups = about_groups(rules)
     same_groups = not any(changed & {*rule.needs} for rule in of_groups)
@@ -280,12 +280,12 @@ def fastest_with(
                 in_vain = 0
                 continue
             in_vain += 1
-        if group(candidate, candidate.vpp) >= below_s or costs.time_floor(candidate) >= below_s:
+        if bounds.group(candidate, candidate.vpp) >= below_s or costs.memory_floor(candidate) > limit.usable:
             continue
-        if costs.memory_floor(candidate) > limit.usable:
+        groups = groups_beside(candidate, capabilities, settings.pins, of_groups, workload)
+        if bounds.leaf(candidate, groups[-1] if groups else None) >= below_s:
             continue
-        leaf = Leaf(candidate, with_it, groups_beside(candidate, capabilities, settings.pins, of_groups, workload))
-        inner = Inner(costs, costs.model, capabilities, leaf, limit, layout, paths=paths)
+        inner = Inner(costs, costs.model, capabilities, Leaf(candidate, with_it, groups), limit, layout, paths=paths)
         bound = inner.bound(before_s * least, below_s)
         if not bound.fits or bound.bound_s >= below_s:
             continue
