@@ -38,9 +38,10 @@ def environment(plan: Plan) -> dict[str, str]:
             # 128 on 2 ranks, 8 samples of 256: 2.2 million page faults in 30 steps, now .2, the kernel 6.2 of 32 CPU seconds, now 1.6
             # (2026-11-28). glibc's own limit for mappings goes to 32 MiB alone, which 8 heads' scores of 1,024 tokens have: 6 steps of
             # 4 such samples a rank had 11.0 million faults, now .5, the kernel 26 of 78 CPU seconds, now 3 of 53, and the peak is 823
-            # MB, now 940: what is freed lies between other tensors (2026-11-29).
+            # MB, now 940: what is freed lies between other tensors (2026-11-29). The end stays however much of it is free: with a limit of
+            # 4 GiB 16 such samples (2 layers of 256, 5.6 GB) took 9.3 s forward and backward, now 6.6 (the same day).
             "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0:glibc.malloc.arena_max=1"
-            ":glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_max=0",
+            ":glibc.malloc.trim_threshold=1125899906842624:glibc.malloc.mmap_max=0",
         }
     env = {
         # A collective that fails ends its rank instead of hanging.
