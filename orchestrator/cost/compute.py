@@ -29,6 +29,11 @@ QUANTISING_LAUNCHES = 2
 Engine, pytorch/csrc/extensions/cast.cpp). Weights are cast once a step, with the first micro-batch."""
 SCAN_LAUNCHES = 4
 """Kernels of a state space's forward beside the first (cumulated steps, the chunks' states, their passing on, C B, the output)."""
+UNFUSED_LAUNCHES = 5
+"""Kernels of one sample's unfused attention in forward (megatron-core 0.16.1, transformer/dot_product_attention.py): two batched products,
+the mask, the softmax, the copy that puts heads side by side."""
+REPEATED_LAUNCHES = 2
+"""Kernels that repeat keys and values there, where several heads share them."""
 RECURRENT = (Scan, DeltaRule)
 SHARDS: Final = get_args(Shard)
 TENSOR_CORE_ELEMENTS = 8
@@ -239,7 +244,7 @@ def layer_seconds(
     wide_rates = Rates.of(gpu, "bf16", c) if narrow else rates
     memory = gpu.memory_bandwidth * c.memory_efficiency
     f_gemm = f_attention = f_memory = b_gemm = b_attention = b_memory = 0.0
-    one_by_one, kernels, in_8_bits = 0.0, 0, 0  # products that the host launches expert by expert; all kernels; products in 8 bits
+    one_by_one, kernels, in_8_bits = 0.0, 0.0, 0  # products that the host launches expert by expert; all kernels; products in 8 bits
     parts = {shard: mesh.cp * tp.share(shard, strategy) for shard in SHARDS}
     for op in layer.ops:
         if isinstance(op, Gemm):
@@ -286,6 +291,7 @@ def layer_seconds(
             seconds = _attention(op, strategy, micro_batch_size, wide_rates, traits, c, domain)
             f_attention += seconds[0]
             b_attention += 0.0 if op.forward_only else seconds[1]
+            kernels += (op.alone - 1) * (UNFUSED_LAUNCHES + REPEATED_LAUNCHES * (op.heads > op.kv_heads))
         elif isinstance(op, RECURRENT):
             seconds = _scan(op, strategy, micro_batch_size, wide_rates, c)
             f_attention += seconds[0]

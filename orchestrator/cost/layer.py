@@ -310,8 +310,8 @@ class LayerPrices:
         copy_s: float,
     ) -> tuple[float, float, dict[str, float]]:
         """Seconds (forward, backward, both by cause): the passes, of which the share `alone` has no other beside it, with ZeRO's traffic in
-        every micro-batch; never faster than their launches, nor than `copy_s`, a copy between GPU and host memory that goes on beside
-        each."""
+        every micro-batch; never faster than their launches, which cores make between their computing, nor than `copy_s`, a copy between
+        GPU and host memory that goes on beside each."""
         c = self._workload.calibration
         causes = dict(plain.causes)
         forward, backward = plain.forward_s + alone * plain.alone_forward_s, plain.backward_s + alone * plain.alone_backward_s
@@ -380,8 +380,8 @@ class LayerPrices:
         behind: float,
         alone: float,
     ) -> Pair:
-        """Seconds of the passes, which take the device so long, where the host has `launch` to do for them and the experts' part. `behind`:
-        seconds behind a dispatch; `alone`: as `alone_share`."""
+        """Seconds of the passes, which take the device so long, where the host has `launch` to do for them, beside it or, if cores compute,
+        in between, and the experts' part. `behind`: seconds behind a dispatch; `alone`: as `alone_share`."""
         c, host = self._workload.calibration, self._experts_host_seconds(layer)
         forward, backward = launch
         if host and not c.expert_sync_s:  # the host runs ahead of the device
@@ -394,6 +394,8 @@ class LayerPrices:
             replayed = self._graphed(layer, strategy, micro_batch_size).launches
             forward -= max(0.0, min(forward, replayed[0]) - c.graph_launch_s)
             backward -= max(0.0, min(backward, replayed[1]) - c.graph_launch_s)
+        if self._workload.cluster.is_cpu:  # a core launches an operation and then computes it
+            return passes[0] + forward, passes[1] + backward
         bound = max(passes[0], forward), max(passes[1], backward)
         if not host:
             return bound

@@ -64,7 +64,8 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     loads: tuple[float, ...] = ()
     if training.packing and training.lengths is not None and model.architecture.traced is None:
         kernels = cluster.software.flash_attention
-        model = packed(model, training.lengths.attended, kernels=kernels, masked=modules)
+        share = training.lengths.share(training.seq_length)
+        model = packed(model, training.lengths.attended, share, kernels=kernels, masked=modules)
         loads = training.lengths.loads if kernels or not modules else ()
     if training.lora is not None and model.architecture.traced is None:
         model = with_lora(model, training.lora, modules=modules)

@@ -194,6 +194,8 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
     attended: float = 0.0
     """Tokens that a token's sample has, in the mean over tokens, where the sequence is packed with samples that don't see each other, or
     tokens of a chunk where it is made of chunks; only with `causal`. 0: neither."""
+    alone: float = 1.0
+    """Samples of a packed sequence, in the mean, each of which is computed by kernels of its own, without flash attention."""
     key_block: int = 0
     """Keys that the kernel takes at once, computing the pairs of a block that are masked, too; only with `causal`. 0: few."""
 

@@ -71,13 +71,15 @@ PRIOR: Final = 0.05
 """Weight of the prior in the fit, as little as calibrate's benchmark gives it: a profile's cases are many repetitions each."""
 NOWHERE: Final = 1e-15
 """Seconds of a hop, and of a byte, of the network that cases are priced with: there was none."""
-CPU_NAMES: Final[tuple[str, ...]] = ("gemm_efficiency", "memory_efficiency", "op_overhead_s", "microbatch_overhead_s")
+CPU_NAMES: Final[tuple[str, ...]] = ("gemm_efficiency", "memory_efficiency", "op_overhead_s")
 GPU_NAMES: Final[tuple[str, ...]] = ("gemm_efficiency", "gemm_half_tokens", "pointwise_factor", "op_overhead_s")
-"""Constants that the cases settle on a CPU and on a GPU; the collectives and the update have closed forms."""
+"""Constants that the cases settle on a CPU and on a GPU; the collectives and the update have closed forms. What a micro-batch takes beside
+its layers (microbatch_overhead_s) no case tells from their launches: all have as many layers."""
 ATTENTION: Final = ("attention_efficiency", "attention_backward_efficiency")
 """Constants that cases settle too where a kernel computes attention as a whole."""
 SHORTER: Final = 2
-"""How many times shorter the sequences of one case are: attention takes less of it, and so is told from products."""
+"""How many times shorter the sequences of one case are, and how many times more they are than those of the case of as many tokens before
+it: all but attention takes as long in both."""
 
 AGAIN: Final = "again"
 """The case of a layer's work under a second layout."""
@@ -94,21 +96,25 @@ def case_of(load: Any, words: Sequence[str], pins: Pins) -> Plan | None:
         return None
 
 
+def sized(size: int, dp: int) -> list[str]:
+    """The keys of a case of micro-batches of `size`, of which each of `dp` replicas has two in a step."""
+    return [f"model.num_layers={LAYERS}", f"train.global_batch_size={2 * size * dp}"]
+
+
 def cases_of(settings: Settings, load: Any) -> dict[str, Plan]:
     """Plans of the cut model on all GPUs, by name: every tp that the engine takes, each micro-batch that fits, and the first of them with
-    shorter sequences. Raises NoPlanError."""
+    as many tokens in shorter sequences. Raises NoPlanError."""
     found: dict[str, Plan | None] = {}
     gpus = settings.cluster.num_gpus
     for tp in (n for n in range(1, min(gpus, settings.cluster.levels[0].size) + 1) if gpus % n == 0):
         for size in MICRO_BATCHES:
-            words = [f"model.num_layers={LAYERS}", f"train.global_batch_size={size * gpus // tp * 2}"]
-            pins = Pins(tp=tp, pp=1, cp=1, vpp=1, micro_batch_size=size, recompute="none", zero_stage=0)
-            name, plan = f"tp{tp}_mbs{size:03d}", case_of(load, words, pins)
-            is_first = not any(found.values())
-            found[name] = plan  # None: tp does not divide the heads, say, or so much does not fit
+            words, pins = sized(size, gpus // tp), Pins(tp=tp, pp=1, cp=1, vpp=1, micro_batch_size=size, recompute="none", zero_stage=0)
+            plan, is_first = case_of(load, words, pins), not any(found.values())
+            found[f"tp{tp}_mbs{size:03d}"] = plan  # None: tp does not divide the heads, say, or so much does not fit
             if plan is not None and is_first:
-                shorter = [f"train.seq_length={settings.training.seq_length // SHORTER}"]
-                found[f"{name}_short"] = case_of(load, [*words, *shorter], pins)
+                more = size * SHORTER
+                words = [*sized(more, gpus // tp), f"train.seq_length={settings.training.seq_length // SHORTER}"]
+                found[f"tp{tp}_mbs{more:03d}_short"] = case_of(load, words, replace(pins, micro_batch_size=more))
     cases = {name: plan for name, plan in found.items() if plan is not None}
     if not cases:
         raise NoPlanError("no part of the model can be measured here: no tp and micro-batch size is legal and fits")
@@ -296,8 +302,9 @@ def conclude(
     return file
 
 
-WITHOUT_NETWORK: Final = {"collective_overhead_s": 0.0, "collective_launch_s": 0.0, "core_share": 1.0}
-"""Constants of cases: there was no network, and the ranks' shared cores are in what was measured."""
+WITHOUT_NETWORK: Final = {"collective_overhead_s": 0.0, "collective_launch_s": 0.0, "core_share": 1.0, "step_overhead_s": 0.0}
+"""Constants of cases: there was no network, the ranks' shared cores are in what was measured, and a case's step is its passes and the
+update alone."""
 
 
 def steps_of(ranks: Sequence[Mapping[str, Any]], case: str, plan: Plan, usual: float | None) -> list[float]:

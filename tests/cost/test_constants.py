@@ -89,7 +89,7 @@ BY_GPU: dict[str, dict[str, tuple[float, float]]] = {
 ON_CPU: dict[str, tuple[float, float]] = {
     "gemm_efficiency": (0.8, 1.0), "gemm_half_tokens": (8, 24), "gemm_half_features": (8, 24), "attention_efficiency": (0.4, 0.6),
     "attention_backward_efficiency": (0.4, 0.6), "attention_half_length": (16, 48), "memory_efficiency": (0.4, 0.6),
-    "optimizer_efficiency": (0.4, 0.6), "op_overhead_s": (40 * US, 80 * US), "microbatch_overhead_s": (1e-3, 3e-3),
+    "optimizer_efficiency": (0.4, 0.6), "op_overhead_s": (15 * US, 43 * US), "microbatch_overhead_s": (1e-3, 3e-3),
     "step_overhead_s": (7e-3, 13e-3), "core_share": (0.5, 0.5), "inner_efficiency": (1.0, 1.0), "outer_efficiency": (1.0, 1.0),
     "p2p_efficiency": (1.0, 1.0), "latency_factor": (1.0, 1.0), "collective_overhead_s": (200 * US, 1e-3), "collective_launch_s": (0, 0),
     "overlap_efficiency": (0, 0), "overlap_slowdown": (0, 0), "context_bytes": (442 * MIB, 640 * MIB),

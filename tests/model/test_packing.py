@@ -75,6 +75,25 @@ def test_samples_that_attend_one_after_the_other_cost_and_keep_all_their_pairs()
     assert kept / before == pytest.approx(sum(n * n for n in SAMPLES) / LENGTH**2, rel=1e-3)
 
 
+def test_samples_that_are_computed_one_by_one_are_launched_one_by_one() -> None:
+    """Two ranks on cores, 4 layers and 4 micro-batches: each sample that a sequence has more launches attention's two products, mask,
+    softmax, copy and the keys and values of 2 groups of heads, and twice as many kernels in backward; with flash attention the kernels
+    are as many for any number of samples."""
+    keys = {"recipe": "llama_tiny", "task": "sft", "gpus": "2", "train.seq_length": "512", "model.max_position_embeddings": "512"}
+    keys |= {"data.packing": "true", "pin.tp": "1", "pin.pp": "1", "pin.micro_batch_size": "1", "pin.recompute": "none"}
+    keys |= {"train.global_batch_size": "8"}
+
+    def launched(length: int, engine: str) -> tuple[float, float]:
+        plan = orchestrator.plan(**keys, engine=engine, **{"data.lengths": f"{length}+1"}).plan
+        constants = datasheet(plan.cluster, ENGINES[engine].traits(plan.cluster.software))
+        assert plan.training.lengths is not None
+        return plan.prediction.by_cause["overhead"] / constants.op_overhead_s, plan.training.lengths.share(512)
+
+    (many, shorter), (few, longer) = launched(64, "megatron"), launched(256, "megatron")
+    assert many - few == pytest.approx(4 * 4 * (shorter - longer) * 7 * 3)
+    assert launched(64, "deepspeed")[0] == launched(256, "deepspeed")[0]
+
+
 def test_the_replica_with_the_longest_samples_is_waited_for() -> None:
     """Attention alone takes longer, by the same draw for every rule: 8 replicas of one micro-batch can't be dealt otherwise, of 4 they
     can, and steps of like sequences have no longest. Padded samples have none either."""
