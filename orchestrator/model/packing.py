@@ -20,9 +20,9 @@ DRAWN: Final = 2048
 """Sequences that are drawn, at least one step's, to see how far the ranks of a step are apart."""
 
 
-def packed(model: ModelSpec, attended: float, samples: float = 1.0, *, kernels: bool, masked: bool = True) -> ModelSpec:
+def packed(model: ModelSpec, attended: float, samples: float = 0.0, *, kernels: bool, masked: bool = True) -> ModelSpec:
     """The model with its layers over packed sequences. `attended`: tokens of the sample that a token is in, in the mean over tokens;
-    `samples`: how many a sequence has, in the mean.
+    `samples`: how many a sequence has, in the mean, beside the padding behind them, which is computed as one more.
     `kernels`: flash attention computes each sample alone; otherwise, where it is `masked`, a mask of one byte a pair is made once, and all
     pairs are computed (transformers/masking_utils.py, find_packed_sequence_indices), else all pairs of each sample (cpu/attention.py)."""
     seen = ceil(attended)
@@ -34,7 +34,7 @@ def packed(model: ModelSpec, attended: float, samples: float = 1.0, *, kernels: 
             return replace(op, attended=min(attended, op.attended or attended))
         if not masked:
             saves = (replace(one, elements=one.elements * seen // op.key_len) if one.quadratic else one for one in op.saves)
-            return replace(op, key_len=seen, saves=tuple(saves), alone=max(1.0, samples))
+            return replace(op, key_len=seen, saves=tuple(saves), alone=samples + 1)
         return replace(op, causal=False, window=0, attended=0.0)
 
     def layer(spec: LayerSpec) -> LayerSpec:
