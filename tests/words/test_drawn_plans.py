@@ -36,8 +36,18 @@ from thousand import random_plan  # noqa: E402
 
 OF_ADAM = ("betas", "eps")
 NO_CHOICE = ("predicted", "rejected", "run", "calibration", "prices", "extra", "stages", "model", "training", "cluster")
-BY_EFFECT = ("overlap_grad_reduce", "overlap_param_gather", "microbatch_group_size_per_vp_stage", "cuda_graph_modules")
+BY_EFFECT = (
+    *("overlap_grad_reduce", "overlap_param_gather", "microbatch_group_size_per_vp_stage", "cuda_graph_modules"),
+    "moe_permute_fusion",
+)
 """A plan may have them where they mean nothing, or another's default."""
+
+
+def permutes_fused(of: Plan | Setup, plan: Plan) -> bool:
+    """Whether Transformer Engine's kernels permute tokens under a choice of this plan, or of what was read of it."""
+    return of.moe_permute_fusion and bool(plan.model.experts) and plan.cluster.software.transformer_engine
+
+
 BY_MEANING = ("family", "name", "pattern", "mixer", "feed_forward", "num_query_groups", "kv_channels", "rotary_base", "rotary_percent")
 """A model's fields that can be written in several ways, or that name it."""
 UNIT = "make_vocab_size_divisible_by"
@@ -64,6 +74,7 @@ def lost(plan: Plan, reading: Reading) -> list[str]:
         name for name in Plan.__struct_fields__ if name not in (*NO_CHOICE, *BY_EFFECT) and getattr(again, name) != getattr(plan, name)
     ]
     found += [of.__name__ for of in (overlaps_reduction, overlaps_gathering) if of(again) != of(plan)]
+    found += [] if permutes_fused(again, plan) == permutes_fused(plan, plan) else ["moe_permute_fusion"]
     groups = [of.microbatch_group_size_per_vp_stage or of.pp for of in (again, plan)]
     found += ["microbatch_group_size_per_vp_stage"] if groups[0] != groups[1] else []
     found += [] if graphed_modules(again, plan.model) == graphed_modules(plan, plan.model) else ["cuda_graph_modules"]
@@ -137,6 +148,7 @@ def test_a_drawn_plan_is_read_back_from_its_engine_json(version: str, number: in
         names = [name for name in Setup.__struct_fields__ if name in Plan.__struct_fields__ and name not in (*BY_EFFECT, *NOT_THERE)]
         means = [name for name in names if plan.model.experts or not name.startswith(("moe", "overlap_moe", "delay", "etp"))]
         assert {name: getattr(setup, name) for name in means} == {name: getattr(plan, name) for name in means}
+        assert permutes_fused(setup, plan) == permutes_fused(plan, plan)
         assert graphed_modules(setup, plan.model) == graphed_modules(plan, plan.model)
         assert (setup.zero_shard_size or -1) == -plan.optimizer_instances
 
