@@ -274,9 +274,9 @@ CPU: Final = Calibration(
     communicator_bytes=2.0 * MIB,
     workspace_bytes=0.0,
 )
-"""gloo ranks, two to a core of one machine: torch's Python and autograd cost 15 to 43 us an operation beside its computing (four profiles
-of two ranks on two cores, 2026-11-29), a gloo collective 200 us to 1 ms when ranks share cores; traffic runs on the same cores, so nothing
-hides. Beside its
+"""gloo ranks, two to a core of one machine: torch's Python and autograd cost 12 to 22 us an operation beside its computing (four profiles
+of two ranks on two cores, 2026-11-29; 15 to 43 where their fit begins at 60), a gloo collective 200 us to 1 ms when ranks share cores;
+traffic runs on the same cores, so nothing hides. Beside its
 tensors a rank held 358 (megatron), 385 (megatron_deepspeed) and 442 to 640 MiB (deepspeed, the more with models described by their code) on
 2026-11-23 with torch 2.13's CPU build; with its CUDA build some 280 MiB more."""
 

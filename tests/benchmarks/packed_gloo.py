@@ -8,14 +8,15 @@ attention has to compute, and of the rounds the median of their ratios. The gain
 A folder that has some of the runs already is continued. rules=yes trains megatron's last case under the three rules of data.balance in
 turn instead, and holds their seconds against the prices.
 
-On 2026-11-29, 2 cores of an AMD EPYC, ranks at nice -20 without autogroups, others below (load 9), rounds=4 (the first case 10) and
-steps=8: predicted gains off by +7.3, +1.6 and +5.5% under megatron and +2.8, -0.8 and -7.5% under deepspeed, by profiles of that noon (its
-runs are of the night before and that morning). Rounds of one case differ by a fifth. Before, all by causes that were missing: -21.3% where
-glibc mapped each tensor of 32 MiB anew and +20.1% where it gave back what lay free above 4 GiB (`translation.environment`); +24.9% where
-nothing knew that a rank waits for the one with the longest samples; -15.2% where a profile did not fit attention on CPUs and took it for
-products; +26.4% where launches were hidden behind computing on cores too, a step's own overhead was in the profile's prices and not in its
-measurements, and its case of shorter sequences had fewer tokens. rules=yes with rounds=2 and steps=12: none 2.65 and 2.84 s, step 2.34 and
-2.60, epoch 2.17 and 2.49, in the order of the prices (1.99, 1.89, 1.86), whose differences are less.
+On 2026-11-29, 2 cores of an AMD EPYC, ranks at nice -20 without autogroups, others below (load 9), rounds=4 and steps=8: predicted gains
+off by +9.9, +1.6 and +5.5% under megatron and +2.7, -0.6 and -7.6% under deepspeed, by what profiles of that noon measured, concluded
+anew by 319b1050 (deepspeed's runs are of the night before and that morning); the first case with rounds=10 by +7.2%. Rounds of one case
+differ by a fifth. Before, all by causes that were missing: -21.3% where glibc mapped each tensor of 32 MiB anew and +20.1% where it gave
+back what lay free above 4 GiB (`translation.environment`); +24.9% where nothing knew that a rank waits for the one with the longest
+samples; -15.2% where a profile did not fit attention on CPUs and took it for products; +26.4% where launches were hidden behind computing
+on cores too, a step's own overhead was in the profile's prices and not in its measurements, and its case of shorter sequences had fewer
+tokens. rules=yes with rounds=2 and steps=12: none 2.65 and 2.84 s, step 2.34 and 2.60, epoch 2.17 and 2.49, in the order of the prices
+(1.99, 1.89, 1.86), whose differences are less.
 """
 
 from __future__ import annotations
