@@ -408,7 +408,8 @@ class CostModel:
 
     def _transfers(self, candidate: Candidate) -> Transfers:
         hops = self.hop_seconds(candidate) if candidate.mesh.pp > 1 else 0.0
-        return Transfers(self.schedule(candidate), hops, self.busy_seconds(candidate))
+        active = self._layers.active_share(candidate.strategy, candidate.micro_batch_size)
+        return Transfers(self.schedule(candidate), hops, self.busy_seconds(candidate), active)
 
     def _setting_of(self, candidate: Candidate) -> _Setting:
         """What is priced already for this strategy and micro-batch size. A search asks thousands of times in a row for one candidate:

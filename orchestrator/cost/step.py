@@ -35,11 +35,20 @@ def simulated_schedule(cluster: Cluster, candidate: Candidate) -> str:
 
 class Transfers(NamedTuple):
     """The transfers between stages. `schedule`: its name in `schedule.names`; `hops`: seconds of a transfer from a chunk of layers to the
-    next, one number or one a border; `busy_s`: seconds of a step for which the busiest link carries them."""
+    next, one number or one a border; `busy_s`: seconds of a step for which the busiest link carries them. `active`: the factor on passes
+    that have cores of waiting stages too (`LayerPrices.active_share`)."""
 
     schedule: str
     hops: float | Sequence[float]
     busy_s: float = 0.0
+    active: float = 1.0
+
+    def least_s(self, costs: Sequence[StageCost], num_microbatches: int) -> float:
+        """Seconds that no schedule's passes undercut: the busiest link's, and where ranks share cores all the work over all the cores."""
+        if self.active == 1.0:
+            return self.busy_s
+        work = sum([sum(cost.forward_s) + sum(cost.backward_s) for cost in costs])
+        return max(self.busy_s, num_microbatches * work / (len(costs) * self.active))
 
 
 def step_seconds(candidate: Candidate, costs: Sequence[StageCost], moving: Transfers, once_s: float, upper: float = float("inf")) -> float:
@@ -58,7 +67,7 @@ def step_seconds(candidate: Candidate, costs: Sequence[StageCost], moving: Trans
         latest = [(upper - update - once_s - cost.exposed_s) * (1 + ROUNDING) for cost in costs]
         ends = schedule.finish_times(*passes, *shape, limits=latest)
     finished = max(end + cost.exposed_s for end, cost in zip(ends, costs, strict=True))
-    return max(finished, moving.busy_s) + update + once_s
+    return max(finished, moving.least_s(costs, candidate.num_microbatches)) + update + once_s
 
 
 _ends = lru_cache(maxsize=64)(schedule.finish_times)
@@ -101,7 +110,8 @@ def played(candidate: Candidate, costs: Sequence[StageCost], moving: Transfers, 
     lanes = schedule.timeline(moving.schedule, forward, backward, by_border, *shape)
     exposed = tuple(cost.exposed_s for cost in costs)
     through = max(lane[-1].end_s + seconds for lane, seconds in zip(lanes, exposed, strict=True))
-    return Played(lanes, exposed, max(through, moving.busy_s), max(cost.optimizer_s for cost in costs), once_s)
+    begin = max(through, moving.least_s(costs, candidate.num_microbatches))
+    return Played(lanes, exposed, begin, max(cost.optimizer_s for cost in costs), once_s)
 
 
 class StepPrice:
@@ -131,7 +141,7 @@ class StepPrice:
         causes["dp"] += self.costs[self.busiest()].exposed_s
         causes["optimizer"] = max(cost.optimizer_s for cost in self.costs)
         causes["pp"] = self.once_s - c.step_overhead_s
-        without = step_seconds(self.candidate, self.costs, Transfers(self.moving.schedule, 0.0), self.once_s)
+        without = step_seconds(self.candidate, self.costs, Transfers(self.moving.schedule, 0.0, active=self.moving.active), self.once_s)
         causes["pp"] += max(0.0, self.seconds - without)
         causes["bubble"] = self.seconds - sum(causes.values())
         return {cause: seconds for cause, seconds in causes.items() if seconds}

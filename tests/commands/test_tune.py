@@ -36,12 +36,12 @@ def settings_of(out: Path, *words: str) -> Settings:
 
 
 def truth(constants: Calibration) -> Calibration:
-    """A machine whose network is eight times slower than planned, and whose products take twice as long."""
+    """A machine whose network is twelve times slower than planned, and whose products take twice as long."""
     return replace(
         constants, gemm_efficiency=constants.gemm_efficiency / 2, memory_efficiency=constants.memory_efficiency / 2,
         op_overhead_s=2 * constants.op_overhead_s, microbatch_overhead_s=2 * constants.microbatch_overhead_s,
-        inner_efficiency=constants.inner_efficiency / 8, p2p_efficiency=constants.p2p_efficiency / 8,
-        collective_overhead_s=8 * constants.collective_overhead_s,
+        inner_efficiency=constants.inner_efficiency / 12, p2p_efficiency=constants.p2p_efficiency / 12,
+        collective_overhead_s=12 * constants.collective_overhead_s,
     )  # fmt: skip
 
 

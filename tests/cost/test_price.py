@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from orchestrator.cost import calibration
 from orchestrator.cost.calibration import CPU, Calibration, datasheet
 from orchestrator.cost.network import Network
+from orchestrator.cost.stage import StageCost
+from orchestrator.cost.step import Transfers, step_seconds
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.collectives import Link
@@ -424,6 +426,16 @@ def test_a_bubble_costs_nothing_where_ranks_share_cores() -> None:
         assert passes[1].backward_s == pytest.approx(share * passes[0].backward_s)
         assert sum(passes[1].by_cause.values()) == pytest.approx(share * sum(passes[0].by_cause.values()))
         assert one.forward_s == pytest.approx(passes[0].forward_s)
+
+
+def test_a_step_on_shared_cores_is_never_shorter_than_all_the_work_over_the_cores() -> None:
+    """Two stages of four layers each, whose passes take 2/3 as long as with all cores busy, 2 micro-batches: 1F1B waits for as long as that
+    saves; four chunks a stage wait a quarter of it, and the cores have work all the time."""
+    for vpp, schedule in ((1, "1f1b"), (4, "interleaved")):
+        shape = candidate(pp=2, num_microbatches=2, vpp=vpp, schedule=schedule)
+        passes = StageCost(forward_s=(0.1 / vpp,) * vpp, backward_s=(0.2 / vpp,) * vpp, exposed_s=0.0, optimizer_s=0.0, peak_bytes=0.0)
+        assert step_seconds(shape, [passes, passes], Transfers(schedule, 0.0, active=2 / 3), 0.0) == pytest.approx(2 * 0.3 * 3 / 2)
+    assert step_seconds(shape, [passes, passes], Transfers(schedule, 0.0), 0.0) < 0.7
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
