@@ -1,14 +1,15 @@
 """A benchmark, not a test: models that nobody fitted, drawn by a seed: is the plan after a profile near the fastest of every mesh?
 
-    python tests/benchmarks/unseen_gloo.py [out=FOLDER] [seed=20261128] [models=3] [ranks=2] [engine=megatron] [rounds=3] [steps=6]
-                                           [tune=5] [limit_s=1500]
+    python tests/benchmarks/unseen_gloo.py [out=FOLDER] [seed=20261128] [models=3] [first=1] [ranks=2] [engine=megatron] [rounds=3]
+                                           [steps=6] [tune=5] [limit_s=1500]
 
 Family, depth, width, length and batch of each model come from the seed. A model is profiled once; then every mesh that the engine takes
 (tp, pp, cp and the replicas that are left), each with three micro-batches around the one that the profile's price takes, then each mesh
 with the micro-batch that was fastest, `rounds` times there and back, with the plan that is chosen unpinned in each round. What a mesh
 leaves open (stages of chunks, ZeRO, recompute) the search decides by the same prices. A plan's seconds are the median of the steps of
 all its runs, each divided by how much longer its round took than the others (these machines' speed drifts by a third within minutes).
-tune=0 leaves the tune out. Nothing is begun after `limit_s` seconds; the same command with the same out= goes on.
+tune=0 leaves the tune out, `first` and `models` are the numbers of the first and the last model. Nothing is begun after `limit_s` seconds;
+the same command with the same out= goes on.
 
 What a prediction is off by is of the speed that the machine had in the profile: before each run as many processes as ranks take the
 profile's yardstick for a second, and the median over the runs, divided by the profile's own, is divided out of the seconds.
@@ -259,6 +260,7 @@ def main(words: Sequence[str]) -> int:
     defaults = {
         "seed": "20261128",
         "models": "3",
+        "first": "1",
         "ranks": "2",
         "engine": "megatron",
         "rounds": "3",
@@ -270,13 +272,14 @@ def main(words: Sequence[str]) -> int:
     until = time.monotonic() + float(given["limit_s"])
     folder = Path(given.get("out") or tempfile.mkdtemp(prefix="unseen_gloo_"))
     judged: list[dict[str, float]] = []
-    for number in range(int(given["models"])):
+    numbers = range(int(given["first"]) - 1, int(given["models"]))
+    for number in numbers:
         model = draw(int(given["seed"]), number)
         print(f"model {number + 1}: {' '.join(f'{key}={value}' for key, value in model.keys.items())}", flush=True)
         found = Bench(folder / f"model-{number + 1}", model, given, until).judge(int(given["rounds"]), int(given["tune"]))
         judged += [found] if found else []
     figures = {name: ", ".join(f"{one[name]:.1%}" for one in judged) for name in (judged[0] if judged else ())}
-    return concluded(figures, len(judged), int(given["models"]), folder)
+    return concluded(figures, len(judged), len(numbers), folder)
 
 
 if __name__ == "__main__":

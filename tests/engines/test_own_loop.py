@@ -126,7 +126,7 @@ def test_a_checkpoint_is_continued_by_the_program_that_wrote_it(tmp_path: Path) 
 
 def test_a_run_says_what_trains_and_keeps_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=gpt_tiny", "gpus=2", "cluster=cpu", "launch=none"]
-    assert main([*words, "program=instrument", f"out={tmp_path / 'a'}"]) == 0
+    assert main([*words, "program=instrument", "engine=megatron", f"out={tmp_path / 'a'}"]) == 0
     assert "\ntrained by our worker: program=instrument\n" in capsys.readouterr().out
     assert "program: instrument\n" in (tmp_path / "a" / "config.yaml").read_text()
     assert main([*words, "program=own", "engine=megatron_deepspeed", f"out={tmp_path / 'b'}"]) == 2

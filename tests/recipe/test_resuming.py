@@ -18,7 +18,7 @@ from orchestrator.plan import from_json, to_json
 from orchestrator.recipe import resuming
 from orchestrator.recipe.keys import KEYS
 
-TINY = ("recipe=gpt_tiny", "gpus=2", "launch=none")
+TINY = ("recipe=gpt_tiny", "gpus=2", "engine=megatron", "launch=none")
 AGAIN = ("train.resume=old", "launch=none")
 
 
@@ -205,7 +205,7 @@ def test_a_run_knows_its_recipe(old: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"continues {old}/checkpoints/step_000020 after step 20, written by megatron" in said
     assert "From the checkpoint to this plan: the same layout" in said
     assert "training: 20 steps left of 40, 41K tokens: " in said
-    left, whole = api.plan(resume="old").budget, api.plan(recipe="gpt_tiny", gpus=2).budget
+    left, whole = api.plan(resume="old").budget, api.plan(recipe="gpt_tiny", gpus=2, engine="megatron").budget
     assert (left.steps, left.tokens, left.seconds, left.step_s) == (20, whole.tokens / 2, whole.seconds / 2, whole.step_s)
     checkpoint = resuming.checkpoint_of(str(old))
     assert checkpoint is not None

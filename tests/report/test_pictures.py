@@ -25,7 +25,7 @@ GLYPHS = ("Rect", "HBar", "VArea", "Line", "Scatter")
 @cache
 def small() -> tuple[page.Shown, Any]:
     """A pipeline of two stages with two ranks each."""
-    answer = so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu", engine="megatron", pin={"pp": 2, "tp": 2})
+    answer = so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu", engine="megatron", pin={"pp": 2, "tp": 2, "micro_batch_size": 2})
     costs = Planner(answer.settings).prices_of(answer.plan).costs(answer.plan)
     of = page.Shown(plan=answer.plan, model=llama(), limit=LIMIT, costs=costs)
     return of, costs.played(answer.plan.candidate, answer.plan.stages)
