@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
+from types import FunctionType
 from typing import Any, Literal
 
 import msgspec
@@ -27,13 +28,14 @@ class Rule(Value, frozen=True, kw_only=True):
     """The option at whose default the rule forbids nothing, where there is one."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A rule's check, which pickle takes by its name, is a rule there (engines/rules/rule.py)."""
-        check = f"{self.check.__module__}:{self.check.__qualname__}"
+        """A function, which pickle takes by its name, is a rule there (engines/rules/rule.py)."""
+        check = f"{self.check.__module__}:{self.check.__qualname__}" if isinstance(self.check, FunctionType) else self.check
         return _named, (check, self.id, self.engine_rule, self.needs, self.only_with)
 
 
-def _named(check: str, id: str, engine_rule: str, needs: tuple[str, ...], only_with: str) -> Rule:
-    return Rule(id=id, engine_rule=engine_rule, check=resolve_name(check).check, needs=needs, only_with=only_with)
+def _named(check: str | Callable[[Candidate, Workload], str | None], id: str, engine_rule: str, needs: tuple[str, ...], only: str) -> Rule:
+    made = resolve_name(check).check if isinstance(check, str) else check
+    return Rule(id=id, engine_rule=engine_rule, check=made, needs=needs, only_with=only)
 
 
 class Capabilities(Value, frozen=True, kw_only=True):

@@ -3,10 +3,10 @@ subject of its tables is a `Rollout`; each names the release it was read from.""
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from orchestrator.values import Value
-from orchestrator.words.terms import Table, Term, named
+from orchestrator.words.terms import Table, Term, fixed, named
 
 
 class Rollout(Value, frozen=True, kw_only=True):
@@ -74,11 +74,6 @@ class Language(NamedTuple):
     """Ends of the paths by which the policy alone learns: a critic's are the program's own."""
     ppo: tuple[tuple[str, str], ...] = ()
     """What is called otherwise with rl.algorithm=ppo, (there, here), also in `start`."""
-
-
-def fixed(path: str, value: Any) -> Term:
-    """A setting that has this value whatever the rollout."""
-    return Term(path, "samples", of=lambda rollout: value)
 
 
 def _sleeping(megatron: str, fsdp: str) -> Table:

@@ -107,6 +107,22 @@ def unsaid(theirs: str, ours: str, value: Any) -> Term:
     return Term(theirs, ours, of=lambda subject: value, back=lambda said: NOTHING, when=lambda subject: False)
 
 
+def fixed(theirs: str, value: Any) -> Term:
+    """A setting that has this value whatever the subject."""
+    return Term(theirs, "", of=lambda subject: value)
+
+
+def inside(part: Callable[[Any], Any], table: Table) -> Table:
+    """The terms of a part of the subject, said of the subject: nothing where it has no such part (None)."""
+
+    def moved(term: Term) -> Term:
+        return term._replace(
+            of=lambda subject: term.value(part(subject)), when=lambda subject: (found := part(subject)) is not None and term.when(found)
+        )
+
+    return [moved(term) for term in table]
+
+
 def say(table: Table, subject: Any) -> dict[str, Any]:
     """The other program's settings for the subject, by name, in the table's order.
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from orchestrator.engines.hf_config import DEEPSEEK_V3, GLM4_MOE, MIXTRAL, QWEN3_MOE, class_of
 from orchestrator.engines.rules.experts import experts, experts_fold
-from orchestrator.engines.rules.rule import NO_BALANCE, rule
+from orchestrator.engines.rules.rule import NO_BALANCE, refused, rule
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -50,11 +50,10 @@ def sigmoid_balance(_: Candidate, workload: Workload) -> str | None:
     "experts_autotp",
     "autoep: deepspeed/module_inject/tp_plan_converter.py:45, auto_ep_folding.py:241; zero/stage_1_and_2.py:2682",
     "tp ep zero_stage",
+    where="tp experts",
 )
-def one_tensor_rank(candidate: Candidate, workload: Workload) -> str | None:
+def one_tensor_rank(candidate: Candidate, _: Workload) -> str | None:
     tp, stage = candidate.mesh.tp, candidate.strategy.zero_stage
-    if tp == 1 or not workload.model.architecture.experts:
-        return None
     if candidate.mesh.ep == 1:
         return f"tp={tp} with experts: AutoTP refuses transformers' own plan of them, and takes them beside AutoEP alone (ep above 1)"
     if stage < 3:
@@ -62,11 +61,10 @@ def one_tensor_rank(candidate: Candidate, workload: Workload) -> str | None:
     return f"tp={tp} with experts: AutoTP refuses transformers' own plan of them, and no plan of the attention alone is written here"
 
 
-@rule("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220", "ep cp zero_stage zero_shard_size offload_optimizer")
-def alone(candidate: Candidate, workload: Workload) -> str | None:
+@rule("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220", "ep cp zero_stage zero_shard_size offload_optimizer",
+      "ep")  # fmt: skip
+def alone(candidate: Candidate, _: Workload) -> str | None:
     ep, strategy = candidate.mesh.ep, candidate.strategy
-    if ep == 1:
-        return None
     if strategy.zero_stage == 0:
         return f"zero_stage=0 with ep={ep}: DeepSpeed averages norms of different experts there, silently wrong; 1 to 3 are right"
     if strategy.zero_stage == 3 and candidate.mesh.cp > 1:
@@ -79,20 +77,14 @@ def alone(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("autoep_fp16", "ours: nobody has tried it", "ep")
-def autoep_training(candidate: Candidate, workload: Workload) -> str | None:
-    ep, training = candidate.mesh.ep, workload.training
-    if ep > 1 and training.precision == "fp16":
-        return f"ep={ep} with precision fp16: nobody has tried its loss scale with experts that ranks don't share"
-    return None
-
-
-@rule("lora_experts", "peft: target_modules are linears", "model")
-def adapters(_: Candidate, workload: Workload) -> str | None:
-    lora = workload.training.lora
-    if lora is None or not workload.model.architecture.experts:
-        return None
-    return f"lora.rank={lora.rank}: the weights of transformers' experts are no linears, which peft's adapters are for"
+autoep_training = refused(
+    "autoep_fp16", "ours: nobody has tried it", "ep", "ep fp16",
+    "ep={mesh.ep} with precision fp16: nobody has tried its loss scale with experts that ranks don't share",
+)  # fmt: skip
+adapters = refused(
+    "lora_experts", "peft: target_modules are linears", "model", "lora experts",
+    "lora.rank={lora.rank}: the weights of transformers' experts are no linears, which peft's adapters are for",
+)  # fmt: skip
 
 
 @rule("autoep_class", "autoep: deepspeed/module_inject/auto_ep_presets/registry.py", "ep")

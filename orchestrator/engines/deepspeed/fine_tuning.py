@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.hf_config import takes_flash_attention
-from orchestrator.engines.rules.rule import rule
+from orchestrator.engines.rules.rule import refused, rule
 from orchestrator.engines.rules.samples import decoder_only
 from orchestrator.model.lora import linear_names
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
@@ -34,22 +34,13 @@ def packed_one_by_one(candidate: Candidate, workload: Workload) -> str | None:
     return f"micro_batch_size={size} with data.packing: flash attention would let packed samples see each other; 1 sequence at a time"
 
 
-@rule("packed_states", "transformers/models/mamba2/modeling_mamba2.py: no positions", "model")
-def packed_states(_: Candidate, workload: Workload) -> str | None:
-    """Refuses packed samples for layers with states: transformers tells packed samples apart by their positions in attention's masks
-    alone."""
-    a = workload.model.architecture
-    if not workload.training.packing or "mamba2" not in a.features():
-        return None
-    return "data.packing: a state space would carry one sample's state to the next; data.packing=false pads them instead"
-
-
-@rule("lora_states", "ours: nobody has tried it", "model")
-def adapters_of_states(_: Candidate, workload: Workload) -> str | None:
-    lora, a = workload.training.lora, workload.model.architecture
-    if lora is None or "mamba2" not in a.features():
-        return None
-    return f"lora.rank={lora.rank}: adapters beside the linears of Mamba-2 layers were never tried here"
+packed_states = refused(
+    "packed_states", "transformers/models/mamba2/modeling_mamba2.py: no positions", "model", "packing mamba2",
+    "data.packing: a state space would carry one sample's state to the next; data.packing=false pads them instead",
+)  # fmt: skip
+"""transformers tells packed samples apart by their positions in attention's masks alone."""
+adapters_of_states = refused("lora_states", "ours: nobody has tried it", "model", "lora mamba2",
+                             "lora.rank={lora.rank}: adapters beside the linears of Mamba-2 layers were never tried here")  # fmt: skip
 
 
 @rule("lora_linears", "peft/tuners/lora/config.py, target_modules: names of transformers' linears", "model")
@@ -63,13 +54,11 @@ def linears(_: Candidate, workload: Workload) -> str | None:
     return f"lora.targets={','.join(lora.fused)}: these are megatron-core's linears (engine=megatron); transformers has {known}"
 
 
-@rule("quantised_linears", "transformers/integrations/bitsandbytes.py:196; peft's docs, accelerate/deepspeed.md", "tp")
-def whole_quantised_linears(candidate: Candidate, workload: Workload) -> str | None:
-    """Refuses weights of few bits where linears are divided: packed pairs have no columns, and scales of rows stay whole."""
-    lora, tp = workload.training.lora, candidate.mesh.tp
-    if lora is None or lora.bits is None or tp == 1:
-        return None
-    return f"tp={tp} with lora.bits={lora.bits}: AutoTP would cut packed weights, and knows nothing of their scales"
+whole_quantised_linears = refused(
+    "quantised_linears", "transformers/integrations/bitsandbytes.py:196; peft's docs, accelerate/deepspeed.md", "tp", "tp lora.bits",
+    "tp={mesh.tp} with lora.bits={lora.bits}: AutoTP would cut packed weights, and knows nothing of their scales",
+)  # fmt: skip
+"""Packed pairs have no columns, and scales of rows stay whole."""
 
 
 @rule("int8_zero3", "bitsandbytes/nn/modules.py:1159; LLaMA-Factory's model_utils/quantization.py:198", "zero_stage")

@@ -10,11 +10,10 @@ from orchestrator.engines import hf_config as hf
 from orchestrator.engines.deepspeed.experts import EXPERT_RULES, beyond_host
 from orchestrator.engines.deepspeed.fine_tuning import FINE_TUNING_RULES
 from orchestrator.engines.rules.model import head_groups, head_width, positions
-from orchestrator.engines.rules.rule import divides, divides_sequences, first, rule
+from orchestrator.engines.rules.rule import divides, divides_sequences, first, refused, rule
 from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES, deepspeed_host_states
 from orchestrator.model.hugging_face import divides_head
 from orchestrator.model.traced import Traced
-from orchestrator.model.training import EIGHT_BIT
 from orchestrator.strategy.spec import TILED, Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
@@ -33,18 +32,14 @@ AUTOTP_REFUSED: Final = {
 """What AutoTP can't divide."""
 
 
-@rule("hf_architecture", "transformers/models/*/configuration_*.py", "model")
+@rule("hf_architecture", "transformers/models/*/configuration_*.py", "model", "!traced")  # which is transformers' own, or the user's
 def hf_architecture(_: Candidate, workload: Workload) -> str | None:
-    if workload.model.architecture.traced is not None:
-        return None  # it is transformers' own, or the user's
     return hf.inexpressible(workload.model.architecture)
 
 
-@rule("autotp_family", "autotp: deepspeed/module_inject/auto_tp.py:300 (supported)", "tp")
+@rule("autotp_family", "autotp: deepspeed/module_inject/auto_tp.py:300 (supported)", "tp", "tp")
 def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
     tp, a = candidate.mesh.tp, workload.model.architecture
-    if tp == 1:
-        return None
     if a.traced is not None:
         why = a.traced.no_autotp or (None if a.traced.divided else nothing_divided(a.traced))
         return f"tp={tp}: {why}" if why else None
@@ -81,29 +76,20 @@ def autotp_divides(candidate: Candidate, workload: Workload) -> str | None:
     return first(divides(tp, "tp", value, name) for name, value in given)
 
 
-@rule("autotp_x", "autotp_x: deepspeed/runtime/engine.py:957", "tp cp")
-def autotp_without_ulysses(candidate: Candidate, _: Workload) -> str | None:
-    mesh = candidate.mesh
-    if mesh.tp == 1 or mesh.cp == 1:
-        return None
-    return f"tp={mesh.tp} cp={mesh.cp}: AutoTP takes the place of the mpu that Ulysses needs"
+autotp_without_ulysses = refused("autotp_x", "autotp_x: deepspeed/runtime/engine.py:957", "tp cp", "tp cp",
+                                 "tp={mesh.tp} cp={mesh.cp}: AutoTP takes the place of the mpu that Ulysses needs")  # fmt: skip
 
 
-@rule("autotp_host", "autotp: deepspeed/runtime/engine.py:942-1080", "tp")
+@rule("autotp_host", "autotp: deepspeed/runtime/engine.py:942-1080", "tp", "tp")
 def autotp_host(candidate: Candidate, workload: Workload) -> str | None:
     """AutoTP cuts a model that each rank has built whole; without it the whole model must fit the GPU or zero.Init divides it at once."""
-    tp = candidate.mesh.tp
-    if tp == 1:
-        return None
     lacking = beyond_host(workload)
-    return f"tp={tp}: AutoTP builds the whole model in host memory first: {lacking}" if lacking else None
+    return f"tp={candidate.mesh.tp}: AutoTP builds the whole model in host memory first: {lacking}" if lacking else None
 
 
-@rule("ulysses_family", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:560", "cp")
+@rule("ulysses_family", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:560", "cp", "cp")
 def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
     cp, a = candidate.mesh.cp, workload.model.architecture
-    if cp == 1:
-        return None
     if a.traced is not None:
         return f"cp={cp}: {a.traced.model_class} can't be run under DeepSpeed's Ulysses here; {', '.join(ULYSSES_CLASSES)} can"
     model = hf.class_of(a).model
@@ -131,11 +117,8 @@ def ulysses_sequence(candidate: Candidate, workload: Workload) -> str | None:
     return divides_sequences(candidate.mesh.cp, "cp", workload)
 
 
-@rule("offload_ulysses", "ours: nobody has tried it", "offload_optimizer cp")
-def ulysses_offload(candidate: Candidate, _: Workload) -> str | None:
-    if candidate.mesh.cp == 1 or not candidate.strategy.offload_optimizer:
-        return None
-    return f"offload_optimizer with cp={candidate.mesh.cp}: never tried under Ulysses"
+ulysses_offload = refused("offload_ulysses", "ours: nobody has tried it", "offload_optimizer cp", "offload_optimizer cp",
+                          "offload_optimizer with cp={mesh.cp}: never tried under Ulysses")  # fmt: skip
 
 
 @rule("hpz", "hpz: deepspeed/runtime/zero/partition_parameters.py:1118, utils/groups.py", "zero_shard_size zero_stage tp cp")
@@ -166,20 +149,10 @@ def lora_tensor_parallel(candidate: Candidate, workload: Workload) -> str | None
     return f"tp={tp} with lora.rank={lora.rank}: adapters are divided with the linears of Llama, Qwen2 and Qwen3 alone"
 
 
-@rule("lora_hpz", "ours: nobody has tried it", "zero_stage zero_shard_size")
-def lora_hpz(candidate: Candidate, workload: Workload) -> str | None:
-    size, lora = candidate.strategy.zero_shard_size, workload.training.lora
-    if lora is None or size is None:
-        return None
-    return f"zero_shard_size={size} with lora.rank={lora.rank}: never tried with frozen weights"
-
-
-@rule("lora_offload", "ours: nobody has tried it", "offload_optimizer")
-def lora_offload(candidate: Candidate, workload: Workload) -> str | None:
-    lora = workload.training.lora
-    if lora is None or not candidate.strategy.offload_optimizer:
-        return None
-    return f"offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few"
+lora_hpz = refused("lora_hpz", "ours: nobody has tried it", "zero_stage zero_shard_size", "zero_shard_size lora",
+                   "zero_shard_size={strategy.zero_shard_size} with lora.rank={lora.rank}: never tried with frozen weights")  # fmt: skip
+lora_offload = refused("lora_offload", "ours: nobody has tried it", "offload_optimizer", "offload_optimizer lora",
+                       "offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few")  # fmt: skip
 
 
 TILED_CLASSES: Final = (hf.LLAMA, hf.QWEN2, hf.QWEN3)
@@ -222,12 +195,11 @@ OFFLOADED_CLASSES: Final = tuple(
     "activation_offload",
     "activation offload: runtime/activation_checkpointing/offload_activations.py:92, 330",
     "model tp ep recompute offload_activations",
+    where="offload_activations",
 )
 def activation_offload(candidate: Candidate, workload: Workload) -> str | None:
     """What DeepSpeed takes away is the tensor that a layer's checkpoint keeps (CheckpointHiddenStatesOffload), and only from a GPU."""
     strategy, model = candidate.strategy, workload.model.architecture
-    if not strategy.offload_activations:
-        return None
     if workload.cluster.is_cpu:
         return "offload_activations moves checkpoints out of a GPU's memory: here there is none"
     if strategy.recompute != "full":
@@ -239,27 +211,21 @@ def activation_offload(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule(
-    "eight_bit_adam",
-    "transformers/training_args.py: OptimizerNames.ADAMW_8BIT; bitsandbytes/optim/adamw.py, whose kernels are a GPU's",
-    "model",
-)
-def eight_bit_adam(_: Candidate, workload: Workload) -> str | None:
-    name = workload.training.optimizer
-    return f"optimizer={name} is bitsandbytes', on GPUs" if name in EIGHT_BIT and workload.cluster.is_cpu else None
+eight_bit_adam = refused(
+    "eight_bit_adam", "transformers/training_args.py: OptimizerNames.ADAMW_8BIT; bitsandbytes/optim/adamw.py, whose kernels are a GPU's",
+    "model", "eight_bit cpu", "optimizer={training.optimizer} is bitsandbytes', on GPUs",
+)  # fmt: skip
 
 
 @rule(
     "activations_host",
     "activation offload: runtime/activation_checkpointing/offload_activations.py:153 (_empty_cpu_like)",
     "model cp dp zero_stage micro_batch_size num_microbatches offload_optimizer offload_activations",
+    where="offload_activations",
 )
 def activations_host(candidate: Candidate, workload: Workload) -> str | None:
     """Checkpoints of all layers but the last, each of the rank's tokens x hidden size, beside what the optimizer may have there."""
-    strategy, cluster = candidate.strategy, workload.cluster
-    if not strategy.offload_activations:
-        return None
-    precision = workload.training.precision
+    strategy, cluster, precision = candidate.strategy, workload.cluster, workload.training.precision
     layers = [run for run in workload.model.runs if run.layer.recomputable]
     elements = sum(run.count * run.layer.input_elements for run in layers) - layers[-1].layer.input_elements
     needed = elements * candidate.micro_batch_size * ITEMSIZE["fp32" if precision == "fp32" else "bf16"] / candidate.mesh.cp

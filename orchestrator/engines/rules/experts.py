@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import divides, first, rule
+from orchestrator.engines.rules.rule import divides, first, refused, rule
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.spec import Candidate
@@ -60,13 +60,6 @@ def expert_kinds(_: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("experts_sp", "core/transformer/moe/moe_layer.py:380", "tp sequence_parallel")
-def experts_sequence(candidate: Candidate, workload: Workload) -> str | None:
-    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not expert_counts(workload.model.architecture):
-        return None
-    return f"tp={candidate.mesh.tp}: experts with tensor parallelism train with sequence_parallel=true only"
-
-
 @rule("experts_biases", "core/tensor_parallel/layers.py:1228 (sequence_parallel of the biases)", "tp etp")
 def expert_biases(candidate: Candidate, workload: Workload) -> str | None:
     mesh, a = candidate.mesh, workload.model.architecture
@@ -74,5 +67,10 @@ def expert_biases(candidate: Candidate, workload: Workload) -> str | None:
         return None
     return f"tp={mesh.tp} etp={mesh.etp} with biases in experts: their gradients are summed over ranks of other experts, silently wrong"
 
+
+experts_sequence = refused(
+    "experts_sp", "core/transformer/moe/moe_layer.py:380", "tp sequence_parallel", "tp !sequence_parallel experts",
+    "tp={mesh.tp}: experts with tensor parallelism train with sequence_parallel=true only",
+)  # fmt: skip
 
 EXPERT_RULES: Final = (experts, expert_kinds, expert_widths, experts_together, expert_biases, experts_fold, experts_sequence)

@@ -35,7 +35,7 @@ def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("cuda_graph_modules", SOURCE, f"{GRAPHS} moe_token_dispatcher_type overlap_moe_expert_parallel_comm", only_with="cuda_graph_impl")
+@rule("cuda_graph_modules", SOURCE, f"{GRAPHS} moe_token_dispatcher_type overlap_moe_expert_parallel_comm", "cuda_graph_impl")
 def modules_fit(candidate: Candidate, workload: Workload) -> str | None:
     """Whether the model has what is to be a graph, and may have it as one."""
     strategy, a = candidate.strategy, workload.model.architecture
@@ -61,14 +61,12 @@ def modules_fit(candidate: Candidate, workload: Workload) -> str | None:
     "cuda_graph_overlap",
     "core/transformer/transformer_config.py:1898-1920; core/transformer/transformer_layer.py:1262 and training/arguments.py:1829 of 0.19",
     f"{GRAPHS} overlap_moe_expert_parallel_comm delay_wgrad_compute moe_shared_expert_overlap",
-    only_with="cuda_graph_impl",
+    where="cuda_graph_impl overlap_moe_expert_parallel_comm",
 )
 def beside_overlap(candidate: Candidate, workload: Workload) -> str | None:
     """Whether the graphs go with the exchange of tokens beside another micro-batch, and with weight gradients that it delays."""
     strategy, a, software = candidate.strategy, workload.model.architecture, workload.cluster.software
     said, modules = f"cuda_graph_impl={strategy.cuda_graph_impl} with overlap_moe_expert_parallel_comm", graphed_modules(strategy, a)
-    if strategy.cuda_graph_impl == "none" or not strategy.overlap_moe_expert_parallel_comm:
-        return None
     release = release_of(software.megatron_core)
     if strategy.cuda_graph_impl != "transformer_engine" and not release.overlaps_experts_in_any_graph:
         return f"{said}: Megatron-core {release.version} has it with transformer_engine"
@@ -86,17 +84,10 @@ def beside_overlap(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule(
-    "cuda_graph_recompute",
-    SOURCE,
-    f"{GRAPHS} overlap_moe_expert_parallel_comm moe_token_dispatcher_type recompute",
-    only_with="cuda_graph_impl",
-)
+@rule("cuda_graph_recompute", SOURCE, f"{GRAPHS} overlap_moe_expert_parallel_comm moe_token_dispatcher_type recompute", "cuda_graph_impl")
 def beside_recompute(candidate: Candidate, workload: Workload) -> str | None:
     """Whether the graphs can compute again what this mode drops."""
     strategy, a = candidate.strategy, workload.model.architecture
-    if strategy.cuda_graph_impl == "none":
-        return None
     said = f"cuda_graph_impl={strategy.cuda_graph_impl} with recompute={strategy.recompute}"
     if strategy.recompute == "full" and by_layer(strategy):
         return f"{said}: graphs of layers take recompute of modules only"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import divides, divides_sequences, rule
+from orchestrator.engines.rules.rule import divides, divides_sequences, refused, rule
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, Candidate
 from orchestrator.strategy.workload import Workload
 
@@ -41,20 +41,16 @@ def ffn(candidate: Candidate, workload: Workload) -> str | None:
     return divides(candidate.mesh.tp, "tp", workload.model.architecture.ffn_hidden_size, "ffn_hidden_size")
 
 
-@rule("sp_seq_div", "sp_seq_div: core/tensor_parallel/mappings.py", "sequence_parallel tp cp")
+@rule("sp_seq_div", "sp_seq_div: core/tensor_parallel/mappings.py", "sequence_parallel tp cp", "sequence_parallel")
 def sp_sequence(candidate: Candidate, workload: Workload) -> str | None:
-    mesh = candidate.mesh
-    if not candidate.strategy.sequence_parallel:
-        return None
-    why = divides_sequences(mesh.tp * mesh.cp, "tp*cp", workload)
+    why = divides_sequences(candidate.mesh.tp * candidate.mesh.cp, "tp*cp", workload)
     return f"sequence_parallel: {why}" if why else None
 
 
-@rule("sp_norm_local", "sp_norm_local: core/transformer/torch_norm.py:28-33, core/models/bert/bert_lm_head.py:5-16", "sequence_parallel")
-def sp_norm(candidate: Candidate, workload: Workload) -> str | None:
+@rule("sp_norm_local", "sp_norm_local: core/transformer/torch_norm.py:28-33, core/models/bert/bert_lm_head.py:5-16", "sequence_parallel",
+      "sequence_parallel !cpu")  # fmt: skip
+def sp_norm(_: Candidate, workload: Workload) -> str | None:
     cluster, a = workload.cluster, workload.model.architecture
-    if not candidate.strategy.sequence_parallel or cluster.is_cpu:
-        return None
     if a.stack == "encoder":
         # Its head takes Apex' norm or torch's, never Transformer Engine's (models/bert/bert_lm_head.py:5-16).
         return None if cluster.software.apex else "sequence_parallel with bert needs Apex for the norm of its head"
@@ -65,30 +61,16 @@ def sp_norm(candidate: Candidate, workload: Workload) -> str | None:
     return f"sequence_parallel with {a.normalization} needs Transformer Engine" + (" or Apex" if a.normalization == "LayerNorm" else "")
 
 
-@rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", "cp")
-def cp_attention(candidate: Candidate, workload: Workload) -> str | None:
-    """Refuses context parallelism without Transformer Engine's attention. On a CPU the worker has an attention of its own
-    (cpu/attention.py)."""
-    cluster = workload.cluster
-    if candidate.mesh.cp == 1 or cluster.software.transformer_engine or cluster.is_cpu:
-        return None
-    return f"cp={candidate.mesh.cp} needs Transformer Engine's attention"
-
-
-@rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", "cp")
+@rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", "cp", "cp")
 def cp_sequence(candidate: Candidate, workload: Workload) -> str | None:
-    cp = candidate.mesh.cp
-    if cp == 1:
-        return None
-    return divides(2 * cp, "2*cp", workload.model.seq_length, "seq_length")
+    return divides(2 * candidate.mesh.cp, "2*cp", workload.model.seq_length, "seq_length")
 
 
-@rule("cp_family", "core/models/bert/bert_model.py:269-276, core/models/T5/t5_model.py:524-536", "cp")
-def cp_family(candidate: Candidate, workload: Workload) -> str | None:
-    a = workload.model.architecture
-    if candidate.mesh.cp == 1 or a.stack == "decoder":
-        return None
-    return f"cp={candidate.mesh.cp}: in megatron-core every rank of {a.family} counts positions from 0"
+cp_attention = refused("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", "cp", "cp !te !cpu",
+                       "cp={mesh.cp} needs Transformer Engine's attention")  # fmt: skip
+"""On a CPU the worker has an attention of its own (cpu/attention.py)."""
+cp_family = refused("cp_family", "core/models/bert/bert_model.py:269-276, core/models/T5/t5_model.py:524-536", "cp", "cp !decoder",
+                    "cp={mesh.cp}: in megatron-core every rank of {a.family} counts positions from 0")  # fmt: skip
 
 
 MESH_RULES: Final = (heads, groups, ffn, sp_sequence, sp_norm)

@@ -6,7 +6,7 @@ from typing import Final
 
 from orchestrator.engines.megatron_parts import delta_nets
 from orchestrator.engines.megatron_versions import release_of
-from orchestrator.engines.rules.rule import divides, first, rule, sequence_lengths
+from orchestrator.engines.rules.rule import divides, first, refused, rule, sequence_lengths
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
@@ -73,14 +73,6 @@ def _rotary_base(a: Architecture) -> str | None:
     return None if a.rope_scaling_factor is None else f"rope_scaling_factor={a.rope_scaling_factor:g}: megatron-core's {a.family} has none"
 
 
-@rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", "model")
-def relative_attention(_: Candidate, workload: Workload) -> str | None:
-    cluster = workload.cluster
-    if workload.model.architecture.position_embedding != "relative" or (cluster.software.transformer_engine and not cluster.is_cpu):
-        return None
-    return "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias"
-
-
 @rule("mixer_kinds", "core/models/gpt/gpt_layer_specs.py: get_gpt_decoder_layer_specs", "model")
 def mixer_kinds(_: Candidate, workload: Workload) -> str | None:
     mixers = {layer.mixer for layer in workload.model.architecture.kinds_of_layers()}
@@ -89,29 +81,12 @@ def mixer_kinds(_: Candidate, workload: Workload) -> str | None:
     return "latent attention in some layers and another mixer in others: megatron-core has one for all layers"
 
 
-@rule("latent_rope", "core/transformer/multi_latent_attention.py: rope_type", "model")
-def latent_positions(_: Candidate, workload: Workload) -> str | None:
-    a = workload.model.architecture
-    if a.position_embedding == "rope" or not any(isinstance(layer.mixer, LatentAttention) for layer in a.kinds_of_layers()):
-        return None
-    return f"position_embedding={a.position_embedding}: latent attention has rotary positions of its own"
-
-
 @rule("mtp_positions", "megatron/training/arguments.py:1229", "model")
 def prediction_positions(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     if not a.mtp_num_layers or a.position_embedding in ("rope", "none"):
         return None
     return f"position_embedding={a.position_embedding}: Megatron has multi-token prediction with rope and none"
-
-
-@rule("mtp_tied", "core/models/common/language_module/language_module.py:343", "pp")
-def prediction_tied(candidate: Candidate, workload: Workload) -> str | None:
-    a, pp = workload.model.architecture, candidate.mesh.pp
-    if pp == 1 or not a.mtp_num_layers or not a.tie_embeddings:
-        return None
-    given = f"pp={pp} with mtp_num_layers={a.mtp_num_layers} and tied embeddings"
-    return f"{given}: the last stage has the table twice, and can't name its weights"
 
 
 @rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", "model")
@@ -129,32 +104,11 @@ def window_kinds(_: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule(
-    "latent_sp",
-    "core/transformer/multi_latent_attention.py:608 (the gather of k_pos_emb sums its gradient with sequence parallelism only)",
-    "tp sequence_parallel",
-)
-def latent_sequence(candidate: Candidate, workload: Workload) -> str | None:
-    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel:
-        return None
-    if not any(isinstance(layer.mixer, LatentAttention) for layer in workload.model.architecture.kinds_of_layers()):
-        return None
-    return f"tp={candidate.mesh.tp} without sequence_parallel: nothing sums the gradient of latent keys' rotary part, silently wrong"
-
-
 @rule("mamba_groups", "core/ssm/mamba_mixer.py:258", "tp")
 def state_space_groups(candidate: Candidate, workload: Workload) -> str | None:
     mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
     groups = (mixer.num_groups for mixer in mixers if isinstance(mixer, Mamba2))
     return first(divides(candidate.mesh.tp, "tp", count, "mamba2.num_groups") for count in groups)
-
-
-@rule("mamba_cp", "core/ssm/mamba_context_parallel.py; ours: no price", "cp")
-def state_space_sequence(candidate: Candidate, workload: Workload) -> str | None:
-    cp = candidate.mesh.cp
-    if cp == 1 or "mamba2" not in workload.model.architecture.features():
-        return None
-    return f"cp={cp} with Mamba-2 layers: Megatron-core exchanges sequence shards for their heads, which is not priced here"
 
 
 @rule("hybrid_stages", "core/ssm/mamba_block.py:172-221 of 0.16.1, core/transformer/transformer_config.py:1359-1418", "software pp")
@@ -164,13 +118,6 @@ def hybrid_stages(candidate: Candidate, workload: Workload) -> str | None:
     if pp <= a.num_layers or release_of(version).lays_out_hybrids or "single_part_layers" not in a.features():
         return None
     return f"pp={pp} with {a.num_layers} layers of one part: megatron-core {version} wants a layer in every stage"
-
-
-@rule("hybrid_chunks", "ours: Megatron-Bridge 0.6.2, provide; core/ssm/mamba_block.py:173", "vpp")
-def hybrid_chunks(candidate: Candidate, workload: Workload) -> str | None:
-    if candidate.vpp == 1 or "single_part_layers" not in workload.model.architecture.features():
-        return None
-    return f"vpp={candidate.vpp} with layers of one part: Megatron-Bridge's hybrid models have no interleaving"
 
 
 @rule("delta_kinds", "core/models/gpt/experimental_attention_variant_module_specs.py:139, attention.py:1265", "model")
@@ -192,23 +139,9 @@ def delta_heads(candidate: Candidate, workload: Workload) -> str | None:
     return first(divides(candidate.mesh.tp, "tp", net.num_key_heads, "gated_delta_net.num_key_heads") for net in nets)
 
 
-@rule(
-    "delta_norm",
-    "core/distributed/finalize_model_grads.py:353 (norms with sequence_parallel, and those of queries and keys by name)",
-    "tp sequence_parallel",
-)
-def delta_norm(candidate: Candidate, workload: Workload) -> str | None:
-    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not delta_nets(workload.model.architecture):
-        return None
-    return f"tp={candidate.mesh.tp} without sequence_parallel: nothing sums the gradient of a gated delta net's norm, silently wrong"
-
-
-@rule("delta_cp", "core/transformer/transformer_config.py:983; from 0.19 ours: no price", "cp")
+@rule("delta_cp", "core/transformer/transformer_config.py:983; from 0.19 ours: no price", "cp", "cp gated_delta_net")
 def delta_sequence(candidate: Candidate, workload: Workload) -> str | None:
-    cp = candidate.mesh.cp
-    if cp == 1 or not delta_nets(workload.model.architecture):
-        return None
-    version = workload.cluster.software.megatron_core
+    cp, version = candidate.mesh.cp, workload.cluster.software.megatron_core
     if release_of(version).delta_net_divides_sequences:
         return f"cp={cp} with gated delta nets: Megatron-core exchanges sequence shards for their heads, which is not priced here"
     return f"cp={cp} with gated delta nets: Megatron-core {version} has them in whole sequences alone"
@@ -254,6 +187,39 @@ def tower(candidate: Candidate, workload: Workload) -> str | None:
         return f"pp={mesh.pp}: {deep} layers are given what the tower saw, and must stand in the first stage"
     return None
 
+
+relative_attention = refused(
+    "relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", "model", "relative_bias !te",
+    "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias",
+)  # fmt: skip
+latent_positions = refused(
+    "latent_rope", "core/transformer/multi_latent_attention.py: rope_type", "model", "latent_attention !rope",
+    "position_embedding={a.position_embedding}: latent attention has rotary positions of its own",
+)  # fmt: skip
+prediction_tied = refused(
+    "mtp_tied", "core/models/common/language_module/language_module.py:343", "pp", "pp mtp tied",
+    "pp={mesh.pp} with mtp_num_layers={a.mtp_num_layers} and tied embeddings: the last stage has the table twice, "
+    "and can't name its weights",
+)  # fmt: skip
+latent_sequence = refused(
+    "latent_sp",
+    "core/transformer/multi_latent_attention.py:608 (the gather of k_pos_emb sums its gradient with sequence parallelism only)",
+    "tp sequence_parallel", "tp !sequence_parallel latent_attention",
+    "tp={mesh.tp} without sequence_parallel: nothing sums the gradient of latent keys' rotary part, silently wrong",
+)  # fmt: skip
+delta_norm = refused(
+    "delta_norm", "core/distributed/finalize_model_grads.py:353 (norms with sequence_parallel, and those of queries and keys by name)",
+    "tp sequence_parallel", "tp !sequence_parallel gated_delta_net",
+    "tp={mesh.tp} without sequence_parallel: nothing sums the gradient of a gated delta net's norm, silently wrong",
+)  # fmt: skip
+state_space_sequence = refused(
+    "mamba_cp", "core/ssm/mamba_context_parallel.py; ours: no price", "cp", "cp mamba2",
+    "cp={mesh.cp} with Mamba-2 layers: Megatron-core exchanges sequence shards for their heads, which is not priced here",
+)  # fmt: skip
+hybrid_chunks = refused(
+    "hybrid_chunks", "ours: Megatron-Bridge 0.6.2, provide; core/ssm/mamba_block.py:173", "vpp", "vpp single_part_layers",
+    "vpp={vpp} with layers of one part: Megatron-Bridge's hybrid models have no interleaving",
+)  # fmt: skip
 
 MODEL_RULES: Final = (
     positions, head_width, head_groups, no_query_groups, position_kind, mixer_kinds, latent_positions, latent_sequence, window_kinds,

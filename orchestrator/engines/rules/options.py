@@ -23,13 +23,12 @@ from orchestrator.units import ITEMSIZE, format_bytes
     "tp_comm_overlap: megatron/training/arguments.py:915; training/initialize.py _initialize_tp_communicators; "
     "core/extensions/transformer_engine.py:531; Transformer Engine, pytorch/module/base.py fill_userbuffers_buffer_for_all_gather",
     "model tp sequence_parallel tp_comm_overlap",
+    where="tp_comm_overlap",
 )
 def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
     """Whether linears exchange by user buffers. Of latent attention's they know none: with the first, Megatron turns the overlap off in the
     configuration that all layers share."""
     strategy, cluster, tp = candidate.strategy, workload.cluster, candidate.mesh.tp
-    if not strategy.tp_comm_overlap:
-        return None
     if not cluster.software.transformer_engine or cluster.is_cpu:
         return "tp_comm_overlap needs Transformer Engine's user buffers, on GPUs"
     if "latent_attention" in workload.model.architecture.features():
@@ -90,11 +89,10 @@ DEEP_EP_NODE: Final = 8
     "csrc/kernels/ibgda_device.cuh; hybrid-ep csrc/hybrid_ep/backend/hybrid_ep_backend.cuh:15 (mlx5dv); issues 369 and 759, and 3343 of "
     "Megatron-Bridge",
     "moe_token_dispatcher_type ep etp",
+    where="moe_token_dispatcher_type",
 )
 def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     kind = candidate.strategy.moe_token_dispatcher_type
-    if kind == "alltoall":
-        return None
     if not workload.model.architecture.experts:
         return f"moe_token_dispatcher_type={kind}: a dense model has no experts"
     if kind == "allgather":
@@ -138,11 +136,10 @@ def rank_capacity(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("shared_expert_overlap", "core/transformer/transformer_config.py:1090", "moe_shared_expert_overlap moe_token_dispatcher_type")
+@rule("shared_expert_overlap", "core/transformer/transformer_config.py:1090", "moe_shared_expert_overlap moe_token_dispatcher_type",
+      "moe_shared_expert_overlap")  # fmt: skip
 def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
     strategy = candidate.strategy
-    if not strategy.moe_shared_expert_overlap:
-        return None
     if not any(part.shared_ffn_hidden_size for part in workload.model.architecture.experts):
         return "moe_shared_expert_overlap: this model has no shared experts"
     kind, taken = strategy.moe_token_dispatcher_type, release_of(workload.cluster.software.megatron_core).overlapped_dispatchers
@@ -155,13 +152,11 @@ def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | Non
     "expert_overlap",
     "core/transformer/transformer_config.py:1852-1906",
     "overlap_moe_expert_parallel_comm moe_token_dispatcher_type moe_shared_expert_overlap megatron_fsdp ep etp pp vpp recompute",
-    only_with="overlap_moe_expert_parallel_comm",
+    where="overlap_moe_expert_parallel_comm",
 )
 def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
     """Whether Megatron's combined 1F1B, a forward beside a backward pass layer by layer, takes this."""
     strategy, a, mesh = candidate.strategy, workload.model.architecture, candidate.mesh
-    if not strategy.overlap_moe_expert_parallel_comm:
-        return None
     if not a.experts:
         return "overlap_moe_expert_parallel_comm: a dense model has no experts"
     release = release_of(workload.cluster.software.megatron_core)
@@ -201,11 +196,10 @@ def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
     "delayed_weight_gradients",
     "core/transformer/transformer_config.py:1909; training/arguments.py:1209; Transformer Engine d0067d0, pytorch/module/_common.py:312",
     "delay_wgrad_compute overlap_moe_expert_parallel_comm",
+    where="delay_wgrad_compute",
 )
 def delayed_weight_gradients(candidate: Candidate, workload: Workload) -> str | None:
     strategy, cluster = candidate.strategy, workload.cluster
-    if not strategy.delay_wgrad_compute:
-        return None
     if not strategy.overlap_moe_expert_parallel_comm:
         return "delay_wgrad_compute needs overlap_moe_expert_parallel_comm"
     if not cluster.software.transformer_engine or cluster.is_cpu:
@@ -217,12 +211,10 @@ def delayed_weight_gradients(candidate: Candidate, workload: Workload) -> str | 
 
 
 @rule("permute_fusion", "core/transformer/moe/token_dispatcher.py:642, 838; _HybridEPManager asks for it nowhere (:978)",
-      "moe_permute_fusion moe_token_dispatcher_type", only_with="moe_permute_fusion")  # fmt: skip
+      "moe_permute_fusion moe_token_dispatcher_type", "moe_permute_fusion")  # fmt: skip
 def permute_fusion(candidate: Candidate, workload: Workload) -> str | None:
     """Whether tokens are permuted by Megatron's own kernels at all, fused or not."""
     strategy, cluster, said = candidate.strategy, workload.cluster, "moe_permute_fusion=false does nothing"
-    if strategy.moe_permute_fusion:
-        return None
     if not workload.model.architecture.experts:
         return f"{said}: a dense model has no experts"
     if cluster.is_cpu:
@@ -232,15 +224,12 @@ def permute_fusion(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", "megatron_fsdp pp")
+@rule("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", "megatron_fsdp pp", "megatron_fsdp")
 def megatron_fsdp(candidate: Candidate, workload: Workload) -> str | None:
-    strategy, mesh = candidate.strategy, candidate.mesh
-    if not strategy.megatron_fsdp:
-        return None
     if workload.cluster.is_cpu:
         return "megatron_fsdp needs GPUs"
-    if mesh.pp > 1:
-        return f"megatron_fsdp with pp={mesh.pp}: its mesh has no pipeline"
+    if candidate.mesh.pp > 1:
+        return f"megatron_fsdp with pp={candidate.mesh.pp}: its mesh has no pipeline"
     return None if workload.training.optimizer == "adamw" else f"megatron_fsdp with optimizer={workload.training.optimizer}: Adam only"
 
 
@@ -248,11 +237,10 @@ def megatron_fsdp(candidate: Candidate, workload: Workload) -> str | None:
     "fp32_accumulation",
     "core/distributed/param_and_grad_buffer.py:158-165",
     "reduce_scatter_with_fp32_accumulation zero_stage zero_shard_size",
+    where="reduce_scatter_with_fp32_accumulation",
 )
 def fp32_accumulation(candidate: Candidate, _: Workload) -> str | None:
     strategy = candidate.strategy
-    if not strategy.reduce_scatter_with_fp32_accumulation:
-        return None
     given = f"reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage}"
     if strategy.zero_stage != 1 or strategy.megatron_fsdp:
         return f"{given}: it takes the place of the reduce-scatter of Megatron's distributed optimizer, zero_stage=1"
@@ -262,21 +250,18 @@ def fp32_accumulation(candidate: Candidate, _: Workload) -> str | None:
 
 
 @rule("ddp_bucket", "core/distributed/distributed_data_parallel.py:65-69", "dp cp ddp_bucket_size overlap_grad_reduce megatron_fsdp",
-      only_with="ddp_bucket_size")  # fmt: skip
+      "ddp_bucket_size")  # fmt: skip
 def ddp_bucket(candidate: Candidate, workload: Workload) -> str | None:
     strategy, said = candidate.strategy, f"ddp_bucket_size={candidate.strategy.ddp_bucket_size}"
-    if strategy.ddp_bucket_size is None:
-        return None
     if not strategy.overlap_grad_reduce or workload.cluster.is_cpu or candidate.mesh.dp * candidate.mesh.cp == 1:
         return f"{said} does nothing: there is no overlap_grad_reduce with dp*cp above 1 on GPUs, without which all is one bucket"
     return f"{said} with megatron_fsdp: its units are of whole modules" if strategy.megatron_fsdp else None
 
 
-@rule("fp8_weights", "core/transformer/transformer_config.py:1027; training/arguments.py:655", "fp8_param_gather zero_stage")
+@rule("fp8_weights", "core/transformer/transformer_config.py:1027; training/arguments.py:655", "fp8_param_gather zero_stage",
+      "fp8_param_gather")  # fmt: skip
 def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
     strategy, precision = candidate.strategy, workload.training.precision
-    if not strategy.fp8_param_gather:
-        return None
     if precision != "fp8":
         return f"fp8_param_gather with precision={precision}: it keeps the weights of FP8 products"
     return None if strategy.zero_stage else "fp8_param_gather with zero_stage=0: the distributed optimizer casts and gathers them"
@@ -286,13 +271,12 @@ def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
     "fp8_transposes",
     "core/distributed/fsdp/mcore_fsdp_adapter.py:161; fsdp/src/megatron_fsdp/mixed_precision.py:192, fully_shard.py:241",
     "keep_fp8_transpose_cache megatron_fsdp fp8_param_gather zero_stage",
+    where="keep_fp8_transpose_cache",
 )
 def fp8_transposes(candidate: Candidate, workload: Workload) -> str | None:
     """Where Megatron's FSDP gives no transposed FP8 weight back, or makes none, so that there is nothing to keep."""
     strategy, training, gpu = candidate.strategy, workload.training, workload.cluster.gpu
     said = "keep_fp8_transpose_cache"
-    if not strategy.keep_fp8_transpose_cache:
-        return None
     if not (strategy.megatron_fsdp and strategy.fp8_param_gather and strategy.zero_stage == SHARDED_FROM_STAGE["weight"]):
         given = f"zero_stage={strategy.zero_stage}"
         return f"{said} with {given} does nothing: it is of megatron_fsdp and fp8_param_gather with zero_stage=3"
@@ -307,7 +291,7 @@ def fp8_transposes(candidate: Candidate, workload: Workload) -> str | None:
     "offloaded_modules",
     "core/transformer/transformer_config.py:1268-1292 (0.19: 1848-1917, 2596-2640); training/arguments.py:1222",
     "model tp pp cp micro_batch_size sequence_parallel recompute offload_optimizer offload_modules cuda_graph_impl cuda_graph_modules",
-    only_with="offload_modules",
+    where="offload_modules",
 )
 def offloaded_modules(candidate: Candidate, workload: Workload) -> str | None:
     """Whether these modules can be offloaded, and keep anything that could be."""

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import divides, rule
+from orchestrator.engines.rules.rule import divides, refused, rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import fills_groups
 from orchestrator.strategy.workload import Workload
 
-
-@rule("t5_pp", "t5_pp: pretrain_t5.py:108", "pp")
-def t5_pipeline(candidate: Candidate, workload: Workload) -> str | None:
-    if candidate.mesh.pp == 1 or workload.model.architecture.stack != "encoder_decoder":
-        return None
-    return f"pp={candidate.mesh.pp}: Megatron has no pipeline for T5"
+t5_pipeline = refused("t5_pp", "t5_pp: pretrain_t5.py:108", "pp", "pp encoder_decoder", "pp={mesh.pp}: Megatron has no pipeline for T5")
 
 
 @rule(

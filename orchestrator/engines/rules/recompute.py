@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.megatron_parts import latent_attention
-from orchestrator.engines.rules.rule import rule
+from orchestrator.engines.rules.rule import refused, rule
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Recompute
 from orchestrator.strategy.workload import Workload
@@ -21,24 +21,19 @@ def fused_attention(software: Software) -> bool:
     return software.transformer_engine
 
 
-@rule(
+recompute_mlp = refused(
     "recompute_mlp_bias",
     "recompute_sel: core/transformer/transformer_layer.py:719, core/tensor_parallel/random.py:496 (README, silently wrong 9)",
-    "model recompute",
+    *("model recompute", "recompute.mlp biases"),
+    "recompute={strategy.recompute} with add_bias_linear: the MLP's checkpoint gives its bias back as an output, and backward never ends",
 )
-def recompute_mlp(candidate: Candidate, workload: Workload) -> str | None:
-    mode = candidate.strategy.recompute
-    if "mlp" not in RECOMPUTE_MODULES.get(mode, ()) or not workload.model.architecture.add_bias_linear:
-        return None
-    return f"recompute={mode} with add_bias_linear: the MLP's checkpoint gives its bias back as an output, and backward never ends"
 
 
-@rule("recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", "model software recompute")
+@rule(
+    "recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", "model software recompute", "recompute.layernorm te"
+)
 def recompute_norms(candidate: Candidate, workload: Workload) -> str | None:
-    mode, cluster = candidate.strategy.recompute, workload.cluster
-    if "layernorm" not in RECOMPUTE_MODULES.get(mode, ()) or not cluster.software.transformer_engine or cluster.is_cpu:
-        return None
-    a = workload.model.architecture
+    mode, a = candidate.strategy.recompute, workload.model.architecture
     if a.experts or latent_attention(a) is not None:
         why = "Transformer Engine has norms apart before experts and latent attention alone, and layernorm of these no price"
         return f"recompute={mode}: {why}"
@@ -59,19 +54,15 @@ def recompute_attention(candidate: Candidate, workload: Workload) -> str | None:
     return f"recompute={mode}: flash attention keeps no scores that core_attn could drop; take {rest}"
 
 
-@rule("recompute_latent", "core/transformer/transformer_config.py:1217", "model recompute")
-def recompute_latent(candidate: Candidate, workload: Workload) -> str | None:
-    mode = candidate.strategy.recompute
-    if "mla_up_proj" not in RECOMPUTE_MODULES.get(mode, ()) or latent_attention(workload.model.architecture) is not None:
-        return None
-    return f"recompute={mode}: mla_up_proj is a module of latent attention, which this model has not"
+recompute_latent = refused(
+    "recompute_latent", "core/transformer/transformer_config.py:1217", "model recompute", "recompute.mla_up_proj !latent_attention",
+    "recompute={strategy.recompute}: mla_up_proj is a module of latent attention, which this model has not",
+)  # fmt: skip
 
 
-@rule("recompute_experts", "core/transformer/transformer_config.py:1212,1242", "model software recompute")
+@rule("recompute_experts", "core/transformer/transformer_config.py:1212,1242", "model software recompute", "recompute.moe_act")
 def recompute_experts(candidate: Candidate, workload: Workload) -> str | None:
     mode, cluster, training = candidate.strategy.recompute, workload.cluster, workload.training
-    if "moe_act" not in RECOMPUTE_MODULES.get(mode, ()):
-        return None
     if not workload.model.architecture.experts:
         return f"recompute={mode}: moe_act is a module of experts, and a dense model has none"
     if not cluster.software.transformer_engine or cluster.is_cpu:

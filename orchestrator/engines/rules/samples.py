@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import NO_BALANCE, rule
+from orchestrator.engines.rules.rule import NO_BALANCE, refused, rule
 from orchestrator.model.lora import MCORE_BRIDGE, MEGATRON_LINEARS
 from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.spec import Candidate
@@ -86,12 +86,7 @@ def adapters(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("lora_fsdp", "ours: nobody has tried it", "model zero_stage megatron_fsdp")
-def adapters_fsdp(candidate: Candidate, workload: Workload) -> str | None:
-    lora = workload.training.lora
-    if lora is None or not candidate.strategy.megatron_fsdp:
-        return None
-    return f"megatron_fsdp with lora.rank={lora.rank}: never tried with frozen weights"
-
+adapters_fsdp = refused("lora_fsdp", "ours: nobody has tried it", "model zero_stage megatron_fsdp", "megatron_fsdp lora",
+                        "megatron_fsdp with lora.rank={lora.rank}: never tried with frozen weights")  # fmt: skip
 
 SAMPLE_RULES = (decoder_only, packed, padded_balance, adapters, adapters_fsdp)

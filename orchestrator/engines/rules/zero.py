@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from orchestrator.engines.megatron_versions import release_of
-from orchestrator.engines.rules.rule import rule
+from orchestrator.engines.rules.rule import refused, rule
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -26,12 +26,10 @@ def optimizer_instances(candidate: Candidate, _: Workload) -> str | None:
     return None if size < group and group % size == 0 else f"zero_shard_size={size} must be below dp*cp={group} and divide it"
 
 
-@rule("distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", "zero_stage")
-def distributed_adam(candidate: Candidate, workload: Workload) -> str | None:
-    optimizer, stage = workload.training.optimizer, candidate.strategy.zero_stage
-    if stage == 0 or optimizer != "sgd":
-        return None
-    return f"optimizer={optimizer} with zero_stage={stage}: Megatron's distributed optimizer takes Adam only"
+distributed_adam = refused(
+    "distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", "zero_stage", "zero_stage sgd",
+    "optimizer=sgd with zero_stage={strategy.zero_stage}: Megatron's distributed optimizer takes Adam only",
+)  # fmt: skip
 
 
 @rule(
@@ -78,11 +76,10 @@ def unsharded_accumulation(candidate: Candidate, workload: Workload) -> str | No
     "offload_needs",
     "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
     "zero_stage pp schedule offload_optimizer",
+    where="offload_optimizer",
 )
 def offload(candidate: Candidate, workload: Workload) -> str | None:
     strategy = candidate.strategy
-    if not strategy.offload_optimizer:
-        return None
     if workload.cluster.is_cpu:
         return "offload_optimizer moves states out of a GPU's memory: here there is none"
     if strategy.zero_stage == 0:
@@ -98,12 +95,11 @@ def offload(candidate: Candidate, workload: Workload) -> str | None:
     "optimizer_offload",
     "opt_offload: megatron/training/arguments.py:1190, core/optimizer/__init__.py:306",
     "offload_optimizer fp8_param_gather",
+    where="offload_optimizer",
 )
 def megatron_offload(candidate: Candidate, workload: Workload) -> str | None:
     """Whether megatron-core's HybridDeviceOptimizer takes all of the optimizer to the host."""
     strategy, training = candidate.strategy, workload.training
-    if not strategy.offload_optimizer:
-        return None
     if workload.cluster.is_cpu:
         return "offload_optimizer moves states out of a GPU's memory: here there is none"
     if not training.precision_aware_optimizer:
@@ -132,20 +128,19 @@ def deepspeed_host_states(candidate: Candidate, workload: Workload) -> float:
 
 
 def _lacks_host(candidate: Candidate, workload: Workload, states: Callable[[Candidate, Workload], float]) -> str | None:
-    if not candidate.strategy.offload_optimizer:
-        return None
     needed, have = states(candidate, workload), workload.cluster.host_memory
     if needed <= have:
         return None
     return f"offload_optimizer needs {format_bytes(needed)} of host memory a rank, of {format_bytes(have)} (cluster.host_memory)"
 
 
-@rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp offload_optimizer")
+@rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp offload_optimizer", "offload_optimizer")
 def fits_host(candidate: Candidate, workload: Workload) -> str | None:
     return _lacks_host(candidate, workload, host_states)
 
 
-@rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp zero_stage num_microbatches offload_optimizer")
+@rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp zero_stage num_microbatches offload_optimizer",
+      "offload_optimizer")  # fmt: skip
 def fits_deepspeeds_host(candidate: Candidate, workload: Workload) -> str | None:
     return _lacks_host(candidate, workload, deepspeed_host_states)
 
