@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from orchestrator.errors import NO_ROOM, InputError, OrchestratorError, no_room, unknown
 from orchestrator.key import put_once, shown
+from orchestrator.values import indented
 
 UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
@@ -91,6 +92,16 @@ def failed(words: Sequence[str], message: str, status: int, **said: Any) -> int:
 def command_of(module_docstring: str | None, body: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:
     """A module's command: what takes its words, helps with the module's own docstring, runs `body` and returns the exit status."""
     return lambda words: command(words, lambda: usage(module_docstring), body)
+
+
+def without_json(words: Sequence[str]) -> tuple[list[str], bool]:
+    """The words without --json, and whether it was there."""
+    return [word for word in words if word != JSON], JSON in words
+
+
+def say_json(value: Any) -> None:
+    """Prints a value as JSON on standard output."""
+    print(indented(value), end="")
 
 
 def usage(module_docstring: str | None) -> str:

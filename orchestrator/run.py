@@ -23,7 +23,7 @@ import yaml
 import orchestrator
 from orchestrator import detect, pictures, recipe, tuning
 from orchestrator.asking.answer import Answer
-from orchestrator.commands import INTERRUPTED, alone, by_name, command
+from orchestrator.commands import INTERRUPTED, alone, by_name, command, say_json, without_json
 from orchestrator.cost import calibration
 from orchestrator.cost.memory_policy import within
 from orchestrator.cost.mixed import cost_model
@@ -66,8 +66,6 @@ def main(words: Sequence[str]) -> int:
 
 def run(words: Sequence[str]) -> int:
     """Plans, writes, starts. With --json standard output has the answer alone, and what is said on the way goes to standard error."""
-    from orchestrator.console.plans import say_json, without_json
-
     words, as_json = without_json(words)
     if not as_json or "--schema" in words:
         return through(words)

@@ -30,8 +30,8 @@ from collections.abc import Sequence
 
 from orchestrator import api
 from orchestrator.audit.text import show
-from orchestrator.commands import command, usage
-from orchestrator.console.plans import say_json, topic, without_json
+from orchestrator.commands import command, say_json, usage, without_json
+from orchestrator.console.plans import topic
 from orchestrator.errors import InputError
 from orchestrator.recipe import read_arguments
 from orchestrator.screen import screen

@@ -14,7 +14,7 @@ from orchestrator import api, recipe
 from orchestrator.asking import grid, questions, reinforcement
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
-from orchestrator.commands import INTERRUPTED, JSON, command
+from orchestrator.commands import INTERRUPTED, command, say_json, without_json
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
@@ -30,7 +30,6 @@ from orchestrator.rl.job import GENERATES_NOTHING, WRITTEN
 from orchestrator.screen import SearchProgress, next_text, not_here_text, notes_text, screen, show_found
 from orchestrator.search.unasked import seconds_of
 from orchestrator.units import format_amount, format_seconds
-from orchestrator.values import indented
 
 SHOWN_TRIED: Final = 3
 """Numbers nearest to the answer that are listed without verbose=true."""
@@ -270,13 +269,3 @@ def _compare(words: Sequence[str]) -> None:
 def _plan_files(word: str) -> str:
     name, _, text = word.partition("=")
     return word if name != "plan" else f"plan={','.join(str(api.plan_file(path)) for path in text.split(','))}"
-
-
-def without_json(words: Sequence[str]) -> tuple[list[str], bool]:
-    """The words without --json, and whether it was there."""
-    return [word for word in words if word != JSON], JSON in words
-
-
-def say_json(value: Any) -> None:
-    """Prints a value as JSON on standard output."""
-    print(indented(value), end="")

@@ -23,8 +23,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator import api, detect, recipe, tuning
-from orchestrator.commands import arguments, command_of, write_text
-from orchestrator.console.plans import say_json, without_json
+from orchestrator.commands import arguments, command_of, say_json, without_json, write_text
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.launch.program_metrics import rows_of
