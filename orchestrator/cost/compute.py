@@ -40,8 +40,9 @@ TENSOR_CORE_ELEMENTS = 8
 """16-bit elements in the 16 bytes that a tensor-core load wants aligned."""
 SUMMED_APART = 4.0
 """Bytes more of an element of 2 bytes, forward as backward, where putting tokens in their experts' order and back is not one kernel each
-(Megatron-core's default, moe_permute_fusion=False): a token's copies are added up in memory, whose sum each of them reads and writes
-(moe/moe_utils.py of 0.16.1: scatter_add_ at :461, and index_select at :375, whose backward is torch's index_add_), and not in registers.
+(Megatron-core's default, moe_permute_fusion=False, and all that it has without Transformer Engine): a token's copies are added up in
+memory, whose sum each of them reads and writes (moe/moe_utils.py of 0.16.1: scatter_add_ at :461, and index_select at :375, whose backward
+is torch's index_add_), and not in registers.
 All else moves as much as Transformer Engine's kernels do, the sum's first zeros in place of its one write; chunks are cut and joined by
 one copy (:505). How much more than those bytes the additions take, and the host with a view for each chunk, was not measured."""
 FULL_PRECISION_MOVED = 2
@@ -280,7 +281,8 @@ def layer_seconds(
                 elements *= times(op.routing.busiest, mesh.ep)
             moved, back = op.moved, op.moved * c.pointwise_backward if op.moved_backward is None else op.moved_backward
             if op.role == "permute":
-                times_moved, apart = permutations(layer, strategy), 0.0 if strategy.moe_permute_fusion else SUMMED_APART
+                fused = strategy.moe_permute_fusion and traits.fused_permutations
+                times_moved, apart = permutations(layer, strategy), 0.0 if fused else SUMMED_APART
                 moved, back = times_moved * moved + apart, times_moved * back + apart
             factor = c.loss_factor if op.role == "loss" else c.pointwise_factor
             f_memory += elements * moved * factor / memory

@@ -184,6 +184,8 @@ class Traits(Value, frozen=True, kw_only=True):
     """Whether FP8 copies of the linears' weights are kept from micro-batch to micro-batch beside the weights (Transformer Engine)."""
     fused_norms: bool = False
     """Whether norms are part of the linears that follow them (Transformer Engine): recompute of the MLP then begins with its norm."""
+    fused_permutations: bool = True
+    """Whether it has kernels that put tokens in their experts' order and sum their copies (Transformer Engine), `moe_permute_fusion`."""
     gathers_few_query_groups: bool = False
     """Whether every rank gathers queries, keys and values of the whole layer where there are fewer query groups than tp ranks
     (megatron-core, transformer/attention.py:1398-1416)."""

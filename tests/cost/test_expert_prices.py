@@ -273,11 +273,12 @@ def test_permutations_of_several_kernels_read_and_write_every_sum(dispatcher: Di
     model = cost_model(moe())
     layer, w = model.kinds["experts_decoder"], model.workload
     (permute,) = (op for op in layer.ops if getattr(op, "name", "") == "mlp.permute")
-    fused, apart = (
-        layer_seconds(layer, strategy, 1, "bf16", w.cluster.gpu, w.traits, MEGATRON.states["mixed/0"], w.calibration)
-        for on in (True, False)
+    fused, apart, neither = (
+        layer_seconds(layer, strategy, 1, "bf16", w.cluster.gpu, traits, MEGATRON.states["mixed/0"], w.calibration)
+        for on, traits in ((True, w.traits), (False, w.traits), (True, replace(w.traits, fused_permutations=False)))
         for strategy in [Strategy(mesh=Mesh(dp=64, ep=ep_), moe_token_dispatcher_type=dispatcher, moe_permute_fusion=on)]
     )
+    assert neither == apart, "asked for without the package that has the kernels"
     more = 4 * permute.elements * w.calibration.pointwise_factor / (w.cluster.gpu.memory_bandwidth * w.calibration.memory_efficiency)
     assert apart.forward.memory_bound - fused.forward.memory_bound == pytest.approx(more)
     assert apart.backward.memory_bound - fused.backward.memory_bound == pytest.approx(more)

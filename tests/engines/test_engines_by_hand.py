@@ -49,8 +49,9 @@ def test_deepspeed_has_two_buckets_of_its_size_and_megatron_sums_in_place() -> N
 
 def test_kernels_are_fused_where_their_packages_are() -> None:
     for engine in (MEGATRON, OVER):
-        assert (traits(engine).flash_attention, traits(engine).fused_norms) == (True, True)
-        assert (traits(engine, NONE).flash_attention, traits(engine, NONE).fused_norms) == (False, False)
+        for software, fused in ((), True), ((NONE,), False):
+            found = traits(engine, *software)
+            assert (found.flash_attention, found.fused_norms, found.fused_permutations) == (fused, fused, fused)
         assert traits(engine).gathers_few_query_groups
         assert traits(engine).layers == "megatron"
     assert (traits(MEGATRON).fp32_gradient_fusion, traits(MEGATRON, NONE).fp32_gradient_fusion) == (True, False)

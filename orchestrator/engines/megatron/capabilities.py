@@ -120,6 +120,7 @@ def traits(software: Software) -> Traits:
         message_parameters=(DDP_MIN_BUCKET_ELEMENTS, DDP_BUCKET_ELEMENTS_PER_RANK),
         flash_attention=fused_attention(software),
         fused_norms=software.transformer_engine,
+        fused_permutations=software.transformer_engine,
         fp8_weight_copies=True,
         gathers_few_query_groups=True,
         overlaps_input_gradient=True,

@@ -83,5 +83,6 @@ def traits(software: Software) -> Traits:
         engine=NAME,
         flash_attention=fused_attention(software),
         fused_norms=software.transformer_engine,
+        fused_permutations=software.transformer_engine,
         gathers_few_query_groups=True,
     )
