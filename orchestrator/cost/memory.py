@@ -31,6 +31,14 @@ class Phase(NamedTuple):
     transient: float
 
 
+def user_buffer_bytes(workload: EngineWorkload, candidate: Candidate) -> float:
+    """Bytes of Transformer Engine's user buffers on every rank; 0 where the candidate has none."""
+    if not candidate.strategy.tp_comm_overlap:
+        return 0.0
+    widest = max(layer.input_elements for layer in workload.kinds.values())
+    return USER_BUFFERS * widest * workload.itemsize * candidate.micro_batch_size / candidate.mesh.cp
+
+
 def fixed_bytes(workload: EngineWorkload, candidate: Candidate, boundary_bytes: float) -> dict[str, float]:
     """Bytes that every rank has whatever its layers, by cause: context, communicators, workspaces, the pipeline's buffers."""
     c, mesh = workload.calibration, candidate.mesh
@@ -39,10 +47,7 @@ def fixed_bytes(workload: EngineWorkload, candidate: Candidate, boundary_bytes: 
     buffers = c.workspace_bytes
     if mesh.pp > 1:
         buffers += 2 * boundary_bytes  # one tensor on its way out, one gradient on its way in
-    if candidate.strategy.tp_comm_overlap:
-        widest = max(layer.input_elements for layer in workload.kinds.values())
-        buffers += USER_BUFFERS * widest * workload.itemsize * candidate.micro_batch_size / mesh.cp
-    buffers += offloaded_gradient_bytes(workload, candidate)
+    buffers += user_buffer_bytes(workload, candidate) + offloaded_gradient_bytes(workload, candidate)
     return {"context": c.context_bytes + communicators * c.communicator_bytes, "buffers": buffers}
 
 

@@ -239,6 +239,10 @@ class CostModel:
             setting.fixed_bytes = memory.fixed_bytes(self.workload, candidate, self.boundary_bytes(candidate))
         return setting.fixed_bytes
 
+    def user_buffer_bytes(self, candidate: Candidate) -> float:
+        """Bytes of Transformer Engine's user buffers on every rank; 0 where the candidate has none."""
+        return memory.user_buffer_bytes(self.workload, candidate)
+
     def bucket_bytes(self, candidate: Candidate, parameters: int) -> float:
         """Bytes of the reduction buckets and prefetched weights of a rank with so many parameters."""
         return memory.bucket_bytes(self.workload, candidate, self._layers.replicas.states_of(candidate.strategy), parameters)

@@ -502,7 +502,7 @@ class Tree:
 
     def _tp_comm_overlap(self, candidate: Candidate) -> Iterator[Candidate]:
         """The candidate with tensor-parallel traffic beside the products wherever that is searched and no rule forbids it: what is without
-        is slower, and looked at where the buffers don't fit (search/planner.py). A pin takes either."""
+        is looked at where the buffers don't fit, or take room (search/planner.py). A pin takes either."""
         name = TP_OVERLAP.name
         beside = _with_strategy(candidate, **{name: True})
         able = candidate.strategy.sequence_parallel and self._overlaps_unasked
