@@ -4,13 +4,14 @@ setup, and written again. The model, the sequence and the batch are keys beside 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from orchestrator.audit import megatron
 from orchestrator.audit.deepspeed import BY_THE_MODEL
-from orchestrator.audit.document import Content, Given, changed
+from orchestrator.audit.document import Content, File, Given
 from orchestrator.audit.hugging_face import (
     CHECKPOINTS,
     as_ds,
@@ -56,8 +57,9 @@ def is_accelerate(content: Mapping[str, Any]) -> bool:
     return "distributed_type" in content or ("compute_environment" in content and "num_processes" in content)
 
 
-def read(text: str, name: str, content: Content) -> Source:
+def read(file: File) -> Source:
     """The reading of accelerate's configuration. Raises InputError."""
+    content = file.content
     kind = str(content.get("distributed_type", "NO")).upper().replace("FALSE", "NO")
     given = Given({key: value for key, value in content.items() if value != {}})
     given.take("distributed_type")
@@ -68,18 +70,12 @@ def read(text: str, name: str, content: Content) -> Source:
     if kind == "MEGATRON_LM":
         reading = _megatron(given, precision)
     elif kind in ("DEEPSPEED", "FSDP", *ALONE):
-        reading = _ranks(given, kind, precision, content, name)
+        reading = _ranks(given, kind, precision, content, file.name)
     else:
         raise InputError("distributed_type", kind, "is not planned for", ("DEEPSPEED", "MEGATRON_LM", "FSDP", *ALONE))
     if processes is not None:
         reading = replace(reading, keys={**reading.keys, "gpus": processes})
-    reading = sorted_out(given, KINDS, reading)
-
-    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
-        values = _changes(before, after, kind, content)
-        return None if values is None else changed(text, name, values)
-
-    return Source(text=text, reading=reading, edited=edited)
+    return Source(file.text, sorted_out(given, KINDS, reading), partial(_changes, kind, content), file.change)
 
 
 def _ranks(given: Given, kind: str, precision: str, content: Content, name: str) -> Reading:
@@ -180,7 +176,7 @@ def _table(kind: str, content: Content) -> Table:
     )
 
 
-def _changes(before: Setup, after: Setup, kind: str, content: Content) -> dict[str, Any] | None:
+def _changes(kind: str, content: Content, before: Setup, after: Setup, gpus: int) -> dict[str, Any] | None:
     """New values of the file for another setup, by path; None: this file can't say the change."""
     if kind == "FSDP" and (after.recompute not in ("none", "full") or after.zero_stage not in (2, 3)):
         return None

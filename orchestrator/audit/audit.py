@@ -16,9 +16,9 @@ import msgspec
 from orchestrator import recipe
 from orchestrator.audit import changes, formats
 from orchestrator.audit.build import Judge, Judged, setup_of
-from orchestrator.audit.changes import RECOMPUTE, Better
+from orchestrator.audit.changes import RECOMPUTE
 from orchestrator.audit.deepspeed import BESIDE_STATES, freed_by
-from orchestrator.audit.reading import Reading, Setup, Source, differing
+from orchestrator.audit.reading import LISTS, Reading, Setup, Source, differing
 from orchestrator.cost.memory_policy import LIKELY
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
@@ -53,7 +53,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     `elsewhere`: what something beside the file says, and which."""
 
     what: str
-    setup: Setup
     judged: Judged
     text: str | None
     diff: str
@@ -221,7 +220,7 @@ class Audit:
         return None if self.plan is None else self.plan.prediction.fullest
 
     @cached_property
-    def _found(self) -> tuple[tuple[Better, ...], Better | None]:
+    def _found(self) -> tuple[tuple[Judged, ...], Judged | None]:
         if self.reading.otherwise:  # a change that fits and gains by the price of a part may do neither
             return (), None
         with without_gc():
@@ -279,7 +278,7 @@ class Audit:
         best = min([*shown, *([self.judged] if self.judged and not self.problem else [])], key=lambda one: one.rank, default=None)
         if judged.rule or not changes.is_better(judged, best):
             return None
-        change = self._change(Better(names=("search",), setup=setup, judged=judged))
+        change = self._change(judged)
         return change if self._mends(change) else None
 
     def _mends(self, change: Change) -> bool:
@@ -289,23 +288,21 @@ class Audit:
         reading = self.reading if change.text is None else self._read(change.text)
         return not reading.broken and self._counts(reading, change.judged.plan)
 
-    def _change(self, better: Better) -> Change:
-        places, moved, text = self._places, differing(self.setup, better.setup), None
-        away: tuple[str, ...] = ()
-        by_pattern = better.setup.layout is not None and "single_part_layers" in better.judged.plan.model.features()
+    def _change(self, judged: Judged) -> Change:
+        setup, places, text = judged.setup, self._places, None
+        moved, away = differing(self.setup, setup), tuple[str, ...]()
+        by_pattern = setup.layout is not None and "single_part_layers" in judged.plan.model.features()
         for away in () if by_pattern else dict.fromkeys(((), (*self.reading.elsewhere,), (*places,))):
-            text = self._edited(better.setup, away)
+            text = self._edited(setup, away)
             if text is not None:
                 break
         same = text == self.source.text
         beyond = moved if same else moved & {*away}
-        said = {f"{changes.choice_text(name, better.setup)} is said by {places[name]}" for name in beyond & {*places}}
+        said = {f"{changes.choice_text(name, setup)} is said by {places[name]}" for name in beyond & {*places}}
         if same and not said:
             text = None
         diff = "" if text is None else "".join(_diff(self.source.text, text, Path(self.name).name))
-        what = changes.said(self.setup, better.setup)
-        other = ", ".join(sorted(said))
-        return Change(what=what, setup=better.setup, judged=better.judged, text=text, diff=diff, elsewhere=other)
+        return Change(what=changes.said(self.setup, setup), judged=judged, text=text, diff=diff, elsewhere=", ".join(sorted(said)))
 
     @cached_property
     def _places(self) -> dict[str, str]:
@@ -368,12 +365,7 @@ class Audit:
             "usable_memory_bytes": self.judge.limit.usable,
             "chance_of_not_fitting": None if self.judged is None else self.judged.chance,
             "tightest_stage": self.tightest_stage,
-            "unknown": list(self.reading.unknown),
-            "unpriced": list(self.reading.unpriced),
-            "slower": list(self.reading.slower),
-            "result": list(self.reading.result),
-            "beside": list(self.reading.beside),
-            "assumed": list(self.reading.assumed),
+            **{name: list(getattr(self.reading, name)) for name in (*dict.fromkeys(LISTS.values()), "assumed")},
             "remarks": list(self.remarks),
             "changes": [{"what": row.what, "step_time_s": row.judged.step_time_s, "peak_memory_bytes": row.judged.peak_memory_bytes,
                          "fits": not row.judged.lacking_bytes, "chance_of_not_fitting": row.judged.chance, "diff": row.diff,

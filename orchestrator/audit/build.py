@@ -39,8 +39,9 @@ EVERY: Final = 1 << 62
 
 
 class Judged(Value, frozen=True, kw_only=True):
-    """A plan with its price, and the rule that it breaks ("": none)."""
+    """A setup as a plan with its price, and the rule that it breaks ("": none)."""
 
+    setup: Setup
     plan: Plan
     rule: str
     limit: MemoryLimit
@@ -115,7 +116,7 @@ class Judge:
             raise InputError("audit", None, rule or f"has no price: {error}") from None
         plan = replace(plan, predicted=predicted, calibration=self.engine.calibration.name)
         chance = None if self.settings.cluster.is_cpu else self.prices.chance_of(plan)
-        return Judged(plan=plan, rule=rule, limit=self.limit, chance=chance)
+        return Judged(setup=setup, plan=plan, rule=rule, limit=self.limit, chance=chance)
 
 
 def replaced(engine: PlannedEngine, states: StateBytes) -> PlannedEngine:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Final
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from orchestrator.audit.build import Judge, Judged
 from orchestrator.audit.reading import Setup, differing
 from orchestrator.errors import InputError
 from orchestrator.strategy.megatron_layout import compress, transformer_layers
 from orchestrator.strategy.spec import Recompute
-from orchestrator.values import Value
 
 SHOWN: Final = 3
 WORTH: Final = 0.005
@@ -21,17 +22,10 @@ MOST_TP, MOST_MICRO_BATCH = 16, 64
 RECOMPUTE: Final = ("recompute", "recompute_layers", "stage_recompute")
 ROUNDS: Final = 2
 """Rounds of trying every value of the three choices again, from what they are together."""
+RANK: Final = attrgetter("rank")
 NO_LAYOUT: Final[dict[str, Any]] = dict.fromkeys(("layout", "first_layers", "last_layers", "stage_recompute")) | {
     "ends_count": (False, False)
 }
-
-
-class Better(Value, frozen=True, kw_only=True):
-    """A setup with other choices, the names of those, and its price."""
-
-    names: tuple[str, ...]
-    setup: Setup
-    judged: Judged
 
 
 def powers(most: int) -> list[int]:
@@ -129,15 +123,12 @@ def layouts(layers: int, chunks: int, prediction_heads: int) -> Iterator[str]:
             yield compress(letters)
 
 
-def legal_setups(judge: Judge, name: str, setups: Iterable[Setup]) -> Iterator[Better]:
+def legal_setups(judge: Judge, setups: Iterable[Setup]) -> Iterator[Judged]:
     """The setups that are plans at all and break no rule, each with its price."""
     for setup in setups:
-        try:
-            found = judge.judged(setup)
-        except InputError:
-            continue
-        if not found.rule:
-            yield Better(names=(name,), setup=setup, judged=found)
+        with suppress(InputError):
+            if not (found := judge.judged(setup)).rule:
+                yield found
 
 
 def is_better(judged: Judged, base: Judged | None) -> bool:
@@ -149,38 +140,33 @@ def is_better(judged: Judged, base: Judged | None) -> bool:
     return not judged.lacking_bytes and judged.step_time_s < base.step_time_s * (1 - WORTH)
 
 
-def best_changes(setup: Setup, base: Judged | None, judge: Judge) -> tuple[tuple[Better, ...], Better | None]:
+def best_changes(setup: Setup, base: Judged | None, judge: Judge) -> tuple[tuple[Judged, ...], Judged | None]:
     """The three choices whose change alone gains most (all, where there is no legal `base` to gain on), and the best that the three give
     together; None where one is all there is."""
-    bests: list[Better] = []
-    for name, others in alternatives(setup, judge).items():
-        found = [better for better in legal_setups(judge, name, others) if is_better(better.judged, base)]
-        if found:
-            bests.append(min(found, key=lambda better: better.judged.rank))
-    bests.sort(key=lambda better: better.judged.rank)
-    top = tuple(bests[:SHOWN])
-    return top if base is not None else tuple(bests), together(setup, top, judge) if len(top) > 1 else None
+    by_choice = {
+        name: [judged for judged in legal_setups(judge, others) if is_better(judged, base)]
+        for name, others in alternatives(setup, judge).items()
+    }
+    bests = sorted(((name, min(found, key=RANK)) for name, found in by_choice.items() if found), key=lambda best: best[1].rank)
+    top, found = dict(bests[:SHOWN]), bests if base is None else bests[:SHOWN]
+    return tuple(judged for _, judged in found), together(setup, top, judge) if len(top) > 1 else None
 
 
-def together(setup: Setup, top: tuple[Better, ...], judge: Judge) -> Better | None:
+def together(setup: Setup, top: Mapping[str, Judged], judge: Judge) -> Judged | None:
     """The best setup of several choices together: from the best one alone, the others' changes over it where they help, then every value of
     these choices again. None: it is no better than the best one alone."""
-    names = tuple(better.names[0] for better in top)
-    best = top[0]
-    for better in top[1:]:
-        changed = {name: value for name, value in asdict(better.setup).items() if value != getattr(setup, name)}
-        for found in legal_setups(judge, "together", [replace(best.setup, **changed)]):
-            best = min(best, found, key=lambda one: one.judged.rank)
+    alone, *others = top.values()
+    best = alone
+    for other in others:
+        changed = {name: getattr(other.setup, name) for name in differing(setup, other.setup)}
+        best = min([best, *legal_setups(judge, [replace(best.setup, **changed)])], key=RANK)
     for _ in range(ROUNDS):
         before = best
-        for name in names:
-            for found in legal_setups(judge, "together", alternatives(best.setup, judge).get(name, [])):
-                best = min(best, found, key=lambda one: one.judged.rank)
+        for name in top:
+            best = min([best, *legal_setups(judge, alternatives(best.setup, judge).get(name, []))], key=RANK)
         if best is before:
             break
-    if best.judged.rank >= top[0].judged.rank:
-        return None
-    return replace(best, names=names)
+    return best if best.rank < alone.rank else None
 
 
 def said(before: Setup, after: Setup) -> str:

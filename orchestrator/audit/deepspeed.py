@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from orchestrator.audit.document import AUTO, Given, changed, leaves
+from orchestrator.audit.document import AUTO, File, Given, changed, leaves
 from orchestrator.audit.reading import Reading, Setup, Source, changes, listed, recipe_keys
 from orchestrator.engines.deepspeed.capabilities import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, paths
@@ -24,9 +24,9 @@ def is_ds_config(value: object) -> bool:
     return isinstance(value, dict) and any(name in value for name in SIGNS)
 
 
-def read(text: str, content: Mapping[str, Any]) -> Source:
+def read(file: File) -> Source:
     """Raises InputError for a value that is none."""
-    return Source(text=text, reading=reading_of(content), edited=partial(_edited, text, content))
+    return Source(file.text, reading_of(file.content), partial(_changes, file.content), partial(changed, file.text, "ds_config.json"))
 
 
 def kind_of(path: str, value: Any) -> Kind | None:
@@ -134,9 +134,9 @@ def without_stage_3(content: Mapping[str, Any], before: Setup, after: Setup) -> 
     return {path: value for path, value in STAGE_3_ALONE.items() if said.get(path, value) != value}
 
 
-def _edited(text: str, content: Mapping[str, Any], before: Setup, after: Setup, gpus: int) -> str | None:
-    """The text with the changes of a setup, in its own indentation; None: they can't be said in it. Where accumulation is said it follows:
-    from the batch over all GPUs, or else from what a step was."""
+def _changes(content: Mapping[str, Any], before: Setup, after: Setup, gpus: int) -> dict[str, Any] | None:
+    """New values of the file for another setup, by path; None: it can't say them. Where accumulation is said it follows: from the batch
+    over all GPUs, or else from what a step was."""
     values = changes(CHANGED, before, after)
     if values is None:
         return None
@@ -153,4 +153,4 @@ def _edited(text: str, content: Mapping[str, Any], before: Setup, after: Setup, 
             return None
         if samples // shared != steps:
             values["gradient_accumulation_steps"] = samples // shared
-    return changed(text, "ds_config.json", values)
+    return values

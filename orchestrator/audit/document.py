@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -23,10 +24,24 @@ from orchestrator.words import terms
 from orchestrator.words.terms import Term
 
 Content = dict[str, Any]
+Change = Callable[[Mapping[str, Any]], str | None]
+"""The text of a file with other values by path; None: they can't be said there."""
 MOST_DEPTH: Final = 100
 MOST_VALUES: Final = 100_000
 """Values that a document may have, aliases written out: the longest published one has 1,400."""
 INTERPOLATION: Final = "${"
+
+
+class File(NamedTuple):
+    """The file `name` with the settings that were found in its text. `notes`: what is assumed of them; `command`: the words in front of
+    them, or what a Python file calls."""
+
+    text: str
+    name: str
+    content: Content
+    change: Change
+    notes: Sequence[str] = ()
+    command: Sequence[str] = ()
 
 
 def is_json(text: str, name: str) -> bool:
@@ -45,6 +60,11 @@ def content_of(text: str, name: str) -> Content:
         raise InputError("audit", name, f"is {kind} of no named settings")
     _check_size(found, name, kind)
     return {str(key): value for key, value in found.items()}
+
+
+def opened(text: str, name: str) -> File:
+    """A YAML or JSON file. Raises InputError for what is no mapping."""
+    return File(text, name, content_of(text, name), partial(changed, text, name))
 
 
 def _check_size(content: Content, name: str, kind: str) -> None:

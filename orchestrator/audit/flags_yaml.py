@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from orchestrator.audit import megatron, script
-from orchestrator.audit.document import Content, changed
+from orchestrator.audit.document import File
 from orchestrator.audit.reading import Setup, Source
 from orchestrator.audit.script import ENOUGH, Flag, Line
 from orchestrator.audit.shell import Piece, Script, Word
@@ -23,21 +23,21 @@ def section_of(content: Mapping[str, Any]) -> str | None:
     return None
 
 
-def read(text: str, name: str, content: Content, section: str) -> Source:
+def read(file: File, section: str) -> Source:
     """The file's flags as a command line has them. A value that a variable holds is said. Raises InputError."""
-    given = {str(flag): value for flag, value in content[section].items() if str(flag).startswith("--")}
+    given = {str(flag): value for flag, value in file.content[section].items() if str(flag).startswith("--")}
     flags = tuple(_flag(flag, value) for flag, value in given.items() if value is not False and value is not None)
     reading = script.reading_of(Line((), flags, PROGRAM), NOTHING_AROUND)
 
-    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
+    def values(before: Setup, after: Setup, gpus: int) -> dict[str, Any]:
         changes: dict[str, Any] = {}
         for flag, values in megatron.flags_changed(before, after).items():
             if values is None and flag not in given:
                 continue
             changes[f"{section}.{flag}"] = False if values is None else values[0] if len(values) == 1 else " ".join(values) or True
-        return changed(text, name, {path: int(value) if str(value).isdecimal() else value for path, value in changes.items()})
+        return {path: int(value) if str(value).isdecimal() else value for path, value in changes.items()}
 
-    return Source(text=text, reading=reading, edited=edited)
+    return Source(file.text, reading, values, file.change)
 
 
 def _flag(flag: str, value: Any) -> Flag:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from orchestrator.audit import accelerate, code, deepspeed, flags_yaml, fsdp, megatron_yaml, own, script, trainer
-from orchestrator.audit.document import content_of, is_json, over_defaults
+from orchestrator.audit.document import File, is_json, opened, over_defaults
 from orchestrator.audit.reading import READ, Source
 from orchestrator.errors import InputError
 
@@ -18,22 +18,24 @@ def read(text: str, name: str) -> Source:
         return _code(text, name)
     if not is_json(text, name) and not name.endswith((".yaml", ".yml")):
         return script.read(text, name)
-    content = content_of(text, name)
+    file = opened(text, name)
+    content = file.content
     if own.is_engine_json(content):
-        return own.read(text, content)
+        return own.read(file)
     if accelerate.is_accelerate(content):
-        return accelerate.read(text, name, content)
+        return accelerate.read(file)
     if trainer.is_trainer(content):
-        return trainer.read(text, name, content)
+        return trainer.read(file)
     if deepspeed.is_ds_config(content):
-        return deepspeed.read(text, content)
+        return deepspeed.read(file)
     if (section := flags_yaml.section_of(content)) is not None:
-        return flags_yaml.read(text, name, content, section)
+        return flags_yaml.read(file, section)
     whole, notes = over_defaults(content, name)
+    file = file._replace(content=whole, notes=notes)
     if (program := fsdp.program_of(whole)) is not None:
-        return fsdp.read(text, name, whole, program, said=notes)
+        return fsdp.read(file, program)
     if (tool := megatron_yaml.tool_of(whole)) is not None:
-        return megatron_yaml.read(text, name, whole, tool, said=notes)
+        return megatron_yaml.read(file, tool)
     if "recipe" in content or "cluster" in content or isinstance(content.get("train"), dict):
         raise InputError("audit", name, "is a recipe of this planner: orchestrator plan recipe=FILE plans for it")
     if is_json(text, name):
@@ -47,4 +49,4 @@ def _code(text: str, name: str) -> Source:
     tool = megatron_yaml.tool_of(content)
     if tool is None:
         raise InputError("audit", name, "sets no fields of Megatron-Bridge's or NeMo's configuration")
-    return megatron_yaml.read(text, name, content, tool, partial(code.changed, text, name), notes, code.called(text))
+    return megatron_yaml.read(File(text, name, content, partial(code.changed, text, name), notes, code.called(text)), tool)

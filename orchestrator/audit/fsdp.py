@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from orchestrator.audit.document import Content, Given, changed, named_model, resolved
+from orchestrator.audit.document import File, Given, named_model, resolved
 from orchestrator.audit.hugging_face import as_ds, read_ds, sorted_out
 from orchestrator.audit.reading import Reading, Setup, Source, changes
 from orchestrator.audit.rollouts import of_a_policy, otherwise
@@ -35,16 +35,9 @@ def program_of(content: Mapping[str, Any]) -> Sharded | None:
     return None
 
 
-def read(
-    text: str,
-    name: str,
-    content: Content,
-    program: Sharded,
-    change: Callable[[Mapping[str, Any]], str | None] | None = None,
-    said: Sequence[str] = (),
-) -> Source:
-    """The file `name` with this text and content. `change`: the text with other values by path, of what is neither YAML nor JSON; `said`:
-    what else was assumed. Raises InputError."""
+def read(file: File, program: Sharded) -> Source:
+    """What the file says, and how it is edited. Raises InputError."""
+    content = file.content
     given = Given(resolved(content))
     given.take(*program.others, program.recompute, program.steps, *program.length, program.samples, *program.nodes)
     if isinstance(content.get("engine"), str):
@@ -68,7 +61,7 @@ def read(
         ds["train_micro_batch_size_per_gpu"] = 1 << samples_of_tokens.bit_length() - 1  # a power of two divides batches
         longest = ""  # the tokens of a pass are what they are
     assumed = [
-        *said,
+        *file.notes,
         *of_a_policy(content),
         f"FSDP2 is priced as DeepSpeed's ZeRO-{ds['zero_optimization.stage']}, which shares the same between ranks",
     ]
@@ -104,7 +97,7 @@ def read(
         reading = replace(reading, unpriced=(f"{OPTIMIZER}={optimizer}", *reading.unpriced))
     reading = sorted_out(given, kinds("verl", "nemo_rl"), reading, (program.model,))
 
-    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
+    def values(before: Setup, after: Setup, gpus: int) -> dict[str, Any] | None:
         to_ds = {term.theirs: term for term in ds_words.PLAN if term not in ds_words.OTHERWISE}
         table = [
             Term(term.theirs, to_ds[term.ours].ours, of=partial(_theirs, term, to_ds[term.ours]))
@@ -112,11 +105,9 @@ def read(
             if term.ours in to_ds and to_ds[term.ours].ours in Setup.__struct_fields__ and term.theirs in given.values
         ]
         table.append(Term(program.recompute, "recompute", to=lambda mode: mode == "full"))
-        values = changes(table, before, after)
-        ends = after.recompute in ("none", "full") and after.zero_stage in (2, 3)
-        return (change or partial(changed, text, name))(values) if values is not None and ends else None
+        return changes(table, before, after) if after.recompute in ("none", "full") and after.zero_stage in (2, 3) else None
 
-    return Source(text=text, reading=reading, edited=edited)
+    return Source(file.text, reading, values, file.change)
 
 
 def _with_adapters(given: Given, section: str, reading: Reading) -> Reading:

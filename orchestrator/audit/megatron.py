@@ -9,13 +9,14 @@ from itertools import groupby
 from typing import Any, Final
 
 from orchestrator.audit import shell
-from orchestrator.audit.ramp import Ramp, grown, scheduled
+from orchestrator.audit.ramp import grown, ramp, scheduled
 from orchestrator.audit.reading import Reading, Setup, listed, recipe_keys
 from orchestrator.engines.passthrough import FLAG_OF, flags
 from orchestrator.errors import InputError
 from orchestrator.model.shared import SENTINELS
 from orchestrator.recipe.clusters import on_hub, read_named
 from orchestrator.recipe.layers import flatten
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.graphs import modules_of
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.offloading import MODULES
@@ -78,8 +79,8 @@ class Fields:
         """Sentences for the user: what the file does not say, or what is priced as something else."""
         self.broken: list[str] = []
         """Rules of Megatron that the settings break, a sentence each."""
-        self.ramp: Ramp | None = None
-        """How the batch grows; None: it does not."""
+        self.rules: list[Rule] = []
+        """Rules of Megatron that a plan is to keep beside the engine's."""
         self.unpriced: list[str] = []
         """Parts of settings of which the prediction knows nothing."""
         self.slower: list[str] = []
@@ -358,7 +359,7 @@ def reading_of(f: Fields, kind: str, keys: dict[str, Any], setup: Setup, said: M
         setup=setup,
         weak=frozenset(f.weak),
         broken=tuple(f.broken),
-        ramp=f.ramp,
+        added=tuple(f.rules),
         assumed=(*lists.get("assumed", ()), *f.assumed),
         **{name: (*lines, *lists.get(name, ())) for name, lines in found.items()},  # type: ignore[arg-type]
     )
@@ -368,19 +369,19 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
     """The keys train.* of a recipe. Raises InputError for what is missing."""
     micro = int(f.get("micro_batch_size") or 1)
     batch = f.get("global_batch_size")
-    if ramp := ramp_of(f):
-        start, step, samples = ramp
+    if numbers := ramp_of(f):
+        start, step, samples = numbers
         if batch is not None and (start > int(batch) or (int(batch) - start) % step):
             f.broken.append(f"rampup_batch_size={start} {step}: from {start} to {batch} are no whole steps of {step} samples "
                             "(core/num_microbatches_calculator.py:425-433)")  # fmt: skip
         elif batch is not None:
             rounded = bool(f.get("decrease_batch_size_if_needed"))
-            f.ramp = Ramp(name="rampup_batch_size", batches=grown(start, step, samples, int(batch)), rounded=rounded)
+            f.rules.append(ramp("rampup_batch_size", grown(start, step, samples, int(batch)), rounded))
     if f.get("rampup_batch_size"):
         f.assumed.append(f"rampup_batch_size: the batch at its end is priced, {batch}")
     if schedule := f.get("step_batch_size_schedule"):
         *before, batch = scheduled(_texts(schedule))
-        f.ramp = Ramp(name="step_batch_size_schedule", batches=tuple(before))
+        f.rules = [ramp("step_batch_size_schedule", before)]
         f.assumed.append(f"step_batch_size_schedule={' '.join(_texts(schedule))}: the batch at its end is priced, {batch}")
     keys: dict[str, Any] = {"seq_length": int(f.get("seq_length") or f.get("encoder_seq_length") or f.need("max_position_embeddings"))}
     if batch is not None:

@@ -5,20 +5,20 @@ writes another setup into the file."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from orchestrator.audit import bridge_recipe, megatron
-from orchestrator.audit.document import INTERPOLATION, Content, Given, changed, leaves, merged, named_model, resolved
+from orchestrator.audit.document import INTERPOLATION, Content, File, Given, leaves, merged, named_model, resolved
 from orchestrator.audit.reading import Lists, Reading, Setup, Source, listed
 from orchestrator.audit.rollouts import of_a_policy, otherwise
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.model.lora import ALL, MCORE_BRIDGE, MEGATRON_LINEARS
+from orchestrator.strategy.legality import OF_ONE_LENGTH
 from orchestrator.words import terms
 from orchestrator.words.megatron import ALIASES
 from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same, section
@@ -74,21 +74,13 @@ def tool_of(content: Mapping[str, Any]) -> Tool | None:
     return None
 
 
-Change = Callable[[Mapping[str, Any]], str | None]
-"""The text of a file with other values by path; None: it can't be said there."""
-
-
-def read(
-    text: str, name: str, content: Content, tool: Tool, change: Change | None = None, said: Sequence[str] = (), command: Sequence[str] = ()
-) -> Source:
-    """The file `name` with this text and content: what it says, and how it is edited. `change`: of what is neither YAML nor JSON; `said`:
-    what else was assumed; `command`: the words in front of the settings, or what a Python file calls. Raises InputError for a value of the
-    wrong type, and for models that can't be described."""
-    content = resolved(content)
+def read(file: File, tool: Tool) -> Source:
+    """What the file says, and how it is edited. Raises InputError for a value of the wrong type, and for models that can't be described."""
+    content, said, command = resolved(file.content), file.notes, file.command
     recipe, model = bridge_recipe.named(command) if tool is BRIDGE else "", named_model(content)
     found = None
     if recipe:
-        found, about = _of_recipe(recipe, name, str(section(content, "peft").get("scheme", "")))
+        found, about = _of_recipe(recipe, file.name, str(section(content, "peft").get("scheme", "")))
         said = [about, *said]
     if found is not None:
         content, model = merged(found.content, content), model or found.model
@@ -108,12 +100,12 @@ def read(
     elif tool is MS_SWIFT:
         freezes = Given(content).truths(FREEZES["ms_swift"])
     reading = _reading(seen, lists, [*said, *policy, *notes], tool, content, whole=tool not in (BRIDGE, NEMO2) or found is not None)
-    reading = replace(reading, longest=longest, of_rollouts=bool(policy), freezes=freezes, model=model)
+    reading = replace(reading, longest=longest, added=(*reading.added, *((OF_ONE_LENGTH,) if policy else ())), freezes=freezes, model=model)
     if tool is MS_SWIFT:
         reading = replace(reading, image_pixels=Given(content).number(IMAGE_PIXELS[1]))
     reading = replace(reading, otherwise=otherwise(content, command))
 
-    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
+    def values(before: Setup, after: Setup, gpus: int) -> dict[str, Any] | None:
         changes: dict[str, Any] = {}
         fields = megatron.fields_changed(before, after)
         for field, value in fields.items():
@@ -130,9 +122,9 @@ def read(
             to = found[0].to if found else same
             off = NOTHING if value is not None or tool.nulls else tool.off.get(field, NOTHING)
             changes[path or found[0].theirs] = to(False if value is None and isinstance(there, bool) else value) if off is NOTHING else off
-        return (change or partial(changed, text, name))(changes)
+        return changes
 
-    return Source(text=text, reading=reading, edited=edited)
+    return Source(file.text, reading, values, file.change)
 
 
 OF_RECIPE: Final = "the recipe "

@@ -6,15 +6,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import yaml
 
 from orchestrator.audit import bridge_recipe, shell
-from orchestrator.audit.document import Content
-from orchestrator.audit.shell import Script, Span, Word
+from orchestrator.audit.document import Content, File
+from orchestrator.audit.shell import Script, Span, Word, edited
 from orchestrator.engines.tools import word
 from orchestrator.errors import InputError
 from orchestrator.words import terms
@@ -60,20 +60,6 @@ class Place(NamedTuple):
         return None
 
 
-class Overrides(NamedTuple):
-    """`content`: the settings by sections; `places`: where they stand, by path; `notes`: of values that the script does not say;
-    `launcher`: the command's other words."""
-
-    content: Content
-    places: dict[str, Place]
-    notes: tuple[str, ...]
-    launcher: tuple[str, ...]
-    said: Callable[[str, str], str]
-    """A setting as such a word."""
-    bare: Mapping[str, Place] = MappingProxyType({})
-    """Flags without a value, by name."""
-
-
 def _adapters(words: Sequence[str]) -> str:
     """The kind of adapters that a program of Megatron-Bridge's is told to train, by a flag or its recipe's name, or "none"; "": not said.
 
@@ -93,7 +79,7 @@ HYDRA: Final = frozenset({"actor_rollout_ref", "policy", "training"})
 """Sections of programs (verl, NeMo-RL, NeMo's launcher) whose overrides Hydra parses: with ++ it adds what its files lack."""
 
 
-def found_in(script: Script) -> Overrides | None:
+def found_in(script: Script) -> File | None:
     """The overrides of the command that has most of them; None: none has enough."""
     commands = [_unpacked(command.words) for command in script.commands]
     commands += [_unpacked([word for name, value in script.variables.items() if name != "_" for word in value])]
@@ -124,14 +110,15 @@ def found_in(script: Script) -> Overrides | None:
     if (scheme := _adapters(others)) and isinstance(content.get("peft", {}), dict):
         terms.put(content, "peft.scheme", scheme)
     more = "++" if not HYDRA.isdisjoint(content) else ""
-    return Overrides(content, places, tuple(notes), tuple(others), lambda path, value: shlex.quote(f"{more}{path}={value}"))
+    change = partial(changed, script.text, places, lambda path, value: shlex.quote(f"{more}{path}={value}"), {})
+    return File(script.text, script.name, content, change, (*script.notes, *notes), others)
 
 
 SWIFT: Final = ("swift", "megatron")
 TRAINS: Final = ("sft", "pt", "rlhf")
 
 
-def swifts_flags(script: Script) -> Overrides | None:
+def swifts_flags(script: Script) -> File | None:
     """The flags of ms-swift's command (`swift sft --tuner_type lora`), as its YAML has them; None: there is no such command."""
     for command in script.commands:
         words = _unpacked(command.words)
@@ -140,7 +127,7 @@ def swifts_flags(script: Script) -> Overrides | None:
         if at is not None:
             if at + 2 < len(texts) and texts[at + 2].endswith((".yaml", ".yml", ".json")):
                 raise InputError("audit", texts[at + 2], "is what the script's command reads: audit that file")
-            return flags_of(words[at + 2 :], texts[: at + 2])
+            return flags_of(script, words[at + 2 :], texts[: at + 2])
     return None
 
 
@@ -148,7 +135,7 @@ OF_TRAINER: Final = "--per_device_train_batch_size"
 """A flag by which a command is known as one with the Trainer's arguments."""
 
 
-def trainers_flags(script: Script) -> Overrides | None:
+def trainers_flags(script: Script) -> File | None:
     """The flags of a command that gives Hugging Face's Trainer its arguments (`deepspeed train.py --per_device_train_batch_size 2`), as its
     YAML has them; None: there is no such command."""
     for command in script.commands:
@@ -156,11 +143,12 @@ def trainers_flags(script: Script) -> Overrides | None:
         texts = [one.text for one in words]
         if any(text.partition("=")[0].replace("-", "_") == OF_TRAINER.replace("-", "_") for text in texts):
             at = next((i for i, text in enumerate(texts) if text.endswith(".py")), 0)
-            return flags_of(words[at + 1 :], texts[: at + 1])
+            return flags_of(script, words[at + 1 :], texts[: at + 1])
     return None
 
 
-def flags_of(words: Sequence[Word], launcher: Sequence[str]) -> Overrides:
+def flags_of(script: Script, words: Sequence[Word], launcher: Sequence[str]) -> File:
+    """The flags of a command whose words they are, behind its launcher's, as YAML has them."""
     given: dict[str, list[Word]] = {}
     flag, flagged = "", dict[str, Word]()
     for one in words:
@@ -182,7 +170,8 @@ def flags_of(words: Sequence[Word], launcher: Sequence[str]) -> Overrides:
         content[name] = True if not found else found[0] if len(found) == 1 else found
     places = {name: Place(values[0], 0) for name, values in given.items() if len(values) == 1}
     bare = {name: Place(flagged[name], 0) for name, values in given.items() if not values}
-    return Overrides(content, places, tuple(notes), tuple(launcher), lambda path, value: f"--{path} {shlex.quote(value)}", bare)
+    change = partial(changed, script.text, places, lambda path, value: f"--{path} {shlex.quote(value)}", bare)
+    return File(script.text, script.name, content, change, (*script.notes, *notes), launcher)
 
 
 def _unpacked(words: Sequence[Word]) -> tuple[Word, ...]:
@@ -218,26 +207,26 @@ def _value(text: str) -> Any:
         return text
 
 
-def changed(text: str, found: Overrides, changes: Mapping[str, Any]) -> str | None:
-    """The script with these values by path, or with more words behind the last; None: one stands in several pieces."""
-    source = text.encode()
+def changed(
+    text: str, places: dict[str, Place], said: Callable[[str, str], str], bare: Mapping[str, Place], changes: Mapping[str, Any]
+) -> str | None:
+    """The script with these values by path, or with more words behind the last; None: one stands in several pieces. `said`: a setting as
+    such a word; `bare`: flags without a value."""
     edits: list[tuple[Span, bytes]] = []
     added = ""
     for path, value in changes.items():
-        said = word(value)
-        if path in found.bare and (span := found.bare[path].span()) is not None:
-            edits.append((span, found.said(path, said).encode()))
-        elif path not in found.places:
-            added += " " + found.said(path, said)
-        elif (span := found.places[path].span()) is None or shlex.quote(said) != said:
+        new = word(value)
+        if path in bare and (span := bare[path].span()) is not None:
+            edits.append((span, said(path, new).encode()))
+        elif path not in places:
+            added += " " + said(path, new)
+        elif (span := places[path].span()) is None or shlex.quote(new) != new:
             return None
         else:
-            edits.append((span, said.encode()))
+            edits.append((span, new.encode()))
     if added:
-        last = next((span for place in reversed(found.places.values()) if (span := place.span()) is not None), None)
+        last = next((span for place in reversed(places.values()) if (span := place.span()) is not None), None)
         if last is None:
             return None
         edits.append(((last[1], last[1]), added.encode()))
-    for (start, end), new in sorted(edits, key=lambda edit: edit[0], reverse=True):
-        source = source[:start] + new + source[end:]
-    return source.decode()
+    return edited(text, edits)

@@ -9,8 +9,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from orchestrator.audit import deepspeed, megatron
-from orchestrator.audit.document import Content
-from orchestrator.audit.reading import Reading, Setup, Source
+from orchestrator.audit.document import File
+from orchestrator.audit.reading import Reading, Source
 from orchestrator.errors import InputError
 from orchestrator.words.tools import activation_of
 
@@ -22,8 +22,9 @@ def is_engine_json(content: Mapping[str, Any]) -> bool:
     return isinstance(content.get("transformer_config"), dict) and "engine" in content and "per_stage" in content
 
 
-def read(text: str, content: Content) -> Source:
+def read(file: File) -> Source:
     """The reading of an engine.json of ours. Raises InputError."""
+    content = file.content
     parts = [content[name] for name in ("transformer_config", "model", "ddp", "optimizer") if isinstance(content.get(name), dict)]
     given = {NAMES.get(name, name): value for part in parts for name, value in part.items() if value is not None}
     if "num_layers" not in given:
@@ -62,8 +63,4 @@ def read(text: str, content: Content) -> Source:
         unknown=unknown,
         unpriced=(*f.unpriced, *unpriced),
     )
-
-    def unchanged(before: Setup, after: Setup, gpus: int) -> str | None:
-        return text if before == after else None
-
-    return Source(text=text, reading=reading, edited=unchanged)
+    return Source(file.text, reading, lambda before, after, gpus: {} if before == after else None, file.change)

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
+from orchestrator.engines.rules.rule import rule
 from orchestrator.errors import InputError
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import fills_groups
 from orchestrator.strategy.workload import Workload
-from orchestrator.values import Value
 
 SUFFIXES: Final = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 """What a number of --step-batch-size-schedule may end with (0.19's num_microbatches_calculator.py, _parse_numeric_value)."""
@@ -20,40 +20,27 @@ MOST: Final = 1000
 """Batches of a ramp that are looked at, the smallest."""
 
 
-class Ramp(Value, frozen=True, kw_only=True):
-    """The batches before the last, in their order."""
+def ramp(name: str, batches: Iterable[int], rounded: bool = False) -> Rule:
+    """The engine's rule that a step of each of these batches is run. `name`: Megatron's setting that says them, without dashes; `rounded`:
+    whether it takes fewer samples where a batch does not divide (--decrease-batch-size-if-needed)."""
+    where = "core/num_microbatches_calculator.py:470; core/pipeline_parallel/schedules.py:995-1015"
 
-    name: str
-    """Megatron's setting that says them, without dashes."""
-    batches: tuple[int, ...]
-    rounded: bool = False
-    """Whether Megatron takes fewer samples where a batch does not divide (--decrease-batch-size-if-needed)."""
-
-    def why_not(self, candidate: Candidate) -> str | None:
-        """Why Megatron can't run a step of one of these batches with this plan; None: it can run each."""
+    @rule("ramp", where, "pp dp micro_batch_size vpp microbatch_group_size_per_vp_stage num_microbatches")
+    def check(candidate: Candidate, _: Workload) -> str | None:
         dp, micro, pp = candidate.mesh.dp, candidate.micro_batch_size, candidate.mesh.pp
-        for batch in self.batches:
+        for batch in batches:
             count = batch // (dp * micro)
-            if not count or (batch % (dp * micro) and not self.rounded):
-                return f"{self.name}={batch}: is no multiple of dp x micro-batch = {dp} x {micro}"
+            if not count or (batch % (dp * micro) and not rounded):
+                return f"{name}={batch}: is no multiple of dp x micro-batch = {dp} x {micro}"
             group = candidate.microbatch_group_size_per_vp_stage or pp
             if candidate.vpp > 1 and not fills_groups(count, pp, group):
-                given = f"{self.name}={batch}: its {count} micro-batches (of {micro} on dp={dp})"
+                given = f"{name}={batch}: its {count} micro-batches (of {micro} on dp={dp})"
                 if count < group:
                     return f"{given} are fewer than the {group} that interleaving (vpp={candidate.vpp}) needs over pp={pp}"
                 return f"{given} leave {count % group} in the last group of interleaving (vpp={candidate.vpp}), fewer than pp={pp}"
         return None
 
-    @property
-    def rule(self) -> Rule:
-        """The engine's rule that each of these batches is run."""
-
-        def check(candidate: Candidate, _: Workload) -> str | None:
-            return self.why_not(candidate)
-
-        where = "core/num_microbatches_calculator.py:470; core/pipeline_parallel/schedules.py:995-1015"
-        needs = ("pp", "dp", "micro_batch_size", "vpp", "microbatch_group_size_per_vp_stage", "num_microbatches")
-        return Rule(id="ramp", engine_rule=where, check=check, needs=needs)
+    return check
 
 
 def grown(start: int, step: int, samples: int, last: int) -> tuple[int, ...]:

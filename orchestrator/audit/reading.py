@@ -7,13 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator.audit.ramp import Ramp
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.megatron_deepspeed.capabilities import NAME as MEGATRON_DEEPSPEED
 from orchestrator.engines.rules.rule import rule
 from orchestrator.model.training import EIGHT_BIT
 from orchestrator.strategy.capabilities import Rule, StateBytes
-from orchestrator.strategy.legality import OF_ONE_LENGTH
 from orchestrator.strategy.spec import RANK_ORDER, Candidate, Options, Recompute
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
@@ -125,8 +123,8 @@ class Reading(Value, frozen=True, kw_only=True):
     """Keys of gradients' types that the file does not say: they are of the precision, whoever says that."""
     divided: bool = False
     """Whether the micro-batch is the batch over `steps` and the ranks: DeepSpeed's own division where a file leaves it out."""
-    ramp: Ramp | None = None
-    """The batches that Megatron's grows through; None: it does not grow."""
+    added: tuple[Rule, ...] = ()
+    """Rules of the file's own beside the engine's: of a batch that grows, or of another program."""
     states: StateBytes | None = None
     """What stage 0 holds of each parameter in 16 bits, where torch's data parallelism runs it on weights as they were loaded; None: as the
     engine has it."""
@@ -151,12 +149,6 @@ class Reading(Value, frozen=True, kw_only=True):
     longest: str = ""
     """The setting that says the longest sample that is let in, where samples keep their own lengths and nobody says those: every one is
     priced as that long. "" where all are."""
-    older_fork: bool = False
-    """Whether the program is BigScience's fork of Megatron-DeepSpeed, by flags that no other has."""
-    expert_groups: tuple[int, int] | None = None
-    """Ranks that share Axolotl's experts, and parts of FSDP's beside them; None: it has no such groups."""
-    of_rollouts: bool = False
-    """Whether the job is one of reinforcement learning, which trains on samples of any length."""
     otherwise: str = ""
     """What a step has beside supervised training, of which alone the price knows: no chance of running out and no change is told. ""
     where it is nothing."""
@@ -180,9 +172,7 @@ class Reading(Value, frozen=True, kw_only=True):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Rules that the file's own settings add to the engine's."""
-        own = ((self.fsdp, fsdp_offload), (self.copies, copies_alone), (self.older_fork, older_fork), (self.of_rollouts, OF_ONE_LENGTH))
-        experts = () if self.expert_groups is None else (axolotls_experts(*self.expert_groups),)
-        return (*(() if self.ramp is None else (self.ramp.rule,)), *experts, *(rule for holds, rule in own if holds))
+        return (*self.added, *(rule for holds, rule in ((self.fsdp, fsdp_offload), (self.copies, copies_alone)) if holds))
 
     def divided_by(self, what: str) -> Reading:
         """The reading where something beside the file (`what`) divides the states over ranks: what it says of whole copies is left out."""
@@ -209,11 +199,18 @@ OF_COPIES: Final = ("no deepspeed and no fsdp", "weights are loaded in bf16", "t
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A file with its reading. `edited` gives its text with another setup on so many GPUs, or None where that can't be said there."""
+    """A file with its reading. `values`: its new values by path for a second setup in place of the first on so many GPUs, None where it has
+    no place for them; `change`: its text with such values, None where they can't be said there."""
 
     text: str
     reading: Reading
-    edited: Callable[[Setup, Setup, int], str | None]
+    values: Callable[[Setup, Setup, int], Mapping[str, Any] | None]
+    change: Callable[[Mapping[str, Any]], str | None]
+
+    def edited(self, before: Setup, after: Setup, gpus: int) -> str | None:
+        """Returns its text with the second setup in place of the first on so many GPUs; None: that can't be said there."""
+        values = self.values(before, after, gpus)
+        return None if values is None else self.change(values)
 
 
 def differing(before: Setup, after: Setup) -> set[str]:

@@ -14,9 +14,9 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from orchestrator.audit import accelerate, fsdp, megatron, megatron_yaml, overrides, shell, trainer
-from orchestrator.audit.document import Given, content_of
+from orchestrator.audit.document import File, Given, content_of, opened
 from orchestrator.audit.hugging_face import beside_file, named_ds_config
-from orchestrator.audit.reading import LISTS, READ, Reading, Setup, Source
+from orchestrator.audit.reading import LISTS, READ, Reading, Setup, Source, older_fork
 from orchestrator.audit.rollouts import NOT_PRICED
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.megatron_versions import RELEASES
@@ -26,7 +26,7 @@ from orchestrator.key import MAX_DIGITS
 from orchestrator.recipe.sources import read_text
 from orchestrator.words import megatron as words
 from orchestrator.words.terms import MOST, kind_in, kinds
-from orchestrator.words.tools import BRIDGE, MS_SWIFT, Tool
+from orchestrator.words.tools import BRIDGE, MS_SWIFT
 
 PROGRAM: Final = re.compile(r"[\w./${}-]*\w+\.py$")
 PROGRAM_WORD: Final = re.compile(r"pretrain_(gpt|bert|t5|mamba|vlm|ict|vision\w*|retro|llama\w*)")
@@ -92,52 +92,33 @@ def read(text: str, name: str = "") -> Source:
     """The script with what it says and how it is edited. Raises InputError where nothing in it trains."""
     script = shell.read(text, name)
     try:
-        return _source(script, text, name)
+        return _source(script)
     except InputError as error:
         if not script.broken:
             raise
         raise InputError(error.key, error.value, f"{error.why}; {name or 'the script'}: {script.broken}") from None
 
 
-def _source(script: Script, text: str, name: str) -> Source:
+def _source(script: Script) -> Source:
     """The source of a script that was read. Raises InputError where nothing in it trains."""
     if (words := overrides.found_in(script)) is not None:
         if (program := fsdp.program_of(words.content)) is not None:
-            change, notes = partial(overrides.changed, text, words), (*script.notes, *words.notes)
-            return _with_gpus(fsdp.read(text, name, words.content, program, change, notes), words, script)
-        tool = megatron_yaml.tool_of(words.content) or (BRIDGE if "--recipe" in " ".join(words.launcher) else None)
+            return _with_gpus(fsdp.read(words, program), words.command, script)
+        tool = megatron_yaml.tool_of(words.content) or (BRIDGE if "--recipe" in " ".join(words.command) else None)
         if tool is not None:
-            return _overridden(text, name, script, words, tool)
+            return _with_gpus(megatron_yaml.read(words, tool), words.command, script)
     if (words := overrides.swifts_flags(script)) is not None:
-        by_megatron = words.launcher[-2].rpartition("/")[2] == "megatron"
+        by_megatron = words.command[-2].rpartition("/")[2] == "megatron"
         if (tool := MS_SWIFT if by_megatron else megatron_yaml.tool_of(words.content)) is not None:
-            return _overridden(text, name, script, words, tool)
-        return _of_trainer(text, name, script, words)
-    if (words := overrides.trainers_flags(script) or _configured(script, name)) is not None:
-        return _of_trainer(text, name, script, words)
-    line = training_line(script, text)
-    reading = reading_of(line, script, name)
-
-    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
-        return _edited(text, line, before, after)
-
-    return Source(text=text, reading=reading, edited=edited)
+            return _with_gpus(megatron_yaml.read(words, tool), words.command, script)
+    if (words := words or overrides.trainers_flags(script) or _configured(script)) is not None:
+        return _with_gpus(_under_accelerate(trainer.read(words), words.command, script.name), words.command, script)
+    line = training_line(script, script.text)
+    change = partial(_edited, script.text, line)
+    return Source(script.text, reading_of(line, script), lambda before, after, gpus: megatron.flags_changed(before, after), change)
 
 
-def _overridden(text: str, name: str, script: Script, words: overrides.Overrides, tool: Tool) -> Source:
-    """A script whose command sets a program's configuration by words."""
-    change, notes = partial(overrides.changed, text, words), (*script.notes, *words.notes)
-    return _with_gpus(megatron_yaml.read(text, name, words.content, tool, change, notes, words.launcher), words, script)
-
-
-def _of_trainer(text: str, name: str, script: Script, words: overrides.Overrides) -> Source:
-    """A script whose command has the Trainer's arguments. Raises InputError."""
-    source = trainer.read_arguments(text, name, words.content, partial(overrides.changed, text, words), words.launcher)
-    reading = replace(source.reading, assumed=(*script.notes, *words.notes, *source.reading.assumed))
-    return _with_gpus(_under_accelerate(structs.replace(source, reading=reading), words.launcher, name), words, script)
-
-
-def _configured(script: Script, name: str) -> overrides.Overrides | None:
+def _configured(script: Script) -> File | None:
     """The settings of a command whose program reads the Trainer's arguments from a file (`sft.py --config sft.yaml`), with its flags over
     them; None: there is no such command. Raises InputError where the file is not here."""
     for command in script.commands:
@@ -149,12 +130,12 @@ def _configured(script: Script, name: str) -> overrides.Overrides | None:
             of_a_flag = file.startswith("-") or (texts[index - 1].startswith("-") and texts[index - 1] != "--config")
             if starts is None or not file.endswith((".yaml", ".yml", ".json")) or of_a_flag:
                 continue
-            if (path := beside_file(file, name)) is None:
+            if (path := beside_file(file, script.name)) is None:
                 raise InputError("audit", file, "is what the script's command reads, and is not here: put it there, or audit that file")
             content = content_of(read_text(path), str(path))
             if not trainer.is_trainer(content):
                 continue
-            said = overrides.flags_of(command.words[starts + 1 :], texts[: starts + 1])
+            said = overrides.flags_of(script, command.words[starts + 1 :], texts[: starts + 1])
             given = {key: value for key, value in said.content.items() if key != "config"}
             return said._replace(content=content | given)
     return None
@@ -173,7 +154,7 @@ def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Sou
     path = beside_file(file, name)
     if path is None:
         return structs.replace(source, reading=replace(source.reading, missing=("--config_file", file)))
-    of = accelerate.read(path.read_text(), str(path), content_of(path.read_text(), str(path))).reading
+    of = accelerate.read(opened(path.read_text(), str(path))).reading
     chosen: dict[str, Any] = {field: getattr(of.setup, field) for field in ("zero_stage", "offload_optimizer", "zero_shard_size")}
     if of.setup.recompute == "full":
         chosen["recompute"] = "full"
@@ -188,9 +169,9 @@ def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Sou
     return structs.replace(source, reading=replace(reading, keys={**reading.keys, **{k: v for k, v in of.keys.items() if k == "gpus"}}))
 
 
-def _with_gpus(source: Source, words: overrides.Overrides, script: Script) -> Source:
+def _with_gpus(source: Source, launcher: Sequence[str], script: Script) -> Source:
     """The source with the number of GPUs that the launcher says, where the settings don't."""
-    gpus, keys = gpus_of(Line(words.launcher, (), ""), script), source.reading.keys
+    gpus, keys = gpus_of(launcher, script), source.reading.keys
     begins = SWIFTS_COMMAND.search(source.text)  # behind it others may export what was trained
     said = {name: int(number) for name, number in ENVIRONMENT.findall(source.text[: begins and begins.end()])}
     if gpus is None and "NPROC_PER_NODE" in said:
@@ -291,7 +272,7 @@ def _value(kind: str, flag: Flag) -> Any:
     return text
 
 
-def reading_of(line: Line, script: Script, name: str = "") -> Reading:
+def reading_of(line: Line, script: Script) -> Reading:
     """What the flags of a training command say. Raises InputError for a value of the wrong type, and for models that can't be described."""
     known = known_flags()
     given: dict[str, Any] = {}
@@ -360,9 +341,9 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     setup, missing = megatron.setup_of(fields, engine), None
     fields.broken += megatron.not_both(fields)
     if engine != "megatron":
-        setup, missing = _with_deepspeed(setup, fields, given, script, name, said.get("deepspeed_config", ""))
+        setup, missing = _with_deepspeed(setup, fields, given, script, said.get("deepspeed_config", ""))
     nodes, ranks = (by_rollout.get(name) for name in ACTORS)
-    if (gpus := nodes * ranks if nodes and ranks else gpus_of(line, script)) is not None:
+    if (gpus := nodes * ranks if nodes and ranks else gpus_of(line.launcher, script)) is not None:
         keys["gpus"] = gpus
     kind = "Megatron-DeepSpeed" if engine != "megatron" else "slime" if by_slime else "Megatron-LM"
     if kind == "Megatron-LM" and (left := [flag.partition(" ")[0] for flag in others[LISTS[None]]]):
@@ -374,7 +355,8 @@ def reading_of(line: Line, script: Script, name: str = "") -> Reading:
     named = next((flag.values[0].text for flag in line.flags if flag.name == "--hf-checkpoint" and flag.values), "")
     queues = "".join(word.text for word in script.variables.get("CUDA_DEVICE_MAX_CONNECTIONS", ()))
     found = replace(found, queues=queues if queues.isdecimal() and kind == "Megatron-LM" else "")
-    return replace(found, missing=missing, model=named, longest=longest, older_fork=any(flag.name in BIGSCIENCES for flag in line.flags))
+    added = (*found.added, *((older_fork,) if any(flag.name in BIGSCIENCES for flag in line.flags) else ()))
+    return replace(found, missing=missing, model=named, longest=longest, added=added)
 
 
 def _samples_of_a_pass(given: Mapping[str, Any], by_rollout: Mapping[str, int]) -> int | None:
@@ -424,14 +406,14 @@ ENTERING: Final = frozenset(
 
 
 def _with_deepspeed(
-    setup: Setup, fields: megatron.Fields, given: Mapping[str, Any], script: Script, file: str, flag: str
+    setup: Setup, fields: megatron.Fields, given: Mapping[str, Any], script: Script, flag: str
 ) -> tuple[Setup, tuple[str, str] | None]:
     """The setup with what DeepSpeed's own configuration adds to it; flag and path of that, where it is not here and nothing else says the
     stage. `flag`: how the script says it."""
     path = given.get("deepspeed_config") or flag.removeprefix("--deepspeed_config ")
     content: dict[str, Any] = {}
     if path and str(path) not in script.files:
-        content = named_ds_config(path, "--deepspeed_config", file)[0]
+        content = named_ds_config(path, "--deepspeed_config", script.name)[0]
     elif path:
         with contextlib.suppress(InputError):  # a variable in it that nobody set: as if it were another file
             content = content_of(script.files[str(path)], f"{path}.json")
@@ -453,11 +435,11 @@ def _with_deepspeed(
     return setup, missing
 
 
-def gpus_of(line: Line, script: Script) -> int | None:
+def gpus_of(launcher: Sequence[str], script: Script) -> int | None:
     """Nodes times ranks on each, from the launcher's words and #SBATCH lines; None: they don't say."""
     found: dict[str, int] = {}
     words = [*script.sbatch, *(w for command in script.commands if command.words[0].text in ("sbatch", "srun", "torchrun", "deepspeed")
-                               for one in command.words for w in one.text.split("=")), *line.launcher]  # fmt: skip
+                               for one in command.words for w in one.text.split("=")), *launcher]  # fmt: skip
     flat = [part for word in words for part in (word.split("=") if word.startswith("-") else [word])]
     for what, names in LAUNCHER.items():
         for index, word in enumerate(flat[:-1]):
@@ -477,12 +459,12 @@ def gpus_of(line: Line, script: Script) -> int | None:
 # -------------------------------------------------------------------------------------------------------------------- editing
 
 
-def _edited(text: str, line: Line, before: Setup, after: Setup) -> str | None:
-    """The script with another setup; None: the place of a flag can't be found there."""
+def _edited(text: str, line: Line, changes: Mapping[str, list[str] | None]) -> str | None:
+    """The script with other flags; None: the place of one can't be found there."""
     source = text.encode()
     edits: list[tuple[Span, bytes]] = []
     added: list[str] = []
-    for name, values in megatron.flags_changed(before, after).items():
+    for name, values in changes.items():
         there = next((flag for flag in line.flags if flag.name == name), None)
         whole = "" if values is None else " ".join([name, *values])
         if there is None and whole:
@@ -499,11 +481,7 @@ def _edited(text: str, line: Line, before: Setup, after: Setup) -> str | None:
         if at is None:
             return None
         edits.append(((at, at), (" " + " ".join(added)).encode()))
-    for (start, end), new in sorted(edits, key=lambda edit: edit[0], reverse=True):
-        if new == b"":
-            start, end = _line_of(source, start, end)
-        source = source[:start] + new + source[end:]
-    return source.decode()
+    return shell.edited(text, edits)
 
 
 def _whole(flag: Flag, source: bytes) -> Span | None:
@@ -518,18 +496,6 @@ def _whole(flag: Flag, source: bytes) -> Span | None:
         if place is Word.used or len(source[first[0] : end].split()) == 1 + len(flag.values):
             return first[0], end
     return None
-
-
-def _line_of(source: bytes, start: int, end: int) -> Span:
-    """The span with the blanks before it, or the whole line where nothing else is on it."""
-    begin = source.rfind(b"\n", 0, start) + 1
-    stop = source.find(b"\n", end)
-    stop = len(source) if stop < 0 else stop
-    if not source[begin:start].strip() and source[end:stop].strip() in (b"", b"\\"):
-        return begin, min(stop + 1, len(source))
-    while start > begin and source[start - 1 : start] in b" \t":
-        start -= 1
-    return start, end
 
 
 def _anchor(line: Line, source: bytes) -> int | None:

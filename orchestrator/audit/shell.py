@@ -63,7 +63,7 @@ class Started(NamedTuple):
 
 class Script(NamedTuple):
     """`commands` in order; `variables` as they are at the end; `files`: here documents by where they go; `sbatch`: words of #SBATCH lines;
-    `notes`: what was not decided or not followed; `broken`: where it may not be bash, "" if nowhere."""
+    `notes`: what was not decided or not followed; `broken`: where it may not be bash, "" if nowhere; `text` and `name`: of its file."""
 
     commands: tuple[Started, ...]
     variables: dict[str, list[Word]]
@@ -71,6 +71,8 @@ class Script(NamedTuple):
     sbatch: tuple[str, ...]
     notes: tuple[str, ...]
     broken: str = ""
+    text: str = ""
+    name: str = ""
 
 
 MOST_BYTES: Final = 1_000_000
@@ -173,7 +175,7 @@ def read(text: str, name: str = "") -> Script:
         raise InputError("audit", None, "the script is nested too deep to be read") from None
     broken = unpaired(text) or (reader.notes[-1] if tree.root_node.has_error else "")
     sbatch = tuple(word for match in SBATCH.finditer(text) for word in match.group(1).replace("=", " ").split())
-    return Script(tuple(reader.commands), reader.variables, reader.files, sbatch, tuple(dict.fromkeys(reader.notes)), broken)
+    return Script(tuple(reader.commands), reader.variables, reader.files, sbatch, tuple(dict.fromkeys(reader.notes)), broken, text, name)
 
 
 LAST_CONTINUED: Final = re.compile(rb"(?<!\\)\\(?:\n\s*)?\Z")
@@ -589,6 +591,31 @@ def _joined(sign: str, left: bool | None, right: bool | None) -> bool | None:
     if sign == "&&":
         return False if left is False or right is False else None if left is None or right is None else True
     return True if left or right else None if left is None or right is None else False
+
+
+def edited(text: str, edits: Iterable[tuple[Span, bytes]]) -> str:
+    """The text with other bytes at these spans, of which none is within another; where there are none the blanks before them go, too.
+
+    >>> edited("--tp 4 --pp 2", [((5, 6), b"16"), ((7, 13), b"")])
+    '--tp 16'
+    """
+    source = text.encode()
+    for (start, end), new in sorted(edits, key=lambda edit: edit[0], reverse=True):
+        start, end = (start, end) if new else _line_of(source, start, end)
+        source = source[:start] + new + source[end:]
+    return source.decode()
+
+
+def _line_of(source: bytes, start: int, end: int) -> Span:
+    """The span with the blanks before it, or the whole line where nothing else is on it."""
+    begin = source.rfind(b"\n", 0, start) + 1
+    stop = source.find(b"\n", end)
+    stop = len(source) if stop < 0 else stop
+    if not source[begin:start].strip() and source[end:stop].strip() in (b"", b"\\"):
+        return begin, min(stop + 1, len(source))
+    while start > begin and source[start - 1 : start] in b" \t":
+        start -= 1
+    return start, end
 
 
 def split(pieces: Iterable[Piece]) -> list[Word]:

@@ -174,9 +174,9 @@ def _change(title: str, audit: Audit, change: Change) -> Iterator[str]:
     room = f"{need} at the peak" if not judged.lacking_bytes else f"still lacks {format_bytes(judged.lacking_bytes)}"
     yield ""
     yield f"{title}: {change.what}: {format_seconds(judged.step_time_s)} a step{gain}, {room}{chance_text(judged)}"
-    changed = differing(audit.setup, change.setup)
+    changed = differing(audit.setup, judged.setup)
     for choice in CHOICES:
-        if choice.name in changed and choice.offered is not None and getattr(change.setup, choice.name) in choice.offered.values:
+        if choice.name in changed and choice.offered is not None and getattr(judged.setup, choice.name) in choice.offered.values:
             yield f"  ({choice.name} {choice.offered.asks})"
     if change.text is None:
         yield "  (the file has no place where this could be said by changing a word)"

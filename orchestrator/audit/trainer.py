@@ -4,7 +4,7 @@ and written again. The model is a key beside it, unless it is a folder here."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from orchestrator.audit.around_trainer import GROUPS, TUNES, around, as_trainers
 from orchestrator.audit.deepspeed import without_stage_3
-from orchestrator.audit.document import AUTO, Content, Given, changed
+from orchestrator.audit.document import AUTO, Content, File, Given
 from orchestrator.audit.hugging_face import (
     CHECKPOINTS,
     RESHARDS,
@@ -27,7 +27,7 @@ from orchestrator.audit.hugging_face import (
     sorted_out,
     zero,
 )
-from orchestrator.audit.reading import LISTS, Reading, Setup, Source, changes
+from orchestrator.audit.reading import LISTS, Reading, Setup, Source, axolotls_experts, changes
 from orchestrator.audit.rollouts import otherwise
 from orchestrator.errors import InputError
 from orchestrator.strategy.capabilities import StateBytes
@@ -70,32 +70,26 @@ def is_trainer(content: Mapping[str, Any]) -> bool:
     return MICRO in content or "base_model" in content or ("learning_rate" in content and ENOUGH & {*content} != set())
 
 
-def read(text: str, name: str, content: Content) -> Source:
+def read(file: File) -> Source:
     """The reading of arguments of Hugging Face's Trainer. Raises InputError."""
-    return read_arguments(text, name, content, partial(changed, text, name))
-
-
-def read_arguments(
-    text: str, name: str, content: Content, change: Callable[[Mapping[str, Any]], str | None], command: Sequence[str] = ()
-) -> Source:
-    """The reading of arguments that were found anywhere in the text. `change`: the text with other values by path; `command`: the words in
-    front of them."""
+    content = file.content
     if "dist_config" in content and "model_class" in content:
-        raise InputError("audit", name, "is of LLaMA-Factory's v1, a preview; its files with stage and finetuning_type are read")
+        raise InputError("audit", file.name, "is of LLaMA-Factory's v1, a preview; its files with stage and finetuning_type are read")
     program = around(content)
     given = content if program is None else as_trainers(content, program)
-    reading, ds = _reading(given, name, program)
+    reading, ds = _reading(given, file.name, program)
     if program is AROUND["ms_swift"] and TUNES.isdisjoint(content):
         reading = replace(reading, assumed=(*reading.assumed, "finetuning_type=lora: ms-swift's own where the file does not say"))
     names = {} if program is None else program.names
     theirs = {field: tuple(_named(line, names) for line in getattr(reading, field)) for field in {"assumed", *LISTS.values()}}
-    reading = replace(reading, longest=_named(reading.longest, names), otherwise=otherwise(content, command), **theirs)
+    theirs["assumed"] = (*file.notes, *theirs["assumed"])
+    reading = replace(reading, longest=_named(reading.longest, names), otherwise=otherwise(content, file.command), **theirs)
 
-    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
-        values = _changes(before, after, gpus, given, program, ds if ds == "fsdp" or isinstance(content.get(ds), str | dict) else "")
-        return None if values is None else change({names.get(path, path): value for path, value in values.items()})
+    def change(values: Mapping[str, Any]) -> str | None:
+        return file.change({names.get(path, path): value for path, value in values.items()})
 
-    return Source(text=text, reading=reading, edited=edited)
+    where = ds if ds == "fsdp" or isinstance(content.get(ds), str | dict) else ""
+    return Source(file.text, reading, partial(_changes, given, program, where), change)
 
 
 def _named(line: str, names: Mapping[str, str]) -> str:
@@ -171,7 +165,7 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         states, unsaid = _states(given, program, said["training.precision"], loaded)
         reading = replace(reading, states=states, unpriced=(*reading.unpriced, *unsaid))
     if program is AROUND["axolotl"] and (ep := Given(content).number("expert_parallel_size") or 1) > 1:
-        reading = replace(reading, expert_groups=(ep, Given(content).number("dp_shard_size") or 1))
+        reading = replace(reading, added=(axolotls_experts(ep, Given(content).number("dp_shard_size") or 1),))
     reading = replace(reading, copies=plain and program is not AROUND["ms_swift"])  # which has groups of its own
     about = [line for line in reading.assumed if not line.startswith("recompute=")]
     longest = next((name for name in LENGTHS if given.values.get(name) is not None), "")
@@ -275,7 +269,7 @@ def _seeing(given: Given, program: Around | None) -> dict[str, Any]:
     return {"freezes": of.truths(words.FREEZES.get(own, ())), "image_pixels": pixels}
 
 
-def _changes(before: Setup, after: Setup, gpus: int, content: Content, program: Around | None, where: str) -> dict[str, Any] | None:
+def _changes(content: Content, program: Around | None, where: str, before: Setup, after: Setup, gpus: int) -> dict[str, Any] | None:
     """New values of the file for another setup, by path; None: this file can't say the change."""
     table = [Term(MICRO, "micro_batch_size"), Term("gradient_checkpointing", "recompute", to=lambda mode: mode == "full")]
     if _is_llama_factorys(content, program):
