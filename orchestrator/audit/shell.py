@@ -82,12 +82,13 @@ SBATCH: Final = re.compile(r"^#SBATCH\s+(\S[^#\n]*)", re.MULTILINE)
 SIZES: Final = re.compile(r"WORLD_SIZE|N?(NUM_?)?(NODES|GPUS)|(N|NUM_)?(GPUS|PROCS?)_PER_NODE|NPROC_PER_NODE", re.IGNORECASE)
 """Variables that say how large the cluster is."""
 INSIDE: Final = ("program", "list", "pipeline", "subshell", "compound_statement", "negated_command", "do_group", "variable_assignments",
-                 "ERROR")  # fmt: skip
-"""Kinds of nodes whose children are statements."""
+                 "declaration_command", "ERROR")  # fmt: skip
+"""Kinds of nodes whose children are statements, or nothing that is followed."""
 NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
-ARITHMETIC: Final[dict[str, Callable[[int, int], bool]]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+"""Comparisons of numbers: of words, and of what stands in ((...))."""
 MISREAD: Final = re.compile(rb"\]\*\$(\w+)")
 """A variable that the grammar takes for two words, as in [0]*$N+[1]*$M."""
 SETTING: Final = (".sh", ".env", ".conf")
@@ -243,46 +244,31 @@ class _Reader:
     # ---- statements
 
     def statement(self, node: Node) -> None:
-        match node.type:
-            case "variable_assignment":
-                self.assign(node)
-            case "declaration_command":
-                self.statements(child for child in node.named_children if child.type == "variable_assignment")
-            case "redirected_statement":
-                self.redirected(node)
-            case "command":
-                self.command(node)
-            case "if_statement":
-                self.branches(node)
-            case "case_statement":
-                self.cases(node)
-            case "function_definition":
-                name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-                if name is not None and body is not None:
-                    self.functions[self.text(name)] = body
-            case "for_statement" | "c_style_for_statement" | "while_statement":
-                self.loop(node)
-            case kind if kind in INSIDE:
-                self.statements(node.named_children)
+        """Follows a statement: by the method that is called after its kind, or by what is inside of it."""
+        if node.type in INSIDE:
+            self.statements(node.named_children)
+        elif (follow := getattr(self, f"on_{node.type}", None)) is not None:
+            follow(node)
 
     def statements(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
             self.statement(node)
 
-    def loop(self, node: Node) -> None:
-        if node.type == "c_style_for_statement":
-            self.counted(node)
-            return
-        variable = node.child_by_field_name("variable")
+    def on_function_definition(self, node: Node) -> None:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is not None and body is not None:
+            self.functions[self.text(name)] = body
+
+    def on_for_statement(self, node: Node) -> None:
+        variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         if variable is not None:
             values = [word for child in node.children_by_field_name("value") for word in self.expand(child)]
             self.note(variable, f"of a loop has its first value only, {values[0].text if values else 'none'}")
             self.variables[self.text(variable)] = values[:1]
-        body = node.child_by_field_name("body")
-        if body is not None and node.type == "for_statement":
+        if body is not None:
             self.statement(body)
 
-    def counted(self, node: Node) -> None:
+    def on_c_style_for_statement(self, node: Node) -> None:
         """Walks `for ((i = 0; i < N; i++))` as often as it goes round; another one, or one of more rounds than LONGEST, not at all."""
         first, condition, update, body = (node.child_by_field_name(name) for name in ("initializer", "condition", "update", "body"))
         if first is None or condition is None or update is None or body is None or not self.text(update).endswith("++"):
@@ -311,7 +297,7 @@ class _Reader:
         self.variables |= {name: [Word((Piece(word.text),)) for word in words] for name, words in changed.items()}
         self.notes += [f"{file.name}, {line}" for line in there.notes]
 
-    def assign(self, node: Node) -> None:
+    def on_variable_assignment(self, node: Node) -> None:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         if name is None:
             return
@@ -328,7 +314,7 @@ class _Reader:
             joined = [piece for word in before for piece in word.pieces]
             self.variables[self.text(name)] = [Word((*joined, *(() if value is None else self.pieces(value))))]
 
-    def command(self, node: Node) -> None:
+    def on_command(self, node: Node) -> None:
         name = node.child_by_field_name("name")
         words: list[Word] = []
         for child in node.named_children:
@@ -351,7 +337,7 @@ class _Reader:
             self.depth -= 1
         self.commands.append(Started(node.start_point[0] + 1, tuple(words)))
 
-    def redirected(self, node: Node) -> None:
+    def on_redirected_statement(self, node: Node) -> None:
         body = node.child_by_field_name("body")
         if body is not None:
             self.statement(body)
@@ -373,7 +359,7 @@ class _Reader:
 
     # ---- conditions
 
-    def branches(self, node: Node) -> None:
+    def on_if_statement(self, node: Node) -> None:
         """Walks the first branch whose condition holds. One that can't be decided counts as false, and is said."""
         others = [child for child in node.children if child.type in ("elif_clause", "else_clause")]
         for clause in (node, *others):
@@ -422,22 +408,18 @@ class _Reader:
         operation = self.text(sign)
         if operation in ("&&", "||", "-a", "-o"):
             return _joined("&&" if operation in ("&&", "-a") else "||", self.test(left), self.test(right))
-        if operation in ARITHMETIC:
-            a, b = self.reckoned(self.text(left)), self.reckoned(self.text(right))
-            return None if a is None or b is None else ARITHMETIC[operation](a, b)
-        one, other = self.value(left), self.value(right)
         if operation in ("=", "==", "!="):
-            return fnmatchcase(one, other) == (operation != "!=")
-        if operation in NUMBERS:
-            a, b = calculate(one), calculate(other)
-            return None if a is None or b is None else NUMBERS[operation](a, b)
-        return None
+            return fnmatchcase(self.value(left), self.value(right)) == (operation != "!=")
+        if operation not in NUMBERS:
+            return None
+        a, b = (calculate(self.value(one)) if operation[0] == "-" else self.reckoned(self.text(one)) for one in (left, right))
+        return None if a is None or b is None else NUMBERS[operation](a, b)
 
     def value(self, node: Node) -> str:
         """The text that a test sees: empty for a variable that nobody has set."""
         return "".join("" if piece.at is None and piece.text.startswith("$") else piece.text for piece in self.pieces(node))
 
-    def cases(self, node: Node) -> None:
+    def on_case_statement(self, node: Node) -> None:
         value = node.child_by_field_name("value")
         if value is None:
             return
@@ -588,9 +570,8 @@ def _unset(word: Word) -> bool:
 
 
 def _joined(sign: str, left: bool | None, right: bool | None) -> bool | None:
-    if sign == "&&":
-        return False if left is False or right is False else None if left is None or right is None else True
-    return True if left or right else None if left is None or right is None else False
+    ends = sign == "||"  # the value of one side that is that of both
+    return ends if ends in (left, right) else None if None in (left, right) else not ends
 
 
 def edited(text: str, edits: Iterable[tuple[Span, bytes]]) -> str:
