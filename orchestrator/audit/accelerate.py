@@ -9,20 +9,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from orchestrator.audit import megatron
+from orchestrator.audit import hugging_face, megatron
 from orchestrator.audit.deepspeed import BY_THE_MODEL
 from orchestrator.audit.document import Content, File, Given
-from orchestrator.audit.hugging_face import (
-    CHECKPOINTS,
-    as_ds,
-    fsdp,
-    fsdp_stage,
-    named_ds_config,
-    offloads,
-    read_ds,
-    sorted_out,
-    zero,
-)
 from orchestrator.audit.megatron_yaml import typed
 from orchestrator.audit.reading import Reading, Setup, Source, changes
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
@@ -75,12 +64,12 @@ def read(file: File) -> Source:
         raise InputError("distributed_type", kind, "is not planned for", ("DEEPSPEED", "MEGATRON_LM", "FSDP", *ALONE))
     if processes is not None:
         reading = replace(reading, keys={**reading.keys, "gpus": processes})
-    return Source(file.text, sorted_out(given, KINDS, reading), partial(_changes, kind, content), file.change)
+    return Source(file.text, hugging_face.sorted_out(given, KINDS, reading), partial(_changes, kind, content), file.change)
 
 
 def _ranks(given: Given, kind: str, precision: str, content: Content, name: str) -> Reading:
     """The reading of a configuration for DeepSpeed, FSDP or DDP. Raises InputError."""
-    assumed, named, missing, ds = [ONE_SAMPLE], None, None, zero(0)
+    assumed, named, missing, ds = [ONE_SAMPLE], None, None, hugging_face.zero(0)
     by_path: dict[str, Any] = {"bf16.enabled": precision in ("bf16", "fp8"), "fp16.enabled": precision == "fp16",
                                "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}  # fmt: skip
     setup: dict[str, Any] = {}
@@ -88,24 +77,22 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     if kind == "DEEPSPEED":
         if file := (content.get("deepspeed_config") or {}).get("deepspeed_config_file"):
             given.take("deepspeed_config.deepspeed_config_file")
-            ds, named, missing = named_ds_config(file, "deepspeed_config_file", name)
+            ds, named, missing = hugging_face.named_ds_config(file, "deepspeed_config_file", name)
         else:
             stage = given.number("deepspeed_config.zero_stage")
             if stage is None:
                 stage = 2
                 assumed.append("ZeRO stage 2: the plugin's own where the file does not say")
-            ds = zero(stage, given.get("deepspeed_config.offload_optimizer_device", "none") != "none")
+            ds = hugging_face.zero(stage, given.get("deepspeed_config.offload_optimizer_device", "none") != "none")
             steps = given.number("deepspeed_config.gradient_accumulation_steps")
             if steps is not None and steps > 1:
                 assumed.append(f"gradient_accumulation_steps={steps} follows from train.global_batch_size= and pin.micro_batch_size=")
             by_path["gradient_clipping"] = given.number("deepspeed_config.gradient_clipping", float) or 1.0
     elif kind == "FSDP":
         given.take("fsdp_config.fsdp_version")
-        stage, strategy = fsdp_stage(given, given.get("fsdp_config.fsdp_sharding_strategy"))
-        host = offloads(given)
-        ds = zero(stage, bool(host))
-        assumed.append(fsdp(strategy, stage))
-        if any(given.truth(f"fsdp_config.{name}") for name in CHECKPOINTS):
+        ds, host, said = hugging_face.fsdp(given, given.get("fsdp_config.fsdp_sharding_strategy"))
+        assumed.append(said)
+        if any(given.truth(f"fsdp_config.{name}") for name in hugging_face.CHECKPOINTS):
             setup["recompute"] = "full"
     else:
         assumed.append("priced as DeepSpeed's ZeRO-0: data parallelism alone")
@@ -114,7 +101,7 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     )
     if copies > 1 and shard > 1:
         setup["zero_shard_size"] = shard
-    reading = as_ds(read_ds(ds, by_path), f"accelerate's configuration, {kind}", named, assumed)
+    reading = hugging_face.as_ds(hugging_face.read_ds(ds, by_path), f"accelerate's configuration, {kind}", named, assumed)
     elsewhere = reading.elsewhere if kind == "FSDP" else reading.elsewhere | BY_THE_MODEL
     reading = replace(reading, unpriced=(*host, *reading.unpriced), fsdp=kind == "FSDP", elsewhere=elsewhere)
     if named is None or not ds:
@@ -130,7 +117,7 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
 def places(reading: Reading, name: str) -> dict[str, str]:
     """Choices that the file of this reading says for a command that names it, with their place there."""
     if reading.fsdp:
-        return {"recompute": f"fsdp_config.{CHECKPOINTS[0]} in {name}"} if reading.setup.recompute == "full" else {}
+        return {"recompute": f"fsdp_config.{hugging_face.CHECKPOINTS[0]} in {name}"} if reading.setup.recompute == "full" else {}
     said = {choice: place for choice, place in reading.elsewhere.items() if choice not in BY_THE_MODEL}
     own = {"zero_stage": "zero_stage", "offload_optimizer": "offload_optimizer_device"} if reading.setup.zero_stage else {}
     return {choice: f"deepspeed_config.{field} in {name}" for choice, field in own.items()} | said

@@ -30,26 +30,22 @@ def zero(stage: int, offload: bool = False) -> Content:
     return {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu" if offload else "none"}}}
 
 
-def fsdp(strategy: str, stage: int) -> str:
-    """What is said of FSDP's strategy, in the file's words, that is priced as this ZeRO stage."""
-    return f"FSDP's {strategy} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks"
-
-
 RESHARDS: Final = ("fsdp_reshard_after_forward", "reshard_after_forward")
 """Whether FSDP frees weights after forward, or the first version's strategy, in a section fsdp_config: accelerate's name, and the Trainer's
 and Axolotl's."""
 
 
-def fsdp_stage(given: Given, strategy: Any) -> tuple[int, str]:
-    """(ZeRO stage that shares what FSDP shares, the file's word for it). The section comes before the `strategy` that stands elsewhere
-    (transformers' _apply_legacy_fsdp_to_config). Raises InputError."""
+def fsdp(given: Given, strategy: Any, words: Iterable[str] = ()) -> tuple[Content, tuple[str, ...], str]:
+    """(The ds_config that shares what FSDP shares, what `offloads` finds, what is said of it). The section comes before the `strategy` that
+    stands elsewhere (transformers' _apply_legacy_fsdp_to_config). Raises InputError."""
     said = next((value for name in RESHARDS if (value := given.get(f"fsdp_config.{name}")) is not None), strategy)
     word = str("true" if said is None else said).lower()
-    if word in ("true", "false"):  # the second version's
-        return (3 if word == "true" else 2), f"reshard_after_forward={word}"
-    if word not in SHARDED:
+    if word not in SHARDED and word not in ("true", "false"):
         raise InputError("fsdp_sharding_strategy", word, "is not known", SHARDED)
-    return SHARDED[word], word
+    stage = SHARDED.get(word, 3 if word == "true" else 2)
+    host = offloads(given, words)
+    word = word if word in SHARDED else f"reshard_after_forward={word}"  # the second version's
+    return zero(stage, bool(host)), host, f"FSDP's {word} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks"
 
 
 OFFLOADS: Final = ("fsdp_offload_params", "offload_params", "fsdp_cpu_offload", "cpu_offload")
@@ -58,7 +54,7 @@ CHECKPOINTS: Final = ("fsdp_activation_checkpointing", "activation_checkpointing
 """Recompute of every wrapped layer there."""
 
 
-def offloads(given: Given, words: Iterable[str] = ()) -> tuple[str, ...]:
+def offloads(given: Given, words: Iterable[str]) -> tuple[str, ...]:
     """Settings that keep FSDP's parameters, gradients and optimizer states on the host, as the file says them. `words`: the Trainer's
     `fsdp`. The price has gradients and states there and the weights' shards on the GPU, which is said: the setting isn't priced whole."""
     found = [f"{path}=true" for name in OFFLOADS if given.truth(path := f"fsdp_config.{name}")]

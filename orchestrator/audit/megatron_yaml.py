@@ -19,25 +19,10 @@ from orchestrator.engines.passthrough import FIELD_OF, megatron_kind
 from orchestrator.errors import InputError
 from orchestrator.model.lora import ALL, MCORE_BRIDGE, MEGATRON_LINEARS
 from orchestrator.strategy.legality import OF_ONE_LENGTH
-from orchestrator.words import terms
+from orchestrator.words import terms, tools
 from orchestrator.words.megatron import ALIASES
 from orchestrator.words.terms import NOTHING, Kind, Table, Term, kind_in, same, section
-from orchestrator.words.tools import (
-    BRIDGE,
-    BRIDGE_FREEZES,
-    BRIDGE_FROZEN,
-    EXPERT_TP,
-    MEGATRON_LM,
-    MS_SWIFT,
-    NEMO,
-    NEMO2,
-    NEMO_RL,
-    PERMUTE_FUSION,
-    VERL,
-    VERL_SFT,
-    Seen,
-    Tool,
-)
+from orchestrator.words.tools import BRIDGE, EXPERT_TP, MS_SWIFT, NEMO, NEMO2, NEMO_RL, VERL, VERL_SFT, Seen, Tool
 from orchestrator.words.trainer import FREEZES, IMAGE_PIXELS
 
 TUNES_ALL: Final = (("tuner_type", "full"), ("train_type", "full"))
@@ -61,7 +46,7 @@ def tool_of(content: Mapping[str, Any]) -> Tool | None:
     if "micro_batch_size" in content and {"model", "max_length", "tuner_type", "tensor_model_parallel_size"} & {*content}:
         return MS_SWIFT
     if "language_model" in sections or "model_parallel" in sections:
-        return MEGATRON_LM
+        return tools.MEGATRON_LM
     model = sections.get("model", {})
     trainer = sections.get("trainer", {})
     if "strategy" in trainer or ("config" in model and "trainer" in sections):
@@ -92,7 +77,7 @@ def read(file: File, tool: Tool) -> Source:
     policy = of_a_policy(content)
     freezes = {}
     if tool is BRIDGE:
-        freezes = {BRIDGE_FREEZES[path]: value is True for path, value in leaves(content) if path in BRIDGE_FREEZES}
+        freezes = {tools.BRIDGE_FREEZES[path]: value is True for path, value in leaves(content) if path in tools.BRIDGE_FREEZES}
         parts = () if found is not None else frozen_by(command)[1]
         if left := [part for part in parts if part not in freezes]:
             notes.append(f"{recipe} freezes {' and '.join(left)} of its model, where the file does not say")
@@ -141,7 +126,7 @@ def _of_recipe(recipe: str, name: str, scheme: str) -> tuple[bridge_recipe.Set |
         return None, f"{OF_RECIPE}{recipe} is not read ({why}): what it sets may be other than what is assumed here"
 
     def counts(path: str) -> bool:
-        known = bool(_terms(path, BRIDGE)) or path in BRIDGE_FREEZES or path.startswith("peft.")
+        known = bool(_terms(path, BRIDGE)) or path in tools.BRIDGE_FREEZES or path.startswith("peft.")
         return known or _kind(path, BRIDGE) in ("cost", "buffers")
 
     content: Content = {}
@@ -162,7 +147,7 @@ def frozen_by(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     ('qwen35_vl_27b_pretrain_mock_config', ('vision',))
     """
     named = [word.removeprefix("--recipe=") for word in words]
-    return next(((name, parts) for name in named for pattern, parts in BRIDGE_FROZEN if re.fullmatch(pattern, name)), ("", ()))
+    return next(((name, parts) for name in named for pattern, parts in tools.BRIDGE_FROZEN if re.fullmatch(pattern, name)), ("", ()))
 
 
 def _terms(path: str, tool: Tool) -> Table:
@@ -244,12 +229,12 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
         fields.setdefault("decoder_seq_length", fields.get("seq_length"))
     made = {name: value for name, value in tool.made.items() if name not in fields}
     if not megatron.has_experts(fields, seen):  # who has none is told nothing of these
-        fields |= {name: made.pop(name) for name in (EXPERT_TP, PERMUTE_FUSION) if name in made}
+        fields |= {name: made.pop(name) for name in (EXPERT_TP, tools.PERMUTE_FUSION) if name in made}
     for name, value in made.items():
         of = "of all but deepseek_v2's, olmoe's, glm_45v's and qwen3_vl's, which have tp's" if (name, tool) == (EXPERT_TP, BRIDGE) else ""
         notes.append(f"{name}={str(value).lower()}: the recipes' own {of or 'where the file does not say'}")
     fields |= made
-    if fields.get("optimizer_cpu_offload") and tool is not MEGATRON_LM:
+    if fields.get("optimizer_cpu_offload") and tool is not tools.MEGATRON_LM:
         fields.setdefault(megatron.OFFLOADED, 0.0)  # the class's default is none of it (core/optimizer/optimizer_config.py)
     samples, tensors = section(model, "data").get("seq_length"), model.get("encoder_seq_length")
     apart = ""
@@ -265,7 +250,7 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
     f = megatron.Fields({name: value for name, value in fields.items() if value is not None})
     f.broken += ([apart] if apart else []) + (megatron.of_full(f) if tool is not NEMO else [])
     described = all(fields.get(name) for name in megatron.WHOLE)
-    if not described and tool in (NEMO, MEGATRON_LM):  # these say the whole model
+    if not described and tool in (NEMO, tools.MEGATRON_LM):  # these say the whole model
         missing = next(name for name in megatron.WHOLE if not fields.get(name))
         raise InputError(missing, None, "is missing: the configuration does not say it")
     if tool is NEMO and model.get("mm_cfg"):

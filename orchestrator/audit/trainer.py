@@ -11,22 +11,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from orchestrator.audit import hugging_face
 from orchestrator.audit.around_trainer import GROUPS, TUNES, around, as_trainers
 from orchestrator.audit.deepspeed import without_stage_3
 from orchestrator.audit.document import AUTO, Content, File, Given
-from orchestrator.audit.hugging_face import (
-    CHECKPOINTS,
-    RESHARDS,
-    SHARDED,
-    as_ds,
-    fsdp,
-    fsdp_stage,
-    named_ds_config,
-    offloads,
-    read_ds,
-    sorted_out,
-    zero,
-)
 from orchestrator.audit.reading import LISTS, Reading, Setup, Source, axolotls_experts, changes
 from orchestrator.audit.rollouts import otherwise
 from orchestrator.errors import InputError
@@ -104,10 +92,10 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         raise InputError("tensor_model_parallel_size", content["tensor_model_parallel_size"], why)
     flat = {key: value for key, value in content.items() if not (key == "deepspeed" and isinstance(value, dict))}
     if isinstance(flat.get("fsdp_config"), str):
-        flat["fsdp_config"] = named_ds_config(flat["fsdp_config"], "fsdp_config", name)[0] or flat["fsdp_config"]
+        flat["fsdp_config"] = hugging_face.named_ds_config(flat["fsdp_config"], "fsdp_config", name)[0] or flat["fsdp_config"]
     given = Given(flat)
     assumed: list[str] = []
-    named, missing, where, stage = None, None, "", 0
+    named, missing, where = None, None, ""
     ds: Content = {}
     said = given.read(*words.PLAN)
     said["training.betas"] = [given.read(term)["training.betas"] for term in words.OPTIMIZER if term.ours == "training.betas"]
@@ -122,26 +110,25 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         assumed.append(f"{MICRO}=8: TrainingArguments' own")
     sharded = given.get("fsdp")
     host: tuple[str, ...] = ()
-    recomputes = bool(sharded) and any(given.truth(f"fsdp_config.{name}") for name in CHECKPOINTS)
+    recomputes = bool(sharded) and any(given.truth(f"fsdp_config.{name}") for name in hugging_face.CHECKPOINTS)
     if content.get("deepspeed"):
         given.used.add("deepspeed")
-        ds, named, missing = named_ds_config(content["deepspeed"], "deepspeed", name)
+        ds, named, missing = hugging_face.named_ds_config(content["deepspeed"], "deepspeed", name)
         where = "" if named else "deepspeed"
         kind = ", with DeepSpeed"
     elif sharded:
         parts = [str(word) for word in (sharded if isinstance(sharded, list) else str(sharded).split())]
-        stage, strategy = fsdp_stage(given, next((word for word in parts if word.lower() in SHARDED), "full_shard"))
+        strategy = next((word for word in parts if word.lower() in hugging_face.SHARDED), "full_shard")
+        ds, host, said_so = hugging_face.fsdp(given, strategy, parts)
         where = "fsdp"
-        host = offloads(given, parts)
-        ds = zero(stage, bool(host))
-        assumed.append(fsdp(strategy, stage))
+        assumed.append(said_so)
         kind = ", with FSDP"
     else:
-        ds = zero(0)
+        ds = hugging_face.zero(0)
         assumed.append("no deepspeed and no fsdp: priced as data parallelism alone, unless accelerate's own file says more")
         kind = ""
     kind = ("arguments of Hugging Face's Trainer" if program is None else program.kind) + kind
-    reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
+    reading = hugging_face.as_ds(hugging_face.read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
     reading = replace(reading, unpriced=(*host, *reading.unpriced), fsdp=where == "fsdp")
     if all(str(given.values.get(name)).lower() == "true" for name in ("bf16", "fp16")):  # transformers 5.23, training_args.py
         reading = replace(reading, broken=(*reading.broken, "bf16 and fp16: TrainingArguments takes one of them"))
@@ -173,7 +160,7 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         longest = ""
     reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about), longest=longest,
                       model=str(given.values.get("model_name_or_path") or ""), **_seeing(given, program))  # fmt: skip
-    return sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
+    return hugging_face.sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
 
 
 def _is_llama_factorys(content: Content, program: Around | None) -> bool:
@@ -276,10 +263,10 @@ def _changes(content: Content, program: Around | None, where: str, before: Setup
         table[1] = Term(KEEPS, "recompute", to=lambda mode: mode == "none")
     if where == "deepspeed" or _asks_for_deepspeed(content, before, after):
         table += [term._replace(theirs=f"deepspeed.{term.theirs}", when=always) for term in OF_A_SECTION]
-    elif where == "fsdp" and (named := [name for name in RESHARDS if name in section(content, "fsdp_config")]):
+    elif where == "fsdp" and (named := [name for name in hugging_face.RESHARDS if name in section(content, "fsdp_config")]):
         table.append(Term(f"fsdp_config.{named[0]}", "zero_stage", to={3: True, 2: False}.get))
     elif where == "fsdp" and isinstance(written := content["fsdp"], str) and after.zero_stage in (2, 3):
-        old = next((word for word in written.split() if word.lower() in SHARDED), "full_shard")
+        old = next((word for word in written.split() if word.lower() in hugging_face.SHARDED), "full_shard")
         table.append(Term("fsdp", "zero_stage", to=lambda stage: written.replace(old, "full_shard" if stage == 3 else "shard_grad_op")))
     in_section = {term.ours for term in table}
     if where or _asks_for_deepspeed(content, before, after) or after.tp * after.cp == gpus:  # copies have no other groups beside them
