@@ -7,13 +7,14 @@ import ast
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from orchestrator.audit.document import Content, leaves
+from orchestrator.words.terms import section
 
 NAME: Final = re.compile(r"\w+_(pretrain|sft|peft|lora|dora|finetune)_(\w+_)?config")
 """Names of Bridge's recipes (scripts/training/recipe_metadata.py, infer_recipe_mode)."""
@@ -25,11 +26,8 @@ CLASS: Final = "_class_"
 """The key of an object with its class."""
 
 
-class Unknown:
-    """What only running a function tells."""
-
-
-UNKNOWN: Final = Unknown()
+UNKNOWN: Final = object()
+"""What only running a function tells."""
 
 
 def named(words: Sequence[str]) -> str:
@@ -82,15 +80,14 @@ def read(root: Path, name: str, scheme: str = "") -> Set | None:
 
 def _said(config: Content) -> Set:
     unknown = tuple(path for path, value in leaves(config) if not _plain(value))
-    model = config.get("model")
-    made_of = model.get(PRETRAINED) if isinstance(model, dict) else None
+    made_of = section(config, "model").get(PRETRAINED)
     if isinstance(peft := config.get("peft"), dict):
         config = config | {"peft": {"scheme": peft.get(CLASS), **peft}}
     return Set(_known(config), made_of if isinstance(made_of, str) else "", unknown)
 
 
 def _plain(value: Any) -> bool:
-    return not isinstance(value, Unknown | _Function | _Class)
+    return value is not UNKNOWN and not isinstance(value, _Function | _Class)
 
 
 def _known(value: Any) -> Any:
@@ -111,25 +108,16 @@ class _Class(NamedTuple):
 @cache
 def _module(path: Path) -> dict[str, ast.stmt | ast.expr]:
     """What each top-level name of a module is: a function, a class, an import, or a value."""
-    return dict(_names(ast.parse(path.read_text(encoding="utf-8")).body))
-
-
-def _names(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt | ast.expr]]:
-    for node in body:
+    found: dict[str, ast.stmt | ast.expr] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name, node
+            found[node.name] = node
         elif isinstance(node, ast.ImportFrom):
-            yield from ((one.asname or one.name, node) for one in node.names)
+            found |= {one.asname or one.name: node for one in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from ((target.id, node.value) for target in targets if isinstance(target, ast.Name))
-
-
-class _Returned(Exception):  # noqa: N818
-    """Ends a function with its value."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+            found |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
+    return found
 
 
 OPERATORS: Final[dict[type, Callable[[Any, Any], Any]]] = {
@@ -182,19 +170,17 @@ class _Source:
         names |= dict(zip(positional, given, strict=False)) | by_name
         self.depth += 1
         try:
-            self.run(what.node.body, names, what.path)
-        except _Returned as returned:
-            return returned.value
+            return next(iter(self.run(what.node.body, names, what.path)), None)
         finally:
             self.depth -= 1
-        return None
 
-    def run(self, body: Sequence[ast.stmt], names: Content, path: Path) -> None:
-        """Follows statements. Raises _Returned."""
+    def run(self, body: Sequence[ast.stmt], names: Content, path: Path) -> tuple[Any, ...]:
+        """Follows statements. Returns the value that they return, if they do."""
+        returned: tuple[Any, ...] = ()
         for node in body:
             if isinstance(node, ast.Return):
-                raise _Returned(None if node.value is None else self.value(node.value, names, path))
-            if isinstance(node, ast.Assign):
+                returned = (None if node.value is None else self.value(node.value, names, path),)
+            elif isinstance(node, ast.Assign):
                 found = self.value(node.value, names, path)
                 for target in node.targets:
                     self.put(target, found, names, path)
@@ -208,21 +194,24 @@ class _Source:
             elif isinstance(node, ast.ImportFrom):
                 names |= {one.asname or one.name: self.imported(node, one.asname or one.name, path) for one in node.names}
             elif isinstance(node, ast.If):
-                self.branch(node, names, path)
+                returned = self.branch(node, names, path)
             elif isinstance(node, ast.With | ast.Try):
-                self.run(node.body, names, path)
+                returned = self.run(node.body, names, path)
             else:
                 self.forget([node], names, path)
+            if returned:
+                break
+        return returned
 
-    def branch(self, node: ast.If, names: Content, path: Path) -> None:
+    def branch(self, node: ast.If, names: Content, path: Path) -> tuple[Any, ...]:
         """Follows the branch that is taken. Of one that may be, and does not end the function, nothing that it sets is known."""
         test = self.value(node.test, names, path)
         if test is not UNKNOWN:
-            self.run(node.body if test else node.orelse, names, path)
-            return
+            return self.run(node.body if test else node.orelse, names, path)
         for body in (node.body, node.orelse):
             if body and not isinstance(body[-1], ast.Return | ast.Raise):
                 self.forget(body, names, path)
+        return ()
 
     def forget(self, body: Sequence[ast.stmt], names: Content, path: Path) -> None:
         for node in (inner for one in body for inner in ast.walk(one)):
