@@ -81,9 +81,7 @@ HYDRA: Final = frozenset({"actor_rollout_ref", "policy", "training"})
 
 def found_in(script: Script) -> File | None:
     """The overrides of the command that has most of them; None: none has enough."""
-    commands = [_unpacked(command.words) for command in script.commands]
-    commands += [_unpacked([word for name, value in script.variables.items() if name != "_" for word in value])]
-    words = max(commands, key=lambda words: (_of_recipe(words), _count(words)), default=())
+    words = max(script.lines(_are_several), key=lambda words: (_of_recipe(words), _count(words)))
     if _count(words) < ENOUGH and not _of_recipe(words):
         return None
     content: Content = {}
@@ -120,8 +118,7 @@ TRAINS: Final = ("sft", "pt", "rlhf")
 
 def swifts_flags(script: Script) -> File | None:
     """The flags of ms-swift's command (`swift sft --tuner_type lora`), as its YAML has them; None: there is no such command."""
-    for command in script.commands:
-        words = _unpacked(command.words)
+    for words in script.lines(_are_several)[:-1]:
         texts = [one.text for one in words]
         at = next((i for i in range(len(texts) - 1) if texts[i].rpartition("/")[2] in SWIFT and texts[i + 1] in TRAINS), None)
         if at is not None:
@@ -138,8 +135,7 @@ OF_TRAINER: Final = "--per_device_train_batch_size"
 def trainers_flags(script: Script) -> File | None:
     """The flags of a command that gives Hugging Face's Trainer its arguments (`deepspeed train.py --per_device_train_batch_size 2`), as its
     YAML has them; None: there is no such command."""
-    for command in script.commands:
-        words = _unpacked(command.words)
+    for words in script.lines(_are_several)[:-1]:
         texts = [one.text for one in words]
         if any(text.partition("=")[0].replace("-", "_") == OF_TRAINER.replace("-", "_") for text in texts):
             at = next((i for i, text in enumerate(texts) if text.endswith(".py")), 0)
@@ -174,13 +170,9 @@ def flags_of(script: Script, words: Sequence[Word], launcher: Sequence[str]) -> 
     return File(script.text, script.name, content, change, (*script.notes, *notes), launcher)
 
 
-def _unpacked(words: Sequence[Word]) -> tuple[Word, ...]:
-    """Words in one, as `CMD="... a.b=1 c.d=2"` has them, by themselves."""
-    found: list[Word] = []
-    for one in words:
-        many = len(re.findall(r"(?:^|\s)[+]{0,2}[\w.]+=|\s--?\w", one.text)) > 1
-        found += shell.split(one.pieces) if many else [one]
-    return tuple(found)
+def _are_several(text: str) -> bool:
+    """Whether it is words in one, as `CMD="... a.b=1 c.d=2"` has them."""
+    return len(re.findall(r"(?:^|\s)[+]{0,2}[\w.]+=|\s--?\w", text)) > 1
 
 
 def _count(words: Sequence[Word]) -> int:

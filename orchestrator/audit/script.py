@@ -185,18 +185,14 @@ def _with_gpus(source: Source, launcher: Sequence[str], script: Script) -> Sourc
 def training_line(script: Script, text: str) -> Line:
     """The command with most known flags; where none has enough, the flags of all variables together. Raises InputError."""
     known = known_flags()
-    best: tuple[Word, ...] = ()
-    count = 0
-    for command in script.commands:
-        words = _unpacked(command.words)
-        here = sum(word.text.partition("=")[0] in known for word in words)
-        if here > count:
-            best, count = words, here
-    if count < ENOUGH:
-        every = [word for name, value in script.variables.items() for word in _unpacked(value) if name != "_"]
-        count = sum(word.text.partition("=")[0] in known for word in every)
-        best = tuple(every)
-    if count < ENOUGH:
+
+    def flags_among(words: Sequence[Word]) -> int:
+        return sum(word.text.partition("=")[0] in known for word in words)
+
+    *commands, every = script.lines(re.compile(r"[ \n]--").search)
+    best = max(commands, key=flags_among, default=every)
+    best = every if flags_among(best) < ENOUGH else best
+    if flags_among(best) < ENOUGH:
         why = "no command with Megatron-LM's flags, nor with the Trainer's arguments or a file of them, was found in this script"
         raise InputError("audit", None, f"{why}; audit takes {READ}")
     program = next((word.text for word in best if PROGRAM.search(word.text) or PROGRAM_WORD.search(word.text)), "")
@@ -206,14 +202,6 @@ def training_line(script: Script, text: str) -> Line:
         program = said.group() if said else ""
     launcher = tuple(word.text for word in best[: at or 0])
     return Line(launcher, tuple(_flags(best[0 if at is None else at + 1 :], known)), program)
-
-
-def _unpacked(words: Sequence[Word]) -> tuple[Word, ...]:
-    """`sh -c "..."` holds words of its own."""
-    found: list[Word] = []
-    for word in words:
-        found += shell.split(word.pieces) if " --" in word.text or "\n--" in word.text else [word]
-    return tuple(found)
 
 
 def is_flag(text: str) -> bool:

@@ -74,6 +74,12 @@ class Script(NamedTuple):
     text: str = ""
     name: str = ""
 
+    def lines(self, several: Callable[[str], object]) -> list[list[Word]]:
+        """The words of each command and, last, of all variables. Words that hold `several`, as `sh -c "..."` has them, are divided."""
+        every = [word for name, words in self.variables.items() if name != "_" for word in words]
+        lines = (*(command.words for command in self.commands), every)
+        return [[part for word in line for part in (split(word.pieces) if several(word.text) else [word])] for line in lines]
+
 
 MOST_BYTES: Final = 1_000_000
 MOST_EXPANDED: Final = 1_000_000
@@ -440,9 +446,9 @@ class _Reader:
             if whole is not None:
                 return [part for word in whole for part in split(word.pieces)]
             return split(self.pieces(node))
-        if kind == "concatenation" and any(child.type in ("simple_expansion", "expansion") for child in node.named_children):
-            return split(self.pieces(node)) if not any(c.type in ("string", "raw_string") for c in node.named_children) else [
-                Word(tuple(self.pieces(node)))]  # fmt: skip
+        kinds = {child.type for child in node.named_children}
+        if kind == "concatenation" and kinds & {"simple_expansion", "expansion"} and not kinds & {"string", "raw_string"}:
+            return split(self.pieces(node))
         if kind == "string":
             inner = node.named_children
             if len(inner) == 1 and inner[0].type == "expansion" and (whole := self.array_of(inner[0])) is not None:
