@@ -75,7 +75,7 @@ def read(file: File, tool: Tool) -> Source:
     if longest:
         notes.append(f"every sequence has {path} = {length} tokens: shorter samples take less")
     policy = of_a_policy(content)
-    freezes = {}
+    freezes, pixels = dict[str, bool](), None
     if tool is BRIDGE:
         freezes = {tools.BRIDGE_FREEZES[path]: value is True for path, value in leaves(content) if path in tools.BRIDGE_FREEZES}
         parts = () if found is not None else frozen_by(command)[1]
@@ -83,12 +83,10 @@ def read(file: File, tool: Tool) -> Source:
             notes.append(f"{recipe} freezes {' and '.join(left)} of its model, where the file does not say")
             freezes |= dict.fromkeys(left, True)
     elif tool is MS_SWIFT:
-        freezes = Given(content).truths(FREEZES["ms_swift"])
+        freezes, pixels = Given(content).truths(FREEZES["ms_swift"]), Given(content).number(IMAGE_PIXELS[1])
     reading = _reading(seen, lists, [*said, *policy, *notes], tool, content, whole=tool not in (BRIDGE, NEMO2) or found is not None)
-    reading = replace(reading, longest=longest, added=(*reading.added, *((OF_ONE_LENGTH,) if policy else ())), freezes=freezes, model=model)
-    if tool is MS_SWIFT:
-        reading = replace(reading, image_pixels=Given(content).number(IMAGE_PIXELS[1]))
-    reading = replace(reading, otherwise=otherwise(content, command))
+    reading = replace(reading, longest=longest, added=(*reading.added, *((OF_ONE_LENGTH,) if policy else ())), freezes=freezes,
+                      image_pixels=pixels, model=model, otherwise=otherwise(content, command))  # fmt: skip
 
     def values(before: Setup, after: Setup, gpus: int) -> dict[str, Any] | None:
         changes: dict[str, Any] = {}
@@ -222,8 +220,7 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
     """All that the file says, sorted into a recipe's keys, the setup, and settings that neither has (`Reading`). `whole`: the content has
     what a recipe below the file sets. Raises InputError."""
     fields = {name: value for name, (_, value) in seen.items()}
-    model = content.get("model")
-    model = model if isinstance(model, dict) else {}
+    model = section(content, "model")
     stack = "t5" if tool is NEMO and isinstance(model.get("encoder"), dict) else "bert" if "bert_binary_head" in model else ""
     if stack == "t5":
         fields.setdefault("decoder_seq_length", fields.get("seq_length"))
@@ -249,13 +246,12 @@ def _reading(seen: Seen, lists: Lists, notes: list[str], tool: Tool, content: Co
             apart = ""
     f = megatron.Fields({name: value for name, value in fields.items() if value is not None})
     f.broken += ([apart] if apart else []) + (megatron.of_full(f) if tool is not NEMO else [])
-    described = all(fields.get(name) for name in megatron.WHOLE)
-    if not described and tool in (NEMO, tools.MEGATRON_LM):  # these say the whole model
-        missing = next(name for name in megatron.WHOLE if not fields.get(name))
+    missing = next((name for name in megatron.WHOLE if not fields.get(name)), None)
+    if missing and tool in (NEMO, tools.MEGATRON_LM):  # these say the whole model
         raise InputError(missing, None, "is missing: the configuration does not say it")
     if tool is NEMO and model.get("mm_cfg"):
         raise InputError("model.mm_cfg", None, "a model of several modalities can't be described here")
-    keys = megatron.model_keys(f, stack) | megatron.training_keys(f, stack) if described else megatron.part_keys(f, stack, seen)
+    keys = megatron.part_keys(f, stack, seen) if missing else megatron.model_keys(f, stack) | megatron.training_keys(f, stack)
     setup = megatron.setup_of(f, MEGATRON)
     if (gpus := gpus_of(content, tool)) is not None:
         keys["gpus"] = gpus

@@ -41,17 +41,15 @@ def read(file: File) -> Source:
     stack = "t5" if given.get("decoder_num_layers") or given.get("encoder_num_layers") else ""
     f.given.setdefault("seq_length", given.get("max_position_embeddings"))
     keys = megatron.model_keys(f, stack)
-    unknown: tuple[str, ...] = ()
-    unpriced: tuple[str, ...] = ()
-    ds = content.get("ds_config")
-    if isinstance(ds, dict):
+    unknown, unpriced = tuple[str, ...](), tuple[str, ...]()
+    if isinstance(ds := content.get("ds_config"), dict):
         by_ds = deepspeed.reading_of(ds)
         keys |= by_ds.keys
         of = {name: getattr(by_ds.setup, name) for name in ("micro_batch_size", "zero_stage", "offload_optimizer", "zero_shard_size")}
         setup = replace(setup, **of, by_deepspeed_pipeline=setup.pp > 1, overlap_grad_reduce=True, overlap_param_gather=True)
         unknown, unpriced = (tuple(f"ds_config.{one}" for one in lines) for lines in (by_ds.unknown, by_ds.unpriced))
-    if setup.pp > 1 and isinstance(ds, dict):
-        f.assumed.append("DeepSpeed's PipelineModule runs the stages, and recomputes nothing: plan.json beside it says so or not")
+        about = "DeepSpeed's PipelineModule runs the stages, and recomputes nothing: plan.json beside it says so or not"
+        f.assumed += [about] if setup.pp > 1 else []
     f.assumed.append("what plan.json beside it says of micro-batches and data is not in this file")
     reading = Reading(
         format="engine.json of this planner",

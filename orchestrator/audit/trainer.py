@@ -4,7 +4,7 @@ and written again. The model is a key beside it, unless it is a folder here."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -129,9 +129,7 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         kind = ""
     kind = ("arguments of Hugging Face's Trainer" if program is None else program.kind) + kind
     reading = hugging_face.as_ds(hugging_face.read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
-    reading = replace(reading, unpriced=(*host, *reading.unpriced), fsdp=where == "fsdp")
-    if all(str(given.values.get(name)).lower() == "true" for name in ("bf16", "fp16")):  # transformers 5.23, training_args.py
-        reading = replace(reading, broken=(*reading.broken, "bf16 and fp16: TrainingArguments takes one of them"))
+    both = all(str(given.values.get(name)).lower() == "true" for name in ("bf16", "fp16"))  # transformers 5.23, training_args.py
     if _is_llama_factorys(content, program):
         checkpoints = not given.truth(KEEPS)
         if KEEPS not in given.values:
@@ -148,18 +146,19 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
     sizes = {axis: next((size for path in names if (size := given.number(path))), 1) for axis, names in GROUPS.items()}
     sizes = {axis: size for axis, size in sizes.items() if size > 1}
     setup = replace(reading.setup, recompute="full" if checkpoints else "none", **sizes)
-    if plain and "lora.rank" not in keys:
-        states, unsaid = _states(given, program, said["training.precision"], loaded)
-        reading = replace(reading, states=states, unpriced=(*reading.unpriced, *unsaid))
-    if program is AROUND["axolotl"] and (ep := Given(content).number("expert_parallel_size") or 1) > 1:
-        reading = replace(reading, added=(axolotls_experts(ep, Given(content).number("dp_shard_size") or 1),))
-    reading = replace(reading, copies=plain and program is not AROUND["ms_swift"])  # which has groups of its own
+    own = plain and "lora.rank" not in keys
+    states, unsaid = _states(given, program, said["training.precision"], loaded) if own else (None, ())
+    ep = (Given(content).number("expert_parallel_size") or 1) if program is AROUND["axolotl"] else 1
     about = [line for line in reading.assumed if not line.startswith("recompute=")]
     longest = next((name for name in LENGTHS if given.values.get(name) is not None), "")
     if longest == "block_size" or any(str(given.values.get(name)).lower() == "true" for name in FILLED):
         longest = ""
-    reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about), longest=longest,
-                      model=str(given.values.get("model_name_or_path") or ""), **_seeing(given, program))  # fmt: skip
+    reading = replace(reading, keys=keys, setup=setup, missing=missing, assumed=tuple(about), longest=longest, states=states,
+                      model=str(given.values.get("model_name_or_path") or ""), fsdp=where == "fsdp",
+                      copies=plain and program is not AROUND["ms_swift"],  # which has groups of its own
+                      added=(axolotls_experts(ep, Given(content).number("dp_shard_size") or 1),) if ep > 1 else (),
+                      broken=("bf16 and fp16: TrainingArguments takes one of them",) if both else (),
+                      unpriced=(*host, *reading.unpriced, *unsaid), **_seeing(given, program))  # fmt: skip
     return hugging_face.sorted_out(given, KINDS if program is None else KINDS | kinds("axolotl", "ms_swift"), reading), where
 
 
@@ -261,7 +260,9 @@ def _changes(content: Content, program: Around | None, where: str, before: Setup
     table = [Term(MICRO, "micro_batch_size"), Term("gradient_checkpointing", "recompute", to=lambda mode: mode == "full")]
     if _is_llama_factorys(content, program):
         table[1] = Term(KEEPS, "recompute", to=lambda mode: mode == "none")
-    if where == "deepspeed" or _asks_for_deepspeed(content, before, after):
+    # What has neither becomes DeepSpeed's, which a section of theirs then says; not where accelerate's file has divided the states before.
+    asks = not content.get("deepspeed") and not content.get("fsdp") and after.zero_stage > 0 and not before.zero_stage
+    if where == "deepspeed" or asks:
         table += [term._replace(theirs=f"deepspeed.{term.theirs}", when=always) for term in OF_A_SECTION]
     elif where == "fsdp" and (named := [name for name in hugging_face.RESHARDS if name in section(content, "fsdp_config")]):
         table.append(Term(f"fsdp_config.{named[0]}", "zero_stage", to={3: True, 2: False}.get))
@@ -269,17 +270,22 @@ def _changes(content: Content, program: Around | None, where: str, before: Setup
         old = next((word for word in written.split() if word.lower() in hugging_face.SHARDED), "full_shard")
         table.append(Term("fsdp", "zero_stage", to=lambda stage: written.replace(old, "full_shard" if stage == 3 else "shard_grad_op")))
     in_section = {term.ours for term in table}
-    if where or _asks_for_deepspeed(content, before, after) or after.tp * after.cp == gpus:  # copies have no other groups beside them
-        groups = {axis: _group(axis, names, content, program) for axis, names in GROUPS.items()}
+    if where or asks or after.tp * after.cp == gpus:  # copies have no other groups beside them
+        own = {} if program is None else program.groups
+        groups = {
+            axis: next((name for name in names if content.get(name) is not None), own.get(axis, "")) for axis, names in GROUPS.items()
+        }
         table += [Term(name, axis) for axis, name in groups.items() if name and (axis not in in_section or name in content)]
     values = changes(table, before, after)
     if values is None or after.recompute not in ("none", "full"):
         return None
     if where == "deepspeed":
         values |= {f"deepspeed.{path}": value for path, value in without_stage_3(content["deepspeed"], before, after).items()}
-    elif _asks_for_deepspeed(content, before, after):
+    elif asks:  # the Trainer fills the section's other settings
+        filled = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+        switches = [f"{name}.enabled" for name in ("bf16", "fp16") if content.get(name)]
         said = {path: value for path, value in values.items() if not path.startswith("deepspeed.")}
-        values = {**said, "deepspeed": new_section(content, after)}
+        values = {**said, "deepspeed": nested(dict.fromkeys((*filled, *switches), AUTO) | say(OF_A_SECTION, after))}
     samples = int(content.get(STEPS) or 1) * before.micro_batch_size * after.tp * after.cp
     shared = after.micro_batch_size * before.tp * before.cp
     if samples % shared:
@@ -287,22 +293,3 @@ def _changes(content: Content, program: Around | None, where: str, before: Setup
     if samples // shared != int(content.get(STEPS) or 1):
         values[STEPS] = samples // shared
     return {MICRO: values[MICRO], STEPS: samples // shared} | values if MICRO in values else values
-
-
-def _asks_for_deepspeed(content: Content, before: Setup, after: Setup) -> bool:
-    """Whether a setup of arguments without DeepSpeed and FSDP becomes one of DeepSpeed's, which a section of theirs then says: not where
-    accelerate's file has divided the states before."""
-    return not content.get("deepspeed") and not content.get("fsdp") and after.zero_stage > 0 and not before.zero_stage
-
-
-def new_section(content: Content, setup: Setup) -> Content:
-    """A ds_config of this setup whose other settings the Trainer fills."""
-    filled = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
-    switches = [f"{name}.enabled" for name in ("bf16", "fp16") if content.get(name)]
-    return nested(dict.fromkeys((*filled, *switches), AUTO) | say(OF_A_SECTION, setup))
-
-
-def _group(axis: str, names: Sequence[str], content: Content, program: Around | None) -> str:
-    """The file's setting of a group's size: that which it has, or else its program's; "" where there is none."""
-    own = {} if program is None else program.groups
-    return next((name for name in names if content.get(name) is not None), own.get(axis, ""))
