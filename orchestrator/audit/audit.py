@@ -301,8 +301,10 @@ class Audit:
         said = {f"{changes.choice_text(name, setup)} is said by {places[name]}" for name in beyond & {*places}}
         if same and not said:
             text = None
-        diff = "" if text is None else "".join(_diff(self.source.text, text, Path(self.name).name))
-        return Change(what=changes.said(self.setup, setup), judged=judged, text=text, diff=diff, elsewhere=", ".join(sorted(said)))
+        name = Path(self.name).name
+        old, new = (one.splitlines(keepends=True) for one in (self.source.text, text or self.source.text))
+        diff = (line.removesuffix("\n") + "\n" for line in difflib.unified_diff(old, new, name, name, n=1))
+        return Change(what=changes.said(self.setup, setup), judged=judged, text=text, diff="".join(diff), elsewhere=", ".join(sorted(said)))
 
     @cached_property
     def _places(self) -> dict[str, str]:
@@ -372,11 +374,6 @@ class Audit:
                          "not_in_diff": row.elsewhere}
                         for row in rows],
         }  # fmt: skip
-
-
-def _diff(before: str, after: str, name: str) -> list[str]:
-    lines = difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), name, name, n=1)
-    return [line if line.endswith("\n") else line + "\n" for line in lines]
 
 
 def divided(reading: Reading, settings: Settings) -> tuple[Reading, list[str]]:

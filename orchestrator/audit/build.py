@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Final
 
@@ -18,12 +18,12 @@ from orchestrator.engines.rules.model import UNPLANNED
 from orchestrator.errors import InputError
 from orchestrator.model.describe import with_tower_first
 from orchestrator.model.spec import ModelSpec
-from orchestrator.plan import Plan, Stage
+from orchestrator.plan import Plan
 from orchestrator.plan.check import check_plan
 from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.search.question import PlannedEngine
-from orchestrator.strategy.capabilities import Capabilities, StateBytes
+from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.strategy.divisible import multiples
 from orchestrator.strategy.layout import ENDS
 from orchestrator.strategy.legality import lacking_parts
@@ -80,7 +80,10 @@ class Judge:
         able = ENGINES[engine].capabilities(settings.cluster.software)
         self.workload = planner.workload
         self.model = with_tower_first(self.workload.model) if traits.tower_first else self.workload.model
-        ours = self._unplanned(setup, able)
+        ours = ""  # what the file's own plan has that its engine runs and this planner doesn't plan
+        with suppress(InputError):  # of what is no plan
+            own = built(setup, settings, self.model).candidate
+            ours = next((why for rule in able.rules if rule.id == UNPLANNED and (why := rule.check(own, self.workload))), "")
         rules = tuple(rule for rule in reading.kept(able.rules) if not ours or rule.id != UNPLANNED)
         self.engine = self.prices.engine(replace(able, rules=rules))
         self.plain = self.engine
@@ -91,14 +94,6 @@ class Judge:
         has = f"{settings.architecture.name} has {', '.join(lacking)}, of which this planner knows nothing under engine={engine}"
         self.untold = f"{has if lacking else ours}: its own limit, no verdict on the file" if lacking or ours else ""
         """Why the engine's rules say nothing of this model; "": they do."""
-
-    def _unplanned(self, setup: Setup, able: Capabilities) -> str:
-        """What the file's own plan has that its engine runs and this planner doesn't plan; "": nothing, or it is no plan."""
-        try:
-            plan = built(setup, self.settings, self.model)
-        except InputError:
-            return ""
-        return next((why for rule in able.rules if rule.id == UNPLANNED and (why := rule.check(plan.candidate, self.workload))), "")
 
     def judged(self, setup: Setup) -> Judged:
         """Raises InputError for a setup that is no plan at all: degrees that don't divide the GPUs, the batch or the layers."""
@@ -168,7 +163,9 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
         options["moe_shared_expert_overlap"] = False
     cp_comm = options["cp_comm_type"] if setup.cp > 1 else "p2p"
     schedule = "interleaved" if setup.vpp > 1 else "deepspeed_1f1b" if setup.by_deepspeed_pipeline and setup.pp > 1 else "1f1b"
-    sizes = chunks(setup, model)
+    layers = transformer_layers(model)
+    by_stage = [(mode, layers if count is None else count) for mode, count in setup.stage_recompute or ()]
+    by_stage = by_stage or [(setup.recompute, setup.recompute_layers or layers)] * setup.pp
     return Plan(
         engine=setup.engine,
         world_size=world,
@@ -179,7 +176,7 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
         num_microbatches=batch // (dp * setup.micro_batch_size),
         global_batch_size=batch,
         schedule=schedule,  # type: ignore[arg-type]
-        stages=_stages(setup, model, sizes),
+        stages=stages_of(model, chunks(setup, model), setup.pp, by_stage),
         model=settings.architecture,
         training=training,
         cluster=cluster,
@@ -187,13 +184,6 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
         extra=settings.extra,
         **(options | {"cp_comm_type": cp_comm}),
     )
-
-
-def _stages(setup: Setup, model: ModelSpec, sizes: Sequence[int]) -> tuple[Stage, ...]:
-    first = setup.recompute_layers or transformer_layers(model)
-    layers = transformer_layers(model)
-    by_stage = [(mode, layers if count is None else count) for mode, count in setup.stage_recompute or ()]
-    return stages_of(model, sizes, setup.pp, by_stage or [(setup.recompute, first)] * setup.pp)
 
 
 def setup_of(plan: Plan, experts: bool) -> Setup:

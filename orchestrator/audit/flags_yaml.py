@@ -26,8 +26,12 @@ def section_of(content: Mapping[str, Any]) -> str | None:
 def read(file: File, section: str) -> Source:
     """The file's flags as a command line has them. A value that a variable holds is said. Raises InputError."""
     given = {str(flag): value for flag, value in file.content[section].items() if str(flag).startswith("--")}
-    flags = tuple(_flag(flag, value) for flag, value in given.items() if value is not False and value is not None)
-    reading = script.reading_of(Line((), flags, PROGRAM), NOTHING_AROUND)
+    flags = []
+    for flag, value in given.items():
+        words = [] if value is True else value if isinstance(value, list) else str(value).split()
+        if value is not False and value is not None:
+            flags.append(Flag(flag, tuple(Word((Piece(str(one)),)) for one in words), Word((Piece(flag),))))
+    reading = script.reading_of(Line((), tuple(flags), PROGRAM), NOTHING_AROUND)
 
     def values(before: Setup, after: Setup, gpus: int) -> dict[str, Any]:
         changes: dict[str, Any] = {}
@@ -38,8 +42,3 @@ def read(file: File, section: str) -> Source:
         return {path: int(value) if str(value).isdecimal() else value for path, value in changes.items()}
 
     return Source(file.text, reading, values, file.change)
-
-
-def _flag(flag: str, value: Any) -> Flag:
-    words = [] if value is True else [str(one) for one in value] if isinstance(value, list) else str(value).split()
-    return Flag(flag, tuple(Word((Piece(one),)) for one in words), Word((Piece(flag),)))

@@ -70,15 +70,8 @@ AS_PRICED: Final = {
 """Values of FSDP's settings with which it is priced: one layer is gathered ahead (torch/distributed/fsdp/api.py, BackwardPrefetch)."""
 ON: Final = ("limit_all_gathers", "cpu_offload_pin_memory")
 """FSDP settings that are on where nothing is said, so that false says something."""
-LAYERS: Final = re.compile(r"\w+(Layer|Block)")
-"""A class of layers that transformers' models consist of."""
-
-
-def _is_priced(name: str, value: Any) -> bool:
-    """Whether FSDP's setting of this name, without its prefix, has the value that the price rests on."""
-    if name == "transformer_layer_cls_to_wrap":
-        return LAYERS.fullmatch(str(value[0] if isinstance(value, list) and len(value) == 1 else value)) is not None
-    return str(value).lower() in AS_PRICED.get(name, ())
+WRAPPED, LAYERS = "transformer_layer_cls_to_wrap", re.compile(r"\w+(Layer|Block)")
+"""FSDP's setting of the class that it wraps, and a class of layers that transformers' models consist of."""
 
 
 FSDP: Final = kinds("fsdp")
@@ -139,8 +132,10 @@ def sorted_out(given: Given, known: Mapping[str, Kind], reading: Reading, beside
     def kind(path: str) -> Kind | None:
         group, *parts = path.split(".")
         if group == "fsdp_config" and parts:
-            name = parts[0].removeprefix("fsdp_")
-            return "harmless" if _is_priced(name, given.values[path]) else kind_in(FSDP, name)
+            name, value = parts[0].removeprefix("fsdp_"), given.values[path]
+            value = str(value[0] if isinstance(value, list) and len(value) == 1 and name == WRAPPED else value)
+            as_priced = LAYERS.fullmatch(value) if name == WRAPPED else value.lower() in AS_PRICED.get(name, ())
+            return "harmless" if as_priced else kind_in(FSDP, name)
         found = [of for name in (path, group, *parts) if (of := kind_in(known, name)) is not None]
         if not found and path.startswith(tuple(f"{section}." for section in beside)):
             return "harmless"

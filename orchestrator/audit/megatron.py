@@ -88,9 +88,6 @@ class Fields:
         self.weak: set[str] = set()
         """Keys of the recipe ("model.vocab_size") whose value was assumed."""
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.given
-
     def get(self, name: str, default: Any = None) -> Any:
         """The setting's value, or the default; it counts as read."""
         self.used.add(name)
@@ -124,7 +121,7 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
         f.weak.add("model.activation")  # relu has no flag
     said = f.read(*words.SHAPE, *words.NORM, *words.ROPE, *words.BIASES, *words.TIED, *words.DROPOUT)
     keys = {name.removeprefix("model."): value for name, value in said.items()} | {"activation": activation}
-    if f.get("add_position_embedding", True) is False and "position_embedding_type" not in f:
+    if f.get("add_position_embedding", True) is False and "position_embedding_type" not in f.given:
         keys["position_embedding"] = "none"
     if f.get("embed_layernorm"):  # of BigScience's Megatron-DeepSpeed (megatron/mpu/layers.py, VocabParallelEmbedding)
         keys["embedding_norm"] = True
@@ -369,7 +366,9 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
     """The keys train.* of a recipe. Raises InputError for what is missing."""
     micro = int(f.get("micro_batch_size") or 1)
     batch = f.get("global_batch_size")
-    if numbers := ramp_of(f):
+    of_ramp = _texts(f.get("rampup_batch_size") or ())
+    numbers = [int(one) for one in of_ramp if one.isdecimal()]
+    if len(numbers) == len(of_ramp) == 3 and min(numbers[:2]) > 0:
         start, step, samples = numbers
         if batch is not None and (start > int(batch) or (int(batch) - start) % step):
             f.broken.append(f"rampup_batch_size={start} {step}: from {start} to {batch} are no whole steps of {step} samples "
@@ -377,7 +376,7 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
         elif batch is not None:
             rounded = bool(f.get("decrease_batch_size_if_needed"))
             f.rules.append(ramp("rampup_batch_size", grown(start, step, samples, int(batch)), rounded))
-    if f.get("rampup_batch_size"):
+    if of_ramp:
         f.assumed.append(f"rampup_batch_size: the batch at its end is priced, {batch}")
     if schedule := f.get("step_batch_size_schedule"):
         *before, batch = scheduled(_texts(schedule))
@@ -437,13 +436,6 @@ def has_experts(given: Mapping[str, Any], said: Collection[str]) -> bool:
     return bool(given.get("num_moe_experts")) or any(name in EXPERTS and given.get(name) not in (None, False, 1) for name in said)
 
 
-def ramp_of(f: Fields) -> tuple[int, ...] | None:
-    """The first batch, the step and the samples of a batch that grows; None: it does not, or is no three numbers above 0."""
-    said = _texts(f.given.get("rampup_batch_size") or ())
-    numbers = tuple(int(one) for one in said if one.isdecimal())
-    return numbers if len(numbers) == len(said) == 3 and min(numbers[:2]) > 0 else None
-
-
 def part_keys(f: Fields, stack: str, said: Collection[str]) -> dict[str, Any]:
     """The keys of a recipe where the settings do not say the whole model: those that they say (`said`: names, without what was made up)."""
     f.assumed.append("the model that you give: the file does not say its layers, width and heads")
@@ -467,11 +459,7 @@ def _precision(f: Fields) -> dict[str, Any]:
     fp8 = f.get("fp8")
     in_bf16, in_fp32 = f.get("grad_reduce_in_bf16"), f.get("accumulate_allreduce_grads_in_fp32")
     said = f.get("grad_reduce_in_fp32")
-    reduce = "fp32"
-    if kind == "bf16":
-        reduce = "bf16" if in_bf16 or said is False else "fp32"
-    elif kind == "fp16":
-        reduce = "fp32" if in_fp32 or said else "fp16"
+    reduce = kind if {"bf16": in_bf16 or said is False, "fp16": not in_fp32 and not said}.get(kind) else "fp32"
     keys: dict[str, Any] = {"grad_reduce_dtype": reduce, "grad_accum_dtype": reduce}
     f.used |= {"fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_margin", "fp8_interval", "params_dtype", "fp8_recipe"}
     if fp8:

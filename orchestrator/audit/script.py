@@ -317,10 +317,10 @@ def reading_of(line: Line, script: Script) -> Reading:
         raise InputError("audit", line.program, "trains a model that can't be described here")
     if of == "gpt" and hybrid:
         raise InputError("audit", line.program, f"builds no Mamba layers, and has a pattern of them, {hybrid}")
-    if not stack and "encoder_num_layers" in fields and "decoder_num_layers" in fields:
+    if not stack and {"encoder_num_layers", "decoder_num_layers"} <= fields.given.keys():
         stack = "t5"
     engine = "megatron" if not given.get("deepspeed") and given.get("zero_stage") is None else "megatron_deepspeed"
-    if any(name in fields for name in megatron.WHOLE):
+    if any(name in fields.given for name in megatron.WHOLE):
         keys = megatron.model_keys(fields, stack) | megatron.training_keys(fields, stack)
         if fields.given.get("num_moe_experts") and not fields.given.get("moe_grouped_gemm") and engine == "megatron":
             others["slower"].append(ONE_BY_ONE)

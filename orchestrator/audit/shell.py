@@ -528,7 +528,8 @@ class _Reader:
         inner = node.named_children[0]
         name = self.text(inner)
         value: list[Word] | None = self.array_of(node) if inner.type == "subscript" else self.variables.get(name)
-        known = value is not None and any(word.text for word in value) and not any(_unset(word) for word in value)
+        unset_too = any(word.text.startswith("$") and all(piece.at is None for piece in word.pieces) for word in value or ())
+        known = value is not None and any(word.text for word in value) and not unset_too
         signs = {child.type for child in node.children}
         if signs & {":-", "-", ":=", "="} and not known:
             found = tuple(piece for child in node.named_children[1:] for piece in self.pieces(child))
@@ -569,10 +570,6 @@ class _Reader:
                 escape = len(part) == 2 and part[0] == "\\"
                 yield Piece(part[1], None) if escape else Piece(part, at)
             at += len(part.encode())
-
-
-def _unset(word: Word) -> bool:
-    return word.text.startswith("$") and all(piece.at is None for piece in word.pieces)
 
 
 def _joined(sign: str, left: bool | None, right: bool | None) -> bool | None:

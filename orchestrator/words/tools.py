@@ -360,16 +360,11 @@ MEGATRON_LM: Final = Tool(
 # --------------------------------------------------------------------------------------------------------------------- verl
 
 
-def _length(seen: Seen, content: Content) -> None:
-    """A sequence is a prompt and its response, or what a text may have at most."""
+def _verl(seen: Seen, content: Content) -> None:
     data = section(content, "data")
     parts = [data.get(name) for name in ("max_prompt_length", "max_response_length")]
-    if all(isinstance(part, int) for part in parts):
+    if all(isinstance(part, int) for part in parts):  # a sequence is a prompt and its response, or what a text may have at most
         seen.setdefault("seq_length", ("data.max_response_length", sum(parts)))
-
-
-def _verl(seen: Seen, content: Content) -> None:
-    _length(seen, content)
     responses = section(content, "actor_rollout_ref.rollout").get("n")
     of = section(content, ACTOR)
     tokens = of.get("ppo_max_token_len_per_gpu")
