@@ -53,6 +53,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     `elsewhere`: what something beside the file says, and which."""
 
     what: str
+    setup: Setup
     judged: Judged
     text: str | None
     diff: str
@@ -304,7 +305,8 @@ class Audit:
         name = Path(self.name).name
         old, new = (one.splitlines(keepends=True) for one in (self.source.text, text or self.source.text))
         diff = (line.removesuffix("\n") + "\n" for line in difflib.unified_diff(old, new, name, name, n=1))
-        return Change(what=changes.said(self.setup, setup), judged=judged, text=text, diff="".join(diff), elsewhere=", ".join(sorted(said)))
+        what = changes.said(self.setup, setup)
+        return Change(what=what, setup=setup, judged=judged, text=text, diff="".join(diff), elsewhere=", ".join(sorted(said)))
 
     @cached_property
     def _places(self) -> dict[str, str]:
