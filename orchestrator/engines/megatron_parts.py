@@ -14,7 +14,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import say
+from orchestrator.words.terms import Table, Term, fixed, flag, inside, only, say
 
 TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm", "partial_rotary")
 """Parts that our worker trains under every engine on megatron-core's layers, each with a test of parity against one process
@@ -97,41 +97,9 @@ CLAMPED: Final = {"glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0}
 """GPT-OSS's gated activation: gate sigmoid(1.702 gate) (up + 1), both clamped (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
 
 
-def config_fields(a: Architecture) -> dict[str, Any]:
-    """TransformerConfig's arguments of parts beyond plain attention and an MLP."""
-    fields: dict[str, Any] = {}
-    if any(attention.qk_norm == "head" for attention in _attentions(a)):
-        fields["qk_layernorm"] = True
-    fields |= _window_fields(_attentions(a))
-    if a.activation == "clamped_swiglu":
-        fields |= CLAMPED
-    latent = latent_attention(a)
-    if latent is not None:
-        fields |= _latent_fields(a, latent)
-    fields |= _delta_fields(a)
-    if any(attention.output_gate for attention in _attentions(a)):
-        fields["attention_output_gate"] = True
-    if a.zero_centered_norm:
-        fields["layernorm_zero_centered_gamma"] = True
-    if a.experts:
-        fields |= _expert_fields(a, a.experts[0])
-    if a.mtp_num_layers:
-        fields["mtp_num_layers"] = a.mtp_num_layers
-    return fields
-
-
-def _window_fields(attentions: Sequence[GroupedQueryAttention]) -> dict[str, Any]:
-    """Windows as tokens seen before a token's own and after it, the layers that have them, and sinks, which all have or none (rule
-    window_kinds)."""
-    windows = [attention.window for attention in attentions]
-    fields: dict[str, Any] = {}
-    if any(windows):
-        fields["window_size"] = [max(window for window in windows if window) - 1, 0]
-        if not all(windows):
-            fields["window_attn_skip_freq"] = [int(window is not None) for window in windows]
-    if any(attention.sinks for attention in attentions):
-        fields["softmax_type"] = "learnable"
-    return fields
+def _windows(a: Architecture) -> list[int]:
+    """The windows of layers with attention; 0: a layer has none."""
+    return [attention.window or 0 for attention in _attentions(a)]
 
 
 def delta_nets(a: Architecture) -> list[GatedDeltaNet]:
@@ -139,19 +107,12 @@ def delta_nets(a: Architecture) -> list[GatedDeltaNet]:
     return list(dict.fromkeys(layer.mixer for layer in a.kinds_of_layers() if isinstance(layer.mixer, GatedDeltaNet)))
 
 
-def _delta_fields(a: Architecture) -> dict[str, Any]:
+def _delta_layers(a: Architecture) -> int | list[int]:
     """Which layers have a gated delta net (transformer/transformer_config.py:275): an N where every Nth has attention and no other, else a
     list."""
-    if not (nets := delta_nets(a)):
-        return {}
-    net, has = nets[0], [int(isinstance(layer.mixer, GatedDeltaNet)) for layer in a.each_layer()]
+    has = [int(isinstance(layer.mixer, GatedDeltaNet)) for layer in a.each_layer()]
     every = has.index(0) + 1 if 0 in has else 0
-    regular = every and has == [int((index + 1) % every != 0) for index in range(len(has))]
-    return {
-        "experimental_attention_variant": "gated_delta_net",
-        "linear_attention_freq": every if regular else has,
-        **say(words.DELTA_NET, net),
-    }
+    return every if every and has == [int((index + 1) % every != 0) for index in range(len(has))] else has
 
 
 def latent_attention(a: Architecture) -> LatentAttention | None:
@@ -160,49 +121,61 @@ def latent_attention(a: Architecture) -> LatentAttention | None:
     return mixer if isinstance(mixer, LatentAttention) else None
 
 
-def _latent_fields(a: Architecture, latent: LatentAttention) -> dict[str, Any]:
-    """MLATransformerConfig's arguments (transformer/transformer_config.py:2006-2064): its layers have rotary frequencies of their own, and
-    norms of the latent vectors where `qk_layernorm` says so."""
-    return {
-        "multi_latent_attention": True,
-        **say(words.LATENT_ATTENTION, latent),
-        "qk_layernorm": True,
-        **_latent_rope(a, latent),
-        "rotary_base": a.rotary_base,
-        "rotary_percent": 1.0,
-    }
+def _stretched(a: Architecture) -> LatentAttention | None:
+    """Its latent attention where YaRN stretches that."""
+    latent = latent_attention(a)
+    return latent if latent is not None and "latent_yarn" in latent.features(a) else None
 
 
-def _latent_rope(a: Architecture, latent: LatentAttention) -> dict[str, Any]:
-    """Positions for which the frequencies were made, and betas, are MLATransformerConfig's own (LatentAttention.yarn_mscale)."""
-    if "latent_yarn" not in latent.features(a):
-        return {"rope_type": "rope"}
-    return {
-        "rope_type": "yarn",
-        "rotary_scaling_factor": a.rope_scaling_factor,
-        "mscale": latent.yarn_mscale,
-        "mscale_all_dim": latent.yarn_mscale_all_dim or 0.0,
-    }
+def _experts(a: Architecture) -> Experts | None:
+    return next(iter(a.experts), None)
 
 
-def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
-    """The fields of the router, the experts and which layers have them (transformer/transformer_config.py:534-640). A softmax over the
-    chosen experts' logits alone is what a softmax over all, made to sum to one, is."""
+def _expert_layers(a: Architecture) -> int | list[int]:
     has = [int(isinstance(layer.feed_forward, Experts)) for layer in a.each_layer()]
-    sigmoid = experts.score == "sigmoid"
-    fields: dict[str, Any] = {
-        **say(words.EXPERTS, experts),
-        "moe_layer_freq": 1 if all(has) else has,
-        "moe_router_score_function": experts.score,
-        "moe_router_pre_softmax": sigmoid or not experts.normalized,
-        # The router in fp32: scores of many experts lie near each other.
-        "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": experts.aux_loss_coeff,
-    }
-    if experts.aux_loss_coeff:
-        fields["moe_router_load_balancing_type"] = SIGMOID_BALANCE if sigmoid else "aux_loss"
-    return fields | say(words.ROUTING, experts)
+    return 1 if all(has) else has
+
+
+PARTS: Final[Table] = (
+    Term("qk_layernorm", "", unless=False, of=lambda a: any(attention.qk_norm == "head" for attention in _attentions(a))),
+    # Tokens seen before a token's own and after it, and the layers with a window; sinks all have or none (rule window_kinds).
+    Term("window_size", "", of=lambda a: [max(_windows(a)) - 1, 0], when=lambda a: any(_windows(a))),
+    Term("window_attn_skip_freq", "", of=lambda a: [int(window > 0) for window in _windows(a)],
+         when=lambda a: any(_windows(a)) and not all(_windows(a))),
+    Term("softmax_type", "", of=lambda a: "learnable", when=lambda a: any(attention.sinks for attention in _attentions(a))),
+    *only(lambda a: a.activation == "clamped_swiglu", [fixed(*one) for one in CLAMPED.items()]),
+    # MLATransformerConfig's arguments (transformer/transformer_config.py:2006-2064): rotary frequencies of its own, and norms of the latent
+    # vectors. Positions for which YaRN's are made, and betas, are its own (LatentAttention.yarn_mscale).
+    *inside(latent_attention, (fixed("multi_latent_attention", True), *words.LATENT_ATTENTION, fixed("qk_layernorm", True))),
+    *only(latent_attention, [Term("rope_type", "", of=lambda a: "yarn" if _stretched(a) else "rope")]),
+    *only(_stretched, [Term("rotary_scaling_factor", "rope_scaling_factor")]),
+    *inside(_stretched, [Term("mscale", "yarn_mscale"), Term("mscale_all_dim", "yarn_mscale_all_dim", to=lambda scale: scale or 0.0)]),
+    *only(latent_attention, [Term("rotary_base", "rotary_base"), fixed("rotary_percent", 1.0)]),
+    *only(delta_nets, [fixed("experimental_attention_variant", "gated_delta_net"), Term("linear_attention_freq", "", of=_delta_layers)]),
+    *inside(lambda a: next(iter(delta_nets(a)), None), words.DELTA_NET),
+    Term("attention_output_gate", "", unless=False, of=lambda a: any(attention.output_gate for attention in _attentions(a))),
+    flag("layernorm_zero_centered_gamma", "zero_centered_norm"),
+    # The router, the experts and which layers have them (transformer/transformer_config.py:534-640). A softmax over the chosen experts'
+    # logits alone is what a softmax over all, made to sum to one, is. The router is in fp32: scores of many experts lie near each other.
+    *inside(_experts, words.EXPERTS),
+    *only(_experts, [Term("moe_layer_freq", "", of=_expert_layers)]),
+    *inside(_experts, (
+        Term("moe_router_score_function", "score"),
+        Term("moe_router_pre_softmax", "", of=lambda experts: experts.score == "sigmoid" or not experts.normalized),
+        fixed("moe_router_dtype", "fp32"),
+        Term("moe_router_load_balancing_type", "", of=lambda experts: (
+            "none" if not experts.aux_loss_coeff else SIGMOID_BALANCE if experts.score == "sigmoid" else "aux_loss")),
+        Term("moe_aux_loss_coeff", "aux_loss_coeff"),
+        *words.ROUTING,
+    )),
+    Term("mtp_num_layers", "mtp_num_layers", unless=0),
+)  # fmt: skip
+"""Settings of parts beyond plain attention and an MLP."""
+
+
+def config_fields(a: Architecture) -> dict[str, Any]:
+    """TransformerConfig's arguments of parts beyond plain attention and an MLP."""
+    return say(PARTS, a)
 
 
 SAID_OF_EVERY_MODEL: Final = ("rotary_base", "rotary_percent")

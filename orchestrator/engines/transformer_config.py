@@ -7,7 +7,7 @@ distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from math import lcm
 from typing import Any, Final
@@ -24,7 +24,7 @@ from orchestrator.strategy.graphs import graphed_modules
 from orchestrator.strategy.megatron_layout import layout_string
 from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import LONG_TYPES, NOTHING, Table, Term, flag, say, unsaid
+from orchestrator.words.terms import LONG_TYPES, NOTHING, Table, Term, flag, only, say, unsaid
 
 ENDS: Final = ("embedding", "head")
 """What Megatron does not count as a layer."""
@@ -285,10 +285,6 @@ def _lacks_fused_kernel(plan: Plan) -> bool:
     return model.add_bias_linear and model.activation in ("relu2", "clamped_swiglu") and not fuses_activation(model)
 
 
-def _when(condition: Callable[[Plan], bool], table: Table) -> Table:
-    return [term._replace(when=condition) for term in table]
-
-
 def _recompute(name: str) -> Term:
     return Term(name, "stages.recompute", unless=None, of=lambda plan: (common_recompute(plan) or NO_RECOMPUTE)[name])
 
@@ -310,7 +306,7 @@ ARCHITECTURE: Final[Table] = (
     Term("num_query_groups", "model.num_query_groups", of=_query_groups,
          when=lambda plan: _is_grouped(plan) and not _is_latent(plan)),
     *words.NORM,
-    *_when(_has_rope, words.ROPE),
+    *only(_has_rope, words.ROPE),
     Term("use_rope_scaling", "model.rope_scaling_factor", unless=False, to=lambda factor: factor is not None, when=_has_rope),
     Term("rope_scaling_factor", "model.rope_scaling_factor", unless=None, when=_has_rope),
     *words.ACTIVATION,
@@ -325,7 +321,7 @@ CHOICES: Final[Table] = (
     Term("make_vocab_size_divisible_by", "model.make_vocab_size_divisible_by", of=vocab_divisor),
     Term("attention_softmax_in_fp32", "", of=lambda plan: True),
     *words.SIZES,
-    *_when(_has_experts, EXPERT_PARALLEL),
+    *only(_has_experts, EXPERT_PARALLEL),
     Term("moe_flex_dispatcher_backend", "", of=lambda plan: flex_backend(plan.cluster.gpu),
          when=lambda plan: plan.moe_token_dispatcher_type == "flex"),
     # HybridEP's buffers of one size want the experts' products in Transformer Engine's fuser (transformer_config.py:1699 of 0.19).
@@ -386,9 +382,9 @@ CHOICES: Final[Table] = (
     Term("accumulate_allreduce_grads_in_fp32", "training.grad_reduce_dtype", to=lambda dtype: dtype == "fp32",
          when=lambda plan: plan.training.precision == "fp16"),
     Term("optimizer", "training.optimizer", to=lambda name: "adam" if name == "adamw" else name),
-    *_when(lambda plan: plan.training.optimizer == "muon", words.MUON),
-    *_when(_has_adam, (*words.BETAS, *words.EPSILON)),
-    *_when(lambda plan: plan.training.precision_aware_optimizer, words.PRECISION_AWARE),
+    *only(lambda plan: plan.training.optimizer == "muon", words.MUON),
+    *only(_has_adam, (*words.BETAS, *words.EPSILON)),
+    *only(lambda plan: plan.training.precision_aware_optimizer, words.PRECISION_AWARE),
     Term("sgd_momentum", "", of=lambda plan: 0.0, when=lambda plan: not _has_adam(plan)),
     *words.SCHEDULE,
     # What Megatron turns on by default and this software can't do.
@@ -463,7 +459,7 @@ MODEL: Final[Table] = (
     Term("share_embeddings_and_output_weights", "model.tie_embeddings"),
     Term("parallel_output", "", of=lambda plan: True),
     Term("rotary_percent", "model.rotary_percent", when=_has_rope),
-    *_when(lambda plan: _has_rope(plan) and plan.model.stack == "decoder", (
+    *only(lambda plan: _has_rope(plan) and plan.model.stack == "decoder", (
         Term("rotary_base", "model.rotary_base"),
         Term("rope_scaling", "model.rope_scaling_factor", to=lambda factor: factor is not None),
         Term("rope_scaling_factor", "model.rope_scaling_factor", unless=None),

@@ -63,7 +63,7 @@ class Term(NamedTuple):
     default: Any = NOTHING
     to: Callable[[Any], Any] = same
     back: Callable[[Any], Any] = same
-    when: Callable[[Any], bool] = always
+    when: Callable[[Any], object] = always
     of: Callable[[Any], Any] | None = None
     least: float | None = None
 
@@ -110,6 +110,11 @@ def unsaid(theirs: str, ours: str, value: Any) -> Term:
 def fixed(theirs: str, value: Any) -> Term:
     """A setting that has this value whatever the subject."""
     return Term(theirs, "", of=lambda subject: value)
+
+
+def only(condition: Callable[[Any], object], table: Table) -> Table:
+    """The terms, said of subjects of which the condition is true."""
+    return [term._replace(when=condition) for term in table]
 
 
 def inside(part: Callable[[Any], Any], table: Table) -> Table:
