@@ -122,7 +122,7 @@ def latent_attention(a: Architecture) -> LatentAttention | None:
 
 
 def _stretched(a: Architecture) -> LatentAttention | None:
-    """Its latent attention where YaRN stretches that."""
+    """The latent attention that YaRN stretches; None: the model has none."""
     latent = latent_attention(a)
     return latent if latent is not None and "latent_yarn" in latent.features(a) else None
 

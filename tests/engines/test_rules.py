@@ -8,7 +8,8 @@ import pytest
 from hand_plans import BARE, BERT, GPT, LLAMA, T5, candidate, cluster, make_plan, training_for
 from msgspec.structs import replace
 
-from orchestrator.engines import ENGINES
+from orchestrator.engines import ENGINES, hf_config, megatron_parts
+from orchestrator.engines.rules.rule import CHOSEN, FACTS, Refusal
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Run
 from orchestrator.model.families import describe
@@ -21,6 +22,7 @@ from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.part import Nothing
 from orchestrator.model.parts.vision import Vision
 from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
 from orchestrator.strategy.legality import broken_rule, plan_only, rules_of, unsuited
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import PP_BEFORE_DP
@@ -344,6 +346,16 @@ def test_a_schedule_that_does_not_fit_its_chunks_is_refused() -> None:
 def test_every_rule_has_a_case_that_it_refuses(engine: str) -> None:
     tested = {case[0] for case in CASES}
     assert {rule.id for rule in ENGINES[engine].capabilities(Software()).rules} <= tested
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_facts_that_a_rule_forbids_are_known_ones(engine: str) -> None:
+    parts = {*megatron_parts.TRAINED, *megatron_parts.OWN_LOOP, *megatron_parts.PLANNED, *hf_config.PARTS}
+    known = {*CHOSEN, *FACTS, *Training.__struct_fields__, *Architecture.__struct_fields__, "recompute", "release", *parts}
+    for rule in ENGINES[engine].capabilities(Software()).rules:
+        if isinstance(rule.check, Refusal):
+            words = " ".join([rule.check.where, *(also for also, _ in rule.check.cases)]).replace("!", "").split()
+            assert {word.partition("=")[0].partition(".")[0] for word in words} <= known, rule.id
 
 
 @pytest.mark.parametrize("engine", BOTH)

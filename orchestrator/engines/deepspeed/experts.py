@@ -46,39 +46,27 @@ def sigmoid_balance(_: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule(
+one_tensor_rank = refused(
     "experts_autotp",
     "autoep: deepspeed/module_inject/tp_plan_converter.py:45, auto_ep_folding.py:241; zero/stage_1_and_2.py:2682",
-    "tp ep zero_stage",
-    where="tp experts",
-)
-def one_tensor_rank(candidate: Candidate, _: Workload) -> str | None:
-    tp, stage = candidate.mesh.tp, candidate.strategy.zero_stage
-    if candidate.mesh.ep == 1:
-        return f"tp={tp} with experts: AutoTP refuses transformers' own plan of them, and takes them beside AutoEP alone (ep above 1)"
-    if stage < 3:
-        return f"tp={tp} with ep={candidate.mesh.ep} and zero_stage={stage}: DeepSpeed clips by a norm without most of the experts there"
-    return f"tp={tp} with experts: AutoTP refuses transformers' own plan of them, and no plan of the attention alone is written here"
-
-
-@rule("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220", "ep cp zero_stage zero_shard_size offload_optimizer",
-      "ep")  # fmt: skip
-def alone(candidate: Candidate, _: Workload) -> str | None:
-    ep, strategy = candidate.mesh.ep, candidate.strategy
-    if strategy.zero_stage == 0:
-        return f"zero_stage=0 with ep={ep}: DeepSpeed averages norms of different experts there, silently wrong; 1 to 3 are right"
-    if strategy.zero_stage == 3 and candidate.mesh.cp > 1:
-        given = f"zero_stage=3 with ep={ep} and cp={candidate.mesh.cp}"
-        return f"{given}: AutoEP has stage 3 without sequence parallelism only; 1 and 2 are right"
-    if strategy.zero_shard_size is not None:
-        return f"zero_shard_size={strategy.zero_shard_size} with ep={ep}: AutoEP has no second copy of divided weights"
-    if strategy.offload_optimizer:
-        return f"offload_optimizer with ep={ep}: never tried here"
-    return None
-
-
+    "tp ep zero_stage", "tp experts",
+    ("!ep", "tp={mesh.tp} with experts: AutoTP refuses transformers' own plan of them, and takes them beside AutoEP alone (ep above 1)"),
+    ("!zero_stage=3", "tp={mesh.tp} with ep={mesh.ep} and zero_stage={strategy.zero_stage}: DeepSpeed clips by a norm without most of the "
+     "experts there"),
+    "tp={mesh.tp} with experts: AutoTP refuses transformers' own plan of them, and no plan of the attention alone is written here",
+)  # fmt: skip
+alone = refused(
+    "autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220", "ep cp zero_stage zero_shard_size offload_optimizer", "ep",
+    ("!zero_stage",
+     "zero_stage=0 with ep={mesh.ep}: DeepSpeed averages norms of different experts there, silently wrong; 1 to 3 are right"),
+    ("zero_stage=3 cp",
+     "zero_stage=3 with ep={mesh.ep} and cp={mesh.cp}: AutoEP has stage 3 without sequence parallelism only; 1 and 2 are right"),
+    ("zero_shard_size",
+     "zero_shard_size={strategy.zero_shard_size} with ep={mesh.ep}: AutoEP has no second copy of divided weights"),
+    ("offload_optimizer", "offload_optimizer with ep={mesh.ep}: never tried here"),
+)  # fmt: skip
 autoep_training = refused(
-    "autoep_fp16", "ours: nobody has tried it", "ep", "ep fp16",
+    "autoep_fp16", "ours: nobody has tried it", "ep", "ep precision=fp16",
     "ep={mesh.ep} with precision fp16: nobody has tried its loss scale with experts that ranks don't share",
 )  # fmt: skip
 adapters = refused(

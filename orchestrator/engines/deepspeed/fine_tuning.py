@@ -8,12 +8,8 @@ from orchestrator.engines.hf_config import takes_flash_attention
 from orchestrator.engines.rules.rule import refused, rule
 from orchestrator.engines.rules.samples import decoder_only
 from orchestrator.model.lora import linear_names
-from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
-
-TASK: Final = "task=sft"
-PACKING: Final = "data.packing=true"
 
 
 @rule("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:296, :546", "cp")
@@ -55,19 +51,16 @@ def linears(_: Candidate, workload: Workload) -> str | None:
 
 
 whole_quantised_linears = refused(
-    "quantised_linears", "transformers/integrations/bitsandbytes.py:196; peft's docs, accelerate/deepspeed.md", "tp", "tp lora.bits",
+    "quantised_linears", "transformers/integrations/bitsandbytes.py:196; peft's docs, accelerate/deepspeed.md", "tp", "tp lora lora.bits",
     "tp={mesh.tp} with lora.bits={lora.bits}: AutoTP would cut packed weights, and knows nothing of their scales",
 )  # fmt: skip
 """Packed pairs have no columns, and scales of rows stay whole."""
-
-
-@rule("int8_zero3", "bitsandbytes/nn/modules.py:1159; LLaMA-Factory's model_utils/quantization.py:198", "zero_stage")
-def whole_int8_weights(candidate: Candidate, workload: Workload) -> str | None:
-    """Refuses ZeRO-3 of 8-bit weights: a Linear8bitLt keeps its weight in its own state too, where nothing divides or frees it."""
-    lora, stage = workload.training.lora, candidate.strategy.zero_stage
-    if lora is None or lora.bits != 8 or stage < SHARDED_FROM_STAGE["weight"]:
-        return None
-    return f"zero_stage={stage} with lora.bits=8: bitsandbytes keeps 8-bit weights beside what ZeRO-3 divides; 4 bits are divided"
+whole_int8_weights = refused(
+    "int8_zero3", "bitsandbytes/nn/modules.py:1159; LLaMA-Factory's model_utils/quantization.py:198", "zero_stage",
+    "zero_stage=3 lora lora.bits=8",
+    "zero_stage=3 with lora.bits=8: bitsandbytes keeps 8-bit weights beside what ZeRO-3 divides; 4 bits are divided",
+)  # fmt: skip
+"""A Linear8bitLt keeps its weight in its own state too, where nothing divides or frees it."""
 
 
 INT8_FROM: Final = 7.5
@@ -83,31 +76,20 @@ def int8_products(_: Candidate, workload: Workload) -> str | None:
     return f"lora.bits=8 on {gpu.name}: LLM.int8 needs compute capability {INT8_FROM}, this has {gpu.compute_capability}; 4 bits run"
 
 
-@rule("recorded", "ours: linears and heads of a recorded model have no names here", "model")
-def recorded_models(_: Candidate, workload: Workload) -> str | None:
-    training, traced = workload.training, workload.model.architecture.traced
-    if traced is None:
-        return None
-    if training.lora is not None:
-        return f"lora.rank={training.lora.rank} of {traced.model_class}, whose layers were recorded: only a reader's models have it"
-    if training.task == "pretrain":
-        return None
-    if traced.text_stack != "decoder" or not traced.config:
-        return f"{TASK} of {traced.model_class}, whose layers were recorded: transformers' decoders of text alone have it"
-    return f"{PACKING} of {traced.model_class}, whose layers may mix packed samples: data.packing=false" if training.packing else None
-
-
-@rule("seeing", "ours: nobody has tried it", "model")
-def seeing_models(_: Candidate, workload: Workload) -> str | None:
-    lora, vision = workload.training.lora, workload.model.architecture.vision
-    if vision is None:
-        return None
-    if workload.training.packing:
-        return f"{PACKING} of {vision.model_type}, which looks at images: data.packing=false"
-    if lora is not None and lora.bits is not None:
-        return f"lora.bits={lora.bits} of {vision.model_type}, which looks at images: its adapters are trained beside 16-bit weights alone"
-    return None
-
+OTHER_THAN_TEXT: Final = "task=sft of {a.traced.model_class}, whose layers were recorded: transformers' decoders of text alone have it"
+recorded_models = refused(
+    "recorded", "ours: linears and heads of a recorded model have no names here", "model", "traced",
+    ("lora", "lora.rank={lora.rank} of {a.traced.model_class}, whose layers were recorded: only a reader's models have it"),
+    ("task=sft !traced.text_stack=decoder", OTHER_THAN_TEXT),
+    ("task=sft !traced.config", OTHER_THAN_TEXT),
+    ("task=sft packing", "data.packing=true of {a.traced.model_class}, whose layers may mix packed samples: data.packing=false"),
+)  # fmt: skip
+seeing_models = refused(
+    "seeing", "ours: nobody has tried it", "model", "vision",
+    ("packing", "data.packing=true of {a.vision.model_type}, which looks at images: data.packing=false"),
+    ("lora lora.bits", "lora.bits={lora.bits} of {a.vision.model_type}, which looks at images: "
+     "its adapters are trained beside 16-bit weights alone"),
+)  # fmt: skip
 
 FINE_TUNING_RULES: Final = (
     decoder_only,

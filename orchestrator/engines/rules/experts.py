@@ -33,14 +33,6 @@ def expert_widths(candidate: Candidate, workload: Workload) -> str | None:
     return first(divides(etp, "etp", part.ffn_hidden_size, "the experts' ffn_hidden_size") for part in a.experts)
 
 
-@rule("experts_ep1", "core/tensor_parallel/layers.py:829,886 (README, silently wrong)", "tp ep etp")
-def experts_together(candidate: Candidate, workload: Workload) -> str | None:
-    mesh = candidate.mesh
-    if not workload.model.architecture.experts or mesh.ep > 1 or mesh.etp == mesh.tp:
-        return None
-    return f"ep=1 with etp={mesh.etp} and tp={mesh.tp}: experts' gradients are then reduced as those of other layers, silently wrong"
-
-
 @rule("experts_fold", "core/parallel_state.py: expert groups fold over tp x cp x dp", "tp cp ep etp dp")
 def experts_fold(candidate: Candidate, _: Workload) -> str | None:
     mesh = candidate.mesh
@@ -68,6 +60,10 @@ def expert_biases(candidate: Candidate, workload: Workload) -> str | None:
     return f"tp={mesh.tp} etp={mesh.etp} with biases in experts: their gradients are summed over ranks of other experts, silently wrong"
 
 
+experts_together = refused(
+    "experts_ep1", "core/tensor_parallel/layers.py:829,886 (README, silently wrong)", "tp ep etp", "experts !ep etp_beside_tp",
+    "ep=1 with etp={mesh.etp} and tp={mesh.tp}: experts' gradients are then reduced as those of other layers, silently wrong",
+)  # fmt: skip
 experts_sequence = refused(
     "experts_sp", "core/transformer/moe/moe_layer.py:380", "tp sequence_parallel", "tp !sequence_parallel experts",
     "tp={mesh.tp}: experts with tensor parallelism train with sequence_parallel=true only",

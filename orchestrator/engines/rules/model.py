@@ -81,14 +81,6 @@ def mixer_kinds(_: Candidate, workload: Workload) -> str | None:
     return "latent attention in some layers and another mixer in others: megatron-core has one for all layers"
 
 
-@rule("mtp_positions", "megatron/training/arguments.py:1229", "model")
-def prediction_positions(_: Candidate, workload: Workload) -> str | None:
-    a = workload.model.architecture
-    if not a.mtp_num_layers or a.position_embedding in ("rope", "none"):
-        return None
-    return f"position_embedding={a.position_embedding}: Megatron has multi-token prediction with rope and none"
-
-
 @rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", "model")
 def window_kinds(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
@@ -139,14 +131,6 @@ def delta_heads(candidate: Candidate, workload: Workload) -> str | None:
     return first(divides(candidate.mesh.tp, "tp", net.num_key_heads, "gated_delta_net.num_key_heads") for net in nets)
 
 
-@rule("delta_cp", "core/transformer/transformer_config.py:983; from 0.19 ours: no price", "cp", "cp gated_delta_net")
-def delta_sequence(candidate: Candidate, workload: Workload) -> str | None:
-    cp, version = candidate.mesh.cp, workload.cluster.software.megatron_core
-    if release_of(version).delta_net_divides_sequences:
-        return f"cp={cp} with gated delta nets: Megatron-core exchanges sequence shards for their heads, which is not priced here"
-    return f"cp={cp} with gated delta nets: Megatron-core {version} has them in whole sequences alone"
-
-
 TOWERS: Final = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Kinds of models that look at images whose tower Megatron-Bridge builds of Megatron's layers; other kinds' is transformers', undivided."""
 NO_CHUNKS: Final = ("qwen3_vl", "qwen3_vl_moe")
@@ -193,11 +177,15 @@ relative_attention = refused(
     "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias",
 )  # fmt: skip
 latent_positions = refused(
-    "latent_rope", "core/transformer/multi_latent_attention.py: rope_type", "model", "latent_attention !rope",
+    "latent_rope", "core/transformer/multi_latent_attention.py: rope_type", "model", "latent_attention !position_embedding=rope",
     "position_embedding={a.position_embedding}: latent attention has rotary positions of its own",
 )  # fmt: skip
+prediction_positions = refused(
+    "mtp_positions", "megatron/training/arguments.py:1229", "model", "mtp !position_embedding=rope !position_embedding=none",
+    "position_embedding={a.position_embedding}: Megatron has multi-token prediction with rope and none",
+)  # fmt: skip
 prediction_tied = refused(
-    "mtp_tied", "core/models/common/language_module/language_module.py:343", "pp", "pp mtp tied",
+    "mtp_tied", "core/models/common/language_module/language_module.py:343", "pp", "pp mtp tie_embeddings",
     "pp={mesh.pp} with mtp_num_layers={a.mtp_num_layers} and tied embeddings: the last stage has the table twice, "
     "and can't name its weights",
 )  # fmt: skip
@@ -212,13 +200,19 @@ delta_norm = refused(
     "tp sequence_parallel", "tp !sequence_parallel gated_delta_net",
     "tp={mesh.tp} without sequence_parallel: nothing sums the gradient of a gated delta net's norm, silently wrong",
 )  # fmt: skip
+delta_sequence = refused(
+    "delta_cp", "core/transformer/transformer_config.py:983; from 0.19 ours: no price", "cp", "cp gated_delta_net",
+    ("release.delta_net_divides_sequences",
+     "cp={mesh.cp} with gated delta nets: Megatron-core exchanges sequence shards for their heads, which is not priced here"),
+    "cp={mesh.cp} with gated delta nets: Megatron-core {software.megatron_core} has them in whole sequences alone",
+)  # fmt: skip
 state_space_sequence = refused(
     "mamba_cp", "core/ssm/mamba_context_parallel.py; ours: no price", "cp", "cp mamba2",
     "cp={mesh.cp} with Mamba-2 layers: Megatron-core exchanges sequence shards for their heads, which is not priced here",
 )  # fmt: skip
 hybrid_chunks = refused(
     "hybrid_chunks", "ours: Megatron-Bridge 0.6.2, provide; core/ssm/mamba_block.py:173", "vpp", "vpp single_part_layers",
-    "vpp={vpp} with layers of one part: Megatron-Bridge's hybrid models have no interleaving",
+    "vpp={candidate.vpp} with layers of one part: Megatron-Bridge's hybrid models have no interleaving",
 )  # fmt: skip
 
 MODEL_RULES: Final = (

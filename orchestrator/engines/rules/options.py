@@ -6,11 +6,9 @@ from itertools import pairwise
 from typing import Final
 
 from orchestrator.engines.megatron_versions import flex_backend, release_of
-from orchestrator.engines.rules.rule import rule
+from orchestrator.engines.rules.rule import refused, rule
 from orchestrator.engines.rules.zero import host_states
-from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.axes.cp import inner_size
-from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.graphs import graphed_modules
 from orchestrator.strategy.offloading import OF_EXPERTS, offloaded, without_use
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
@@ -44,13 +42,10 @@ def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
 
 
 @rule("user_buffers_mxfp8", "Transformer Engine, pytorch/module/base.py: fill_userbuffers_buffer_for_all_gather",
-      "model tp cp tp_comm_overlap micro_batch_size")  # fmt: skip
+      "model tp cp tp_comm_overlap micro_batch_size", "tp_comm_overlap precision=fp8 fp8_recipe=mxfp8")  # fmt: skip
 def whole_blocks(candidate: Candidate, workload: Workload) -> str | None:
     """Whether a rank's part of the tokens is whole blocks of scales."""
-    training, mesh = workload.training, candidate.mesh
-    if not candidate.strategy.tp_comm_overlap or training.precision != "fp8" or training.fp8_recipe != "mxfp8":
-        return None
-    tokens = workload.model.seq_length * candidate.micro_batch_size // (mesh.cp * mesh.tp)
+    tokens = workload.model.seq_length * candidate.micro_batch_size // (candidate.mesh.cp * candidate.mesh.tp)
     return f"tp_comm_overlap with fp8_recipe=mxfp8: {tokens} tokens a rank are no multiple of 128" if tokens % 128 else None
 
 
@@ -148,105 +143,75 @@ def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | Non
     return None
 
 
-@rule(
-    "expert_overlap",
-    "core/transformer/transformer_config.py:1852-1906",
+expert_overlap = refused(
+    "expert_overlap", "core/transformer/transformer_config.py:1852-1906",
     "overlap_moe_expert_parallel_comm moe_token_dispatcher_type moe_shared_expert_overlap megatron_fsdp ep etp pp vpp recompute",
-    where="overlap_moe_expert_parallel_comm",
-)
-def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
-    """Whether Megatron's combined 1F1B, a forward beside a backward pass layer by layer, takes this."""
-    strategy, a, mesh = candidate.strategy, workload.model.architecture, candidate.mesh
-    if not a.experts:
-        return "overlap_moe_expert_parallel_comm: a dense model has no experts"
-    release = release_of(workload.cluster.software.megatron_core)
-    kind, modules = strategy.moe_token_dispatcher_type, RECOMPUTE_MODULES.get(strategy.recompute, ())
-    refused = (
-        (mesh.ep == 1, "with ep=1 tokens travel nowhere"),
-        (kind == "allgather", f"moe_token_dispatcher_type={kind}: Megatron-core has it with alltoall and flex"),
-        (
-            release.overlap_needs_several_experts
-            and kind == "alltoall"
-            and mesh.etp == 1
-            and any(e.num_experts == mesh.ep for e in a.experts),
-            f"ep={mesh.ep}, one expert a rank: Megatron-core {release.version} frees tokens that backward needs; 0.19 and flex do not",
-        ),
-        (mesh.pp > 1 and candidate.vpp == 1, f"pp={mesh.pp} needs vpp above 1"),
-        (strategy.recompute == "full", "recompute=full: it takes recompute of modules only"),
-        (
-            "mlp" in modules and all(isinstance(layer.feed_forward, Experts) for layer in a.kinds_of_layers()),
-            f"recompute={strategy.recompute}: it computes no experts again, and all layers of this model have them",
-        ),
-        (workload.training.precision == "fp32", "in fp32: Megatron-core has it for 16-bit models"),
-        (strategy.moe_shared_expert_overlap, "with moe_shared_expert_overlap: Megatron-core takes one of both"),
-        (a.mtp_num_layers > 1, f"mtp_num_layers={a.mtp_num_layers}: it takes one"),
-        (
-            a.mtp_num_layers == 1 and mesh.pp == 1 and release.overlap_of_prediction_needs_pipeline,
-            f"mtp_num_layers=1 with pp=1: Megatron-core {release.version} needs a pipeline for it",
-        ),
-        (
-            strategy.megatron_fsdp and not release.overlaps_experts_with_fsdp,
-            f"with megatron_fsdp: Megatron-core {release.version} gathers weights by the layers' own calls, which it does not make",
-        ),
-    )
-    return next((f"overlap_moe_expert_parallel_comm: {why}" for holds, why in refused if holds), None)
-
-
-@rule(
+    "overlap_moe_expert_parallel_comm",
+    *((facts, f"overlap_moe_expert_parallel_comm: {why}") for facts, why in (
+        ("!experts", "a dense model has no experts"),
+        ("!ep", "with ep=1 tokens travel nowhere"),
+        ("moe_token_dispatcher_type=allgather", "moe_token_dispatcher_type=allgather: Megatron-core has it with alltoall and flex"),
+        ("release.overlap_needs_several_experts moe_token_dispatcher_type=alltoall !etp one_expert_a_rank",
+         "ep={mesh.ep}, one expert a rank: Megatron-core {release.version} frees tokens that backward needs; 0.19 and flex do not"),
+        ("pp !vpp", "pp={mesh.pp} needs vpp above 1"),
+        ("recompute=full", "recompute=full: it takes recompute of modules only"),
+        ("recompute.mlp experts_alone",
+         "recompute={strategy.recompute}: it computes no experts again, and all layers of this model have them"),
+        ("precision=fp32", "in fp32: Megatron-core has it for 16-bit models"),
+        ("moe_shared_expert_overlap", "with moe_shared_expert_overlap: Megatron-core takes one of both"),
+        ("mtp_num_layers !mtp_num_layers=1", "mtp_num_layers={a.mtp_num_layers}: it takes one"),
+        ("mtp_num_layers !pp release.overlap_of_prediction_needs_pipeline",
+         "mtp_num_layers=1 with pp=1: Megatron-core {release.version} needs a pipeline for it"),
+        ("megatron_fsdp !release.overlaps_experts_with_fsdp",
+         "with megatron_fsdp: Megatron-core {release.version} gathers weights by the layers' own calls, which it does not make"),
+    )),
+)  # fmt: skip
+"""Whether Megatron's combined 1F1B, a forward beside a backward pass layer by layer, takes this."""
+delayed_weight_gradients = refused(
     "delayed_weight_gradients",
     "core/transformer/transformer_config.py:1909; training/arguments.py:1209; Transformer Engine d0067d0, pytorch/module/_common.py:312",
-    "delay_wgrad_compute overlap_moe_expert_parallel_comm",
-    where="delay_wgrad_compute",
+    "delay_wgrad_compute overlap_moe_expert_parallel_comm", "delay_wgrad_compute",
+    ("!overlap_moe_expert_parallel_comm", "delay_wgrad_compute needs overlap_moe_expert_parallel_comm"),
+    ("!te", "delay_wgrad_compute needs Transformer Engine's linears, on GPUs"),
+    ("lora", "delay_wgrad_compute with lora.rank={lora.rank}: Transformer Engine waits for gradients that frozen weights have not"),
+    ("frozen_language",
+     "delay_wgrad_compute with train.freeze=language: Transformer Engine waits for gradients that frozen weights have not"),
+)  # fmt: skip
+permute_fusion = refused(
+    "permute_fusion", "core/transformer/moe/token_dispatcher.py:642, 838; _HybridEPManager asks for it nowhere (:978)",
+    "moe_permute_fusion moe_token_dispatcher_type", "!moe_permute_fusion",
+    ("!experts", "moe_permute_fusion=false does nothing: a dense model has no experts"),
+    ("cpu", "moe_permute_fusion=false does nothing on a CPU: the fused kernels are Transformer Engine's"),
+    ("moe_token_dispatcher_type=flex hybridep", "moe_permute_fusion=false does nothing with moe_token_dispatcher_type=flex on {gpu.name}: "
+     "HybridEP puts tokens in order itself"),
+)  # fmt: skip
+"""Whether tokens are permuted by Megatron's own kernels at all, fused or not."""
+megatron_fsdp = refused(
+    "mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", "megatron_fsdp pp", "megatron_fsdp",
+    ("cpu", "megatron_fsdp needs GPUs"),
+    ("pp", "megatron_fsdp with pp={mesh.pp}: its mesh has no pipeline"),
+    ("!optimizer=adamw", "megatron_fsdp with optimizer={training.optimizer}: Adam only"),
+)  # fmt: skip
+fp8_weights = refused(
+    "fp8_weights", "core/transformer/transformer_config.py:1027; training/arguments.py:655", "fp8_param_gather zero_stage",
+    "fp8_param_gather",
+    ("!precision=fp8", "fp8_param_gather with precision={training.precision}: it keeps the weights of FP8 products"),
+    ("!zero_stage", "fp8_param_gather with zero_stage=0: the distributed optimizer casts and gathers them"),
+)  # fmt: skip
+
+
+BEYOND_ZERO_1: Final = (
+    "reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage}: it takes the place of the reduce-scatter of Megatron's "
+    "distributed optimizer, zero_stage=1"
 )
-def delayed_weight_gradients(candidate: Candidate, workload: Workload) -> str | None:
-    strategy, cluster = candidate.strategy, workload.cluster
-    if not strategy.overlap_moe_expert_parallel_comm:
-        return "delay_wgrad_compute needs overlap_moe_expert_parallel_comm"
-    if not cluster.software.transformer_engine or cluster.is_cpu:
-        return "delay_wgrad_compute needs Transformer Engine's linears, on GPUs"
-    if "language" in workload.training.freeze or workload.training.lora is not None:
-        frozen = "train.freeze=language" if workload.training.lora is None else f"lora.rank={workload.training.lora.rank}"
-        return f"delay_wgrad_compute with {frozen}: Transformer Engine waits for gradients that frozen weights have not"
-    return None
-
-
-@rule("permute_fusion", "core/transformer/moe/token_dispatcher.py:642, 838; _HybridEPManager asks for it nowhere (:978)",
-      "moe_permute_fusion moe_token_dispatcher_type", "moe_permute_fusion")  # fmt: skip
-def permute_fusion(candidate: Candidate, workload: Workload) -> str | None:
-    """Whether tokens are permuted by Megatron's own kernels at all, fused or not."""
-    strategy, cluster, said = candidate.strategy, workload.cluster, "moe_permute_fusion=false does nothing"
-    if not workload.model.architecture.experts:
-        return f"{said}: a dense model has no experts"
-    if cluster.is_cpu:
-        return f"{said} on a CPU: the fused kernels are Transformer Engine's"
-    if strategy.moe_token_dispatcher_type == "flex" and flex_backend(cluster.gpu) == "hybridep":
-        return f"{said} with moe_token_dispatcher_type=flex on {cluster.gpu.name}: HybridEP puts tokens in order itself"
-    return None
-
-
-@rule("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", "megatron_fsdp pp", "megatron_fsdp")
-def megatron_fsdp(candidate: Candidate, workload: Workload) -> str | None:
-    if workload.cluster.is_cpu:
-        return "megatron_fsdp needs GPUs"
-    if candidate.mesh.pp > 1:
-        return f"megatron_fsdp with pp={candidate.mesh.pp}: its mesh has no pipeline"
-    return None if workload.training.optimizer == "adamw" else f"megatron_fsdp with optimizer={workload.training.optimizer}: Adam only"
-
-
-@rule(
-    "fp32_accumulation",
-    "core/distributed/param_and_grad_buffer.py:158-165",
-    "reduce_scatter_with_fp32_accumulation zero_stage zero_shard_size",
-    where="reduce_scatter_with_fp32_accumulation",
-)
-def fp32_accumulation(candidate: Candidate, _: Workload) -> str | None:
-    strategy = candidate.strategy
-    given = f"reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage}"
-    if strategy.zero_stage != 1 or strategy.megatron_fsdp:
-        return f"{given}: it takes the place of the reduce-scatter of Megatron's distributed optimizer, zero_stage=1"
-    if strategy.zero_shard_size is not None:
-        return f"{given} and zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance of the optimizer"
-    return None
+fp32_accumulation = refused(
+    "fp32_accumulation", "core/distributed/param_and_grad_buffer.py:158-165",
+    "reduce_scatter_with_fp32_accumulation zero_stage zero_shard_size", "reduce_scatter_with_fp32_accumulation",
+    ("!zero_stage=1", BEYOND_ZERO_1),
+    ("megatron_fsdp", BEYOND_ZERO_1),
+    ("zero_shard_size", "reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage} and "
+     "zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance of the optimizer"),
+)  # fmt: skip
 
 
 @rule("ddp_bucket", "core/distributed/distributed_data_parallel.py:65-69", "dp cp ddp_bucket_size overlap_grad_reduce megatron_fsdp",
@@ -258,33 +223,20 @@ def ddp_bucket(candidate: Candidate, workload: Workload) -> str | None:
     return f"{said} with megatron_fsdp: its units are of whole modules" if strategy.megatron_fsdp else None
 
 
-@rule("fp8_weights", "core/transformer/transformer_config.py:1027; training/arguments.py:655", "fp8_param_gather zero_stage",
-      "fp8_param_gather")  # fmt: skip
-def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
-    strategy, precision = candidate.strategy, workload.training.precision
-    if precision != "fp8":
-        return f"fp8_param_gather with precision={precision}: it keeps the weights of FP8 products"
-    return None if strategy.zero_stage else "fp8_param_gather with zero_stage=0: the distributed optimizer casts and gathers them"
-
-
-@rule(
+OF_FSDP_AND_FP8: Final = (
+    "keep_fp8_transpose_cache with zero_stage={strategy.zero_stage} does nothing: it is of megatron_fsdp and fp8_param_gather "
+    "with zero_stage=3"
+)
+fp8_transposes = refused(
     "fp8_transposes",
     "core/distributed/fsdp/mcore_fsdp_adapter.py:161; fsdp/src/megatron_fsdp/mixed_precision.py:192, fully_shard.py:241",
-    "keep_fp8_transpose_cache megatron_fsdp fp8_param_gather zero_stage",
-    where="keep_fp8_transpose_cache",
-)
-def fp8_transposes(candidate: Candidate, workload: Workload) -> str | None:
-    """Where Megatron's FSDP gives no transposed FP8 weight back, or makes none, so that there is nothing to keep."""
-    strategy, training, gpu = candidate.strategy, workload.training, workload.cluster.gpu
-    said = "keep_fp8_transpose_cache"
-    if not (strategy.megatron_fsdp and strategy.fp8_param_gather and strategy.zero_stage == SHARDED_FROM_STAGE["weight"]):
-        given = f"zero_stage={strategy.zero_stage}"
-        return f"{said} with {given} does nothing: it is of megatron_fsdp and fp8_param_gather with zero_stage=3"
-    if training.fp8_recipe == "mxfp8":
-        return f"{said} with fp8_recipe=mxfp8 does nothing: both copies of MXFP8 weights are kept anyway"
-    if gpu.has_mxfp8 and training.fp8_recipe != "blockwise":
-        return f"{said} on {gpu.name} does nothing: its products of fp8_recipe={training.fp8_recipe} take weights as they are"
-    return None
+    "keep_fp8_transpose_cache megatron_fsdp fp8_param_gather zero_stage", "keep_fp8_transpose_cache",
+    *((facts, OF_FSDP_AND_FP8) for facts in ("!megatron_fsdp", "!fp8_param_gather", "!zero_stage=3")),
+    ("fp8_recipe=mxfp8", "keep_fp8_transpose_cache with fp8_recipe=mxfp8 does nothing: both copies of MXFP8 weights are kept anyway"),
+    ("has_mxfp8 !fp8_recipe=blockwise", "keep_fp8_transpose_cache on {gpu.name} does nothing: its products of "
+     "fp8_recipe={training.fp8_recipe} take weights as they are"),
+)  # fmt: skip
+"""Where Megatron's FSDP gives no transposed FP8 weight back, or makes none, so that there is nothing to keep."""
 
 
 @rule(

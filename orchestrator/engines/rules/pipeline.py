@@ -10,39 +10,22 @@ from orchestrator.strategy.tree import fills_groups
 from orchestrator.strategy.workload import Workload
 
 t5_pipeline = refused("t5_pp", "t5_pp: pretrain_t5.py:108", "pp", "pp encoder_decoder", "pp={mesh.pp}: Megatron has no pipeline for T5")
-
-
-@rule(
-    "pp_zero_megatron",
-    "ours: orchestrator/workers/megatron_deepspeed.py (set_gradient_accumulation_boundary, allreduce_gradients)",
-    "pp schedule zero_stage",
-)
-def megatron_pipeline_zero(candidate: Candidate, _: Workload) -> str | None:
-    """Refuses ZeRO stages other than 1 over megatron-core's schedule, which calls autograd itself: DeepSpeed's engine at stage 1 is told
-    when to reduce; stage 0 is not."""
-    stage = candidate.strategy.zero_stage
-    if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or stage == 1:
-        return None
-    return f"zero_stage={stage} with schedule={candidate.schedule}: megatron-core's pipeline goes with zero_stage 1 under DeepSpeed"
-
-
-@rule("pp_fp16", "deepspeed/runtime/engine.py backward", "model pp schedule")
-def megatron_pipeline_fp16(candidate: Candidate, workload: Workload) -> str | None:
-    if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or workload.training.precision != "fp16":
-        return None
-    return f"precision=fp16 with schedule={candidate.schedule}: DeepSpeed scales the loss in its own backward, which this one never calls"
-
-
-@rule(
-    "pp_zero0", "gad_mix: deepspeed/runtime/engine.py:2316; silently wrong 4: runtime/utils.py clip_grad_norm_", "model schedule zero_stage"
-)
-def deepspeed_pipeline_zero(candidate: Candidate, workload: Workload) -> str | None:
-    """Refuses stage 0 in 16 bits: bf16 gets BF16_Optimizer, which is stage 1 with bf16 sums, and fp16 is clipped by each stage's own
-    norm."""
-    strategy, precision = candidate.strategy, workload.training.precision
-    if candidate.schedule != "deepspeed_1f1b" or strategy.zero_stage > 0 or precision == "fp32":
-        return None
-    return f"zero_stage=0 with schedule=deepspeed_1f1b is offered in fp32 only, not in {precision}: take zero_stage=1"
+megatron_pipeline_zero = refused(
+    "pp_zero_megatron", "ours: orchestrator/workers/megatron_deepspeed.py (set_gradient_accumulation_boundary, allreduce_gradients)",
+    "pp schedule zero_stage", "pp !schedule=deepspeed_1f1b !zero_stage=1",
+    "zero_stage={strategy.zero_stage} with schedule={candidate.schedule}: megatron-core's pipeline goes with zero_stage 1 under DeepSpeed",
+)  # fmt: skip
+"""megatron-core's schedule calls autograd itself: DeepSpeed's engine at stage 1 is told when to reduce; stage 0 is not."""
+megatron_pipeline_fp16 = refused(
+    "pp_fp16", "deepspeed/runtime/engine.py backward", "model pp schedule", "pp !schedule=deepspeed_1f1b precision=fp16",
+    "precision=fp16 with schedule={candidate.schedule}: DeepSpeed scales the loss in its own backward, which this one never calls",
+)  # fmt: skip
+deepspeed_pipeline_zero = refused(
+    "pp_zero0", "gad_mix: deepspeed/runtime/engine.py:2316; silently wrong 4: runtime/utils.py clip_grad_norm_",
+    "model schedule zero_stage", "schedule=deepspeed_1f1b !zero_stage !precision=fp32",
+    "zero_stage=0 with schedule=deepspeed_1f1b is offered in fp32 only, not in {training.precision}: take zero_stage=1",
+)  # fmt: skip
+"""Stage 0 in 16 bits: bf16 gets BF16_Optimizer, which is stage 1 with bf16 sums, and fp16 is clipped by each stage's own norm."""
 
 
 @rule("vpp_M", "vpp_M: core/pipeline_parallel/schedules.py:995-1015", "pp num_microbatches vpp microbatch_group_size_per_vp_stage")

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import rule, sequence_lengths
+from orchestrator.engines.rules.rule import refused, rule, sequence_lengths
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.training import QUANTISED, Training
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
-
-@rule(
+one_gradient_buffer = refused(
     "one_gradient_buffer",
     "ddp grad_reduce_in_fp32: core/distributed/distributed_data_parallel_config.py:11, param_and_grad_buffer.py",
-    "model",
-)
-def one_gradient_buffer(_: Candidate, workload: Workload) -> str | None:
-    training = workload.training
-    if training.grad_accum_dtype == training.grad_reduce_dtype:
-        return None
-    types = f"grad_accum_dtype={training.grad_accum_dtype} and grad_reduce_dtype={training.grad_reduce_dtype}"
-    return f"{types}: Megatron sums and reduces in one buffer of one type"
-
+    "model", "summed_and_reduced_otherwise",
+    "grad_accum_dtype={training.grad_accum_dtype} and grad_reduce_dtype={training.grad_reduce_dtype}: "
+    "Megatron sums and reduces in one buffer of one type",
+)  # fmt: skip
 
 MIN_FP8_COMPUTE_CAPABILITY: Final = {"delayed": 8.9, "tensorwise": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
 """First compute capability for which Transformer Engine has the recipe (its pytorch/fp8.py, check_fp8_support and its like)."""
@@ -101,21 +95,13 @@ def fp8_tokens(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", "zero_stage")
-def precision_aware(candidate: Candidate, workload: Workload) -> str | None:
-    training, cluster = workload.training, workload.cluster
-    if not training.precision_aware_optimizer:
-        return None
-    if training.optimizer != "adamw":
-        return f"precision_aware_optimizer with optimizer={training.optimizer}: it is an Adam"
-    if training.precision == "fp32":
-        return "precision_aware_optimizer with precision=fp32: there is no narrower copy of the weights"
-    if not cluster.software.transformer_engine or cluster.is_cpu:
-        return "precision_aware_optimizer needs Transformer Engine's Adam, on GPUs"
-    if candidate.strategy.zero_stage == 0:
-        return "precision_aware_optimizer needs the distributed optimizer, zero_stage=1"
-    return None
-
+precision_aware = refused(
+    "precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", "zero_stage", "precision_aware_optimizer",
+    ("!optimizer=adamw", "precision_aware_optimizer with optimizer={training.optimizer}: it is an Adam"),
+    ("precision=fp32", "precision_aware_optimizer with precision=fp32: there is no narrower copy of the weights"),
+    ("!te", "precision_aware_optimizer needs Transformer Engine's Adam, on GPUs"),
+    ("!zero_stage", "precision_aware_optimizer needs the distributed optimizer, zero_stage=1"),
+)  # fmt: skip
 
 PRECISION_RULES: Final = (one_gradient_buffer, fp8, fp8_features, fp8_tokens, precision_aware)
 """The rules of precision for megatron-core with its own optimizer."""

@@ -24,7 +24,7 @@ def fused_attention(software: Software) -> bool:
 recompute_mlp = refused(
     "recompute_mlp_bias",
     "recompute_sel: core/transformer/transformer_layer.py:719, core/tensor_parallel/random.py:496 (README, silently wrong 9)",
-    *("model recompute", "recompute.mlp biases"),
+    *("model recompute", "recompute.mlp add_bias_linear"),
     "recompute={strategy.recompute} with add_bias_linear: the MLP's checkpoint gives its bias back as an output, and backward never ends",
 )
 
@@ -58,19 +58,13 @@ recompute_latent = refused(
     "recompute_latent", "core/transformer/transformer_config.py:1217", "model recompute", "recompute.mla_up_proj !latent_attention",
     "recompute={strategy.recompute}: mla_up_proj is a module of latent attention, which this model has not",
 )  # fmt: skip
-
-
-@rule("recompute_experts", "core/transformer/transformer_config.py:1212,1242", "model software recompute", "recompute.moe_act")
-def recompute_experts(candidate: Candidate, workload: Workload) -> str | None:
-    mode, cluster, training = candidate.strategy.recompute, workload.cluster, workload.training
-    if not workload.model.architecture.experts:
-        return f"recompute={mode}: moe_act is a module of experts, and a dense model has none"
-    if not cluster.software.transformer_engine or cluster.is_cpu:
-        return f"recompute={mode}: moe_act needs the experts' products as one, which is Transformer Engine's on GPUs"
-    if training.precision == "fp8" and training.fp8_recipe in (None, "delayed"):
-        return f"recompute={mode}: delayed scaling of FP8 has no recompute of moe_act"
-    return None
-
+recompute_experts = refused(
+    "recompute_experts", "core/transformer/transformer_config.py:1212,1242", "model software recompute", "recompute.moe_act",
+    ("!experts", "recompute={strategy.recompute}: moe_act is a module of experts, and a dense model has none"),
+    ("!te", "recompute={strategy.recompute}: moe_act needs the experts' products as one, which is Transformer Engine's on GPUs"),
+    ("precision=fp8 !fp8_recipe", "recompute={strategy.recompute}: delayed scaling of FP8 has no recompute of moe_act"),
+    ("precision=fp8 fp8_recipe=delayed", "recompute={strategy.recompute}: delayed scaling of FP8 has no recompute of moe_act"),
+)  # fmt: skip
 
 RECOMPUTE_RULES: Final = (recompute_mlp, recompute_norms, recompute_latent, recompute_experts, recompute_attention)
 """Rules on the modules that are recomputed, shared by the engine modes that build megatron-core models."""

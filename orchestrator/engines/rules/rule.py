@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from operator import attrgetter
 from typing import Final
 
 from msgspec.structs import replace
 
-from orchestrator.model.training import EIGHT_BIT
+from orchestrator.engines.megatron_versions import flex_backend, release_of
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.spec import Architecture
+from orchestrator.model.training import EIGHT_BIT, Training
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import CHOICES, ENGINE_OPTIONS, RECOMPUTE_MODULES, Candidate
 from orchestrator.strategy.workload import Workload
@@ -19,73 +22,80 @@ Check = Callable[[Candidate, Workload], str | None]
 Fact = Callable[[Candidate, Workload], bool]
 NO_BALANCE: Final = "model.aux_loss_coeff=0"
 """How a user says that no loss balances experts; those who typed nothing have the model's own."""
-
-
-def _is_chosen(value: Callable[[Candidate], object], default: object, candidate: Candidate, _: Workload) -> bool:
-    return value(candidate) != default
-
-
-def _recomputes(module: str, candidate: Candidate, _: Workload) -> bool:
-    return module in RECOMPUTE_MODULES.get(candidate.strategy.recompute, ())
-
-
-def _has_part(part: str, _: Candidate, workload: Workload) -> bool:
-    return part in workload.model.architecture.features()
-
-
 FACTS: Final[Mapping[str, Fact]] = {
-    **{choice.name: partial(_is_chosen, attrgetter(choice.path), choice.default) for choice in CHOICES},
     "te": lambda _, workload: workload.cluster.software.transformer_engine and not workload.cluster.is_cpu,
     "cpu": lambda _, workload: workload.cluster.is_cpu,
-    "lora": lambda _, workload: workload.training.lora is not None,
-    "lora.bits": lambda _, workload: workload.training.lora is not None and workload.training.lora.bits is not None,
-    "packing": lambda _, workload: bool(workload.training.packing),
-    "sgd": lambda _, workload: workload.training.optimizer == "sgd",
-    "eight_bit": lambda _, workload: workload.training.optimizer in EIGHT_BIT,
-    "fp16": lambda _, workload: workload.training.precision == "fp16",
     "decoder": lambda _, workload: workload.model.architecture.stack == "decoder",
-    "rope": lambda _, workload: workload.model.architecture.position_embedding == "rope",
-    "biases": lambda _, workload: workload.model.architecture.add_bias_linear,
-    "tied": lambda _, workload: workload.model.architecture.tie_embeddings,
-    "traced": lambda _, workload: workload.model.architecture.traced is not None,
+    "eight_bit": lambda _, workload: workload.training.optimizer in EIGHT_BIT,
+    "frozen_language": lambda _, workload: "language" in workload.training.freeze,
+    "summed_otherwise": lambda _, workload: workload.training.grad_accum_dtype != workload.training.precision,
+    "summed_and_reduced_otherwise": lambda _, workload: workload.training.grad_accum_dtype != workload.training.grad_reduce_dtype,
+    "experts_alone": lambda _, workload: all(
+        isinstance(layer.feed_forward, Experts) for layer in workload.model.architecture.kinds_of_layers()
+    ),
+    "one_expert_a_rank": lambda it, given: any(part.num_experts == it.mesh.ep for part in given.model.architecture.experts),
+    "etp_beside_tp": lambda candidate, _: candidate.mesh.etp != candidate.mesh.tp,
+    "has_mxfp8": lambda _, workload: workload.cluster.gpu.has_mxfp8,
+    "hybridep": lambda _, workload: flex_backend(workload.cluster.gpu) == "hybridep",
 }
-"""What rules are about, by name: a choice that is not at its default, and what stands here."""
+CHOSEN: Final = {choice.name: choice for choice in CHOICES}
 
 
 @cache
 def fact(where: str) -> Fact:
-    """Whether all of these hold: names of FACTS, "recompute.mlp" for a module that is computed again, parts of a model (in the words of
-    `Architecture.features`); with ! before a name, that it does not."""
-    name, _, others = where.partition(" ")
+    """Whether all of these words hold; none always does. tp: the choice is not at its default, or the switch is on. lora: the training or
+    the model has a value in this field, or in a field of it (lora.bits). zero_stage=3, optimizer=sgd: that is its value. recompute.mlp: the
+    module is computed again. release.divides_muon: the planned release of Megatron has it. mamba2: the model has the part (in the words of
+    `Architecture.features`). te, cpu: as FACTS say. With ! before a word: it does not hold."""
+    word, _, others = where.partition(" ")
     if others:
-        one, rest = fact(name), fact(others)
+        one, rest = fact(word), fact(others)
         return lambda candidate, workload: one(candidate, workload) and rest(candidate, workload)
-    if name.startswith("!"):
-        other = fact(name[1:])
+    if word.startswith("!"):
+        other = fact(word[1:])
         return lambda candidate, workload: not other(candidate, workload)
-    again = name.removeprefix("recompute.")
-    return FACTS.get(name) or (partial(_recomputes, again) if again != name else partial(_has_part, name))
+    name, _, said = word.partition("=")
+    first, _, inner = name.partition(".")
+    if name in CHOSEN:
+        of_candidate, default = attrgetter(CHOSEN[name].path), CHOSEN[name].default
+        off = False if default is True else default
+        return lambda candidate, _: str(of_candidate(candidate)) == said if said else of_candidate(candidate) != off
+    if first == "recompute":
+        return lambda candidate, _: inner in RECOMPUTE_MODULES.get(candidate.strategy.recompute, ())
+    if first == "release":
+        return lambda _, workload: bool(getattr(release_of(workload.cluster.software.megatron_core), inner))
+    if first in Training.__struct_fields__ or first in Architecture.__struct_fields__:
+        of_workload = attrgetter(f"training.{name}" if first in Training.__struct_fields__ else f"model.architecture.{name}")
+        return lambda _, workload: str(of_workload(workload)) == said if said else bool(of_workload(workload))
+    return FACTS.get(name) or (lambda _, workload: not name or name in workload.model.architecture.features())
 
 
 class Refusal(Value, frozen=True):
-    """The check of a rule that forbids these facts together. `why`: the reason, in which {mesh.tp} is a field of the candidate's mesh, and
-    so on: of its strategy, of the training, of its lora, of the model's architecture, {a}."""
+    """The check of a rule that refuses what has the facts `where` and those of one of its cases, each with the reason: in it {mesh.tp} is a
+    field of the mesh, and so on for candidate, strategy, training, lora, software, gpu, release and the model's architecture {a}."""
 
     where: str
-    why: str
+    cases: tuple[tuple[str, str], ...]
 
     def __call__(self, candidate: Candidate, workload: Workload) -> str | None:
-        """The reason where the facts hold, else None."""
+        """The first reason; None: there is none."""
         if not fact(self.where)(candidate, workload):
             return None
-        training = {"training": workload.training, "lora": workload.training.lora, "a": workload.model.architecture}
-        return self.why.format(mesh=candidate.mesh, strategy=candidate.strategy, vpp=candidate.vpp, **training)
+        for also, why in self.cases:
+            if fact(also)(candidate, workload):
+                training, software = workload.training, workload.cluster.software
+                named = {"training": training, "lora": training.lora, "software": software, "release": release_of(software.megatron_core)}
+                chosen = {"candidate": candidate, "strategy": candidate.strategy, "mesh": candidate.mesh}
+                return why.format(**chosen, **named, gpu=workload.cluster.gpu, a=workload.model.architecture)
+        return None
 
 
-def refused(id: str, engine_rule: str, needs: str, where: str, why: str) -> Rule:
-    """The rule that forbids the facts `where` together, as `rule` and `Refusal` say."""
-    option = next((name for name in where.split() if name in ENGINE_OPTIONS), "")
-    return Rule(id=id, engine_rule=engine_rule, check=Refusal(where, why), needs=tuple(needs.split()), only_with=option)
+def refused(id: str, engine_rule: str, needs: str, where: str, *cases: tuple[str, str] | str) -> Rule:
+    """The rule that forbids the facts `where` together, or with those of one of `cases`, as `rule` and `Refusal` say."""
+    words = [word for word in where.split() if (name := word.removeprefix("!")) in ENGINE_OPTIONS]
+    option = next((name for word in words if (CHOSEN[name := word.removeprefix("!")].default is True) == (word != name)), "")
+    check = Refusal(where, tuple(("", case) if isinstance(case, str) else case for case in cases))
+    return Rule(id=id, engine_rule=engine_rule, check=check, needs=tuple(needs.split()), only_with=option)
 
 
 def rule(id: str, engine_rule: str, needs: str, where: str = "") -> Callable[[Check], Rule]:
@@ -98,7 +108,7 @@ def rule(id: str, engine_rule: str, needs: str, where: str = "") -> Callable[[Ch
         def asked(candidate: Candidate, workload: Workload) -> str | None:
             return check(candidate, workload) if fact(where)(candidate, workload) else None
 
-        return replace(refused(id, engine_rule, needs, where, ""), check=asked if where else check)
+        return replace(refused(id, engine_rule, needs, where), check=asked if where else check)
 
     return made
 

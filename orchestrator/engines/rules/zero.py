@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.rules.rule import refused, rule
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.spec import Candidate
@@ -27,86 +26,50 @@ def optimizer_instances(candidate: Candidate, _: Workload) -> str | None:
 
 
 distributed_adam = refused(
-    "distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", "zero_stage", "zero_stage sgd",
+    "distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", "zero_stage", "zero_stage optimizer=sgd",
     "optimizer=sgd with zero_stage={strategy.zero_stage}: Megatron's distributed optimizer takes Adam only",
 )  # fmt: skip
 
 
-@rule(
-    "muon",
-    "training/arguments.py:1178-1187 (0.16.1), 1669-1686; optimizer/__init__.py:769, 832, 914; optimizer/optimizer.py:1033 (0.19)",
-    "zero_stage zero_shard_size overlap_grad_reduce fp8_param_gather",
-)
-def muon(candidate: Candidate, workload: Workload) -> str | None:
-    strategy, training, a = candidate.strategy, workload.training, workload.model.architecture
-    if training.optimizer != "muon":
-        return None
-    release = release_of(workload.cluster.software.megatron_core)
-    older = f"Megatron-core {release.version}"
-    refused = (
-        (training.precision == "fp16", "precision=fp16: it has no loss scale"),
-        (strategy.fp8_param_gather, "fp8_param_gather: its matrices have bf16 weights"),
-        (strategy.zero_shard_size is not None, f"zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance"),
-        (
-            strategy.zero_stage > 0 and a.add_bias_linear and bool(a.experts),
-            f"zero_stage={strategy.zero_stage} and experts with biases, whose Adam it does not divide",
-        ),
-        (
-            strategy.zero_stage > 0 and training.precision == "fp32",
-            f"zero_stage={strategy.zero_stage} and precision=fp32: what divides it wraps bf16 models alone",  # layer_wise_optimizer.py
-        ),
-        (strategy.zero_stage > 0 and not release.divides_muon, f"zero_stage={strategy.zero_stage}: {older} has it undivided, 0.19 divided"),
-        (
-            strategy.overlap_grad_reduce and not release.divides_muon,
-            f"overlap_grad_reduce: {older} has it without (pin.overlap_grad_reduce=false), 0.19 with",
-        ),
-    )
-    return next((f"optimizer=muon with {why}" for holds, why in refused if holds), None)
+muon = refused(
+    "muon", "training/arguments.py:1178-1187 (0.16.1), 1669-1686; optimizer/__init__.py:769, 832, 914; optimizer/optimizer.py:1033 (0.19)",
+    "zero_stage zero_shard_size overlap_grad_reduce fp8_param_gather", "optimizer=muon",
+    ("precision=fp16", "optimizer=muon with precision=fp16: it has no loss scale"),
+    ("fp8_param_gather", "optimizer=muon with fp8_param_gather: its matrices have bf16 weights"),
+    ("zero_shard_size", "optimizer=muon with zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance"),
+    ("zero_stage add_bias_linear experts",
+     "optimizer=muon with zero_stage={strategy.zero_stage} and experts with biases, whose Adam it does not divide"),
+    ("zero_stage precision=fp32",  # layer_wise_optimizer.py
+     "optimizer=muon with zero_stage={strategy.zero_stage} and precision=fp32: what divides it wraps bf16 models alone"),
+    ("zero_stage !release.divides_muon",
+     "optimizer=muon with zero_stage={strategy.zero_stage}: Megatron-core {release.version} has it undivided, 0.19 divided"),
+    ("overlap_grad_reduce !release.divides_muon", "optimizer=muon with overlap_grad_reduce: Megatron-core {release.version} has it without "
+     "(pin.overlap_grad_reduce=false), 0.19 with"),
+)  # fmt: skip
 
 
-@rule("gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", "zero_stage")
-def unsharded_accumulation(candidate: Candidate, workload: Workload) -> str | None:
-    training = workload.training
-    if candidate.strategy.zero_stage > 0 or training.grad_accum_dtype == training.precision:
-        return None
-    return f"zero_stage=0 sums gradients in {training.precision}; grad_accum_dtype={training.grad_accum_dtype} needs zero_stage 1 or above"
-
-
-@rule(
-    "offload_needs",
-    "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
-    "zero_stage pp schedule offload_optimizer",
-    where="offload_optimizer",
-)
-def offload(candidate: Candidate, workload: Workload) -> str | None:
-    strategy = candidate.strategy
-    if workload.cluster.is_cpu:
-        return "offload_optimizer moves states out of a GPU's memory: here there is none"
-    if strategy.zero_stage == 0:
-        return "offload_optimizer needs zero_stage 1 or above"
-    if strategy.mesh.pp > 1 and candidate.schedule != "deepspeed_1f1b":
-        return f"offload_optimizer with pp={strategy.mesh.pp}: never tried under Megatron's pipeline schedule"
-    if workload.training.optimizer != "adamw":
-        return f"offload_optimizer with optimizer={workload.training.optimizer}: DeepSpeed offloads Adam"
-    return None
-
-
-@rule(
-    "optimizer_offload",
-    "opt_offload: megatron/training/arguments.py:1190, core/optimizer/__init__.py:306",
-    "offload_optimizer fp8_param_gather",
-    where="offload_optimizer",
-)
-def megatron_offload(candidate: Candidate, workload: Workload) -> str | None:
-    """Whether megatron-core's HybridDeviceOptimizer takes all of the optimizer to the host."""
-    strategy, training = candidate.strategy, workload.training
-    if workload.cluster.is_cpu:
-        return "offload_optimizer moves states out of a GPU's memory: here there is none"
-    if not training.precision_aware_optimizer:
-        return "offload_optimizer needs train.precision_aware_optimizer=true"
-    if strategy.fp8_param_gather and training.fp8_recipe != "delayed":
-        return f"offload_optimizer with fp8_param_gather needs train.fp8_recipe=delayed, not {training.fp8_recipe}"
-    return None
+unsharded_accumulation = refused(
+    "gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", "zero_stage", "!zero_stage summed_otherwise",
+    "zero_stage=0 sums gradients in {training.precision}; grad_accum_dtype={training.grad_accum_dtype} needs zero_stage 1 or above",
+)  # fmt: skip
+HERE_IS_NONE: Final = "offload_optimizer moves states out of a GPU's memory: here there is none"
+offload = refused(
+    "offload_needs", "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
+    "zero_stage pp schedule offload_optimizer", "offload_optimizer",
+    ("cpu", HERE_IS_NONE),
+    ("!zero_stage", "offload_optimizer needs zero_stage 1 or above"),
+    ("pp !schedule=deepspeed_1f1b", "offload_optimizer with pp={mesh.pp}: never tried under Megatron's pipeline schedule"),
+    ("!optimizer=adamw", "offload_optimizer with optimizer={training.optimizer}: DeepSpeed offloads Adam"),
+)  # fmt: skip
+megatron_offload = refused(
+    "optimizer_offload", "opt_offload: megatron/training/arguments.py:1190, core/optimizer/__init__.py:306",
+    "offload_optimizer fp8_param_gather", "offload_optimizer",
+    ("cpu", HERE_IS_NONE),
+    ("!precision_aware_optimizer", "offload_optimizer needs train.precision_aware_optimizer=true"),
+    ("fp8_param_gather !fp8_recipe=delayed",
+     "offload_optimizer with fp8_param_gather needs train.fp8_recipe=delayed, not {training.fp8_recipe}"),
+)  # fmt: skip
+"""Whether megatron-core's HybridDeviceOptimizer takes all of the optimizer to the host."""
 
 
 def host_states(candidate: Candidate, workload: Workload) -> float:
