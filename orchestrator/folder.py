@@ -20,6 +20,7 @@ import msgspec
 from orchestrator import recipe
 from orchestrator.cost.states import EIGHT_BIT_MOMENTS
 from orchestrator.engines import ENGINES, tools
+from orchestrator.engines.deepspeed.trainer_files import around
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import File, Job, Mount, all_or_none
@@ -161,7 +162,7 @@ def tool_files(settings: Settings, found: Found, name: str) -> list[File]:
     if (balance := found.plan.training.balance) != "step":
         raise InputError("write", name, f"deals packed samples to ranks by itself: data.balance={balance} is of this package's programs")
     if tools.is_around(found.plan, name):
-        return tools.around_files(found.plan, name)
+        return [around(found.plan, name)]
     training = found.plan.training
     by_flags = training.task == "pretrain" and training.lora is None  # which Megatron-LM's own program can be told
     plan = (Planner(settings).for_program(found, by_flags=by_flags) if found.plan.engine == MEGATRON else None) or found.plan

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.deepspeed.fsdp_files import settings_of
-from orchestrator.engines.deepspeed.trainer_files import around, check_decoder, not_told
+from orchestrator.engines.deepspeed.trainer_files import check_decoder, not_told
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
 from orchestrator.engines.megatron_args import one_connection, several_connections, shape, switches, why_not
 from orchestrator.engines.megatron_versions import release_of
@@ -173,8 +173,7 @@ def written(plan: Plan, name: str) -> Written:
         # no rotary embedding is fused (models/qwen_vl/modelling_qwen3_vl/rope.py:477).
         said |= {path: part in plan.training.freeze for path, part in BRIDGE_FREEZES.items()}
         said |= {"model.apply_rope_fusion": False}
-    nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
-    said |= {**tool.beside, **dict(zip(tool.nodes, (nodes, plan.world_size // nodes), strict=True))} if tool.nodes else tool.beside
+    said |= {**tool.beside, **dict(zip(tool.nodes, shape(plan), strict=True))} if tool.nodes else tool.beside
     held = {PINS[OURS[field]] for field in unsaid if OURS[field] in PINS}
     return Written(
         tool=name,
@@ -274,11 +273,6 @@ def files(plan: Plan, found: Written, more: Sequence[str] = ()) -> list[File]:
 def is_around(plan: Plan, name: str) -> bool:
     """Whether the program of this name trains such a plan by the Trainer, whose file has all of it or is refused."""
     return plan.engine == DEEPSPEED and name in AROUND
-
-
-def around_files(plan: Plan, name: str) -> list[File]:
-    """The file of a program around the Trainer. Raises InputError."""
-    return [around(plan, name)]
 
 
 def _environment(plan: Plan) -> list[str]:

@@ -275,7 +275,7 @@ def test_epochs_of_samples_that_are_padded_after_all_are_counted_so(pairs: str) 
 
 
 def test_a_written_program_says_that_it_trains_on_answers_of_weight_0(tmp_path: Path) -> None:
-    from orchestrator.engines import tools
+    from orchestrator.engines.deepspeed.trainer_files import around
 
     data = tmp_path / "chats.jsonl"
     answers = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}, {"role": "assistant", "content": "c"}]
@@ -284,6 +284,6 @@ def test_a_written_program_says_that_it_trains_on_answers_of_weight_0(tmp_path: 
     words = ("recipe=llama_tiny", "task=sft", f"data={data}", f"tokenizer={tmp_path}", "gpus=2", "cluster=cpu", "engine=deepspeed",
              "data.packing=false", "train.epochs=2", "train.warmup=0")  # fmt: skip
     plan = planned(settings(*words), Planner.plan)[1].plan
-    [file] = tools.around_files(plan, "llama_factory")
+    file = around(plan, "llama_factory")
     assert "# The data has 1 answers of weight 0, which this program does not know: it trains on them too.\n" in file.content
     assert f"max_steps: {plan.training.steps}" in file.content

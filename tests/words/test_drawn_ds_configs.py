@@ -15,7 +15,7 @@ from msgspec.structs import replace
 import orchestrator as so
 from orchestrator.audit import deepspeed, formats, reading
 from orchestrator.engines import ENGINES, passthrough, tools
-from orchestrator.engines.deepspeed.trainer_files import ACCELERATE, DS_CONFIG, TRAINER, why_not_alone
+from orchestrator.engines.deepspeed.trainer_files import ACCELERATE, DS_CONFIG, TRAINER, around, why_not_alone
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.strategy.legality import broken_rule
@@ -153,7 +153,7 @@ def test_a_drawn_plan_is_read_back_from_the_files_of_programs_around_the_trainer
         with suppress(InputError):
             if not tools.is_around(plan, name):
                 continue
-            (file,) = tools.around_files(plan, name)
+            file = around(plan, name)
             found += 1
             reading = formats.read(file.content, file.path).reading
             assert reading.unknown == (), file.content
@@ -172,7 +172,7 @@ def test_programs_around_the_trainer_are_told_to_pack_and_what_is_trained() -> N
     plan = so.plan(recipe="llama3_8b", gpus=8, cluster="dgx_h100", task="sft", engine="deepspeed", train={"global_batch_size": 64}).plan
     for packing in (True, False):
         found = replace(plan, training=replace(plan.training, packing=packing))
-        files = {name: yaml.safe_load(tools.around_files(found, name)[0].content) for name in AROUND}
+        files = {name: yaml.safe_load(around(found, name).content) for name in AROUND}
         assert (files["llama_factory"]["packing"], files["llama_factory"]["neat_packing"]) == (packing, packing)
         assert (files["axolotl"]["sample_packing"], files["ms_swift"]["packing"]) == (packing, packing)
         assert files["llama_factory"]["stage"] == "sft"
@@ -180,14 +180,14 @@ def test_programs_around_the_trainer_are_told_to_pack_and_what_is_trained() -> N
         said = {name: files[name][setting] for name, setting in named.items()}
         assert said == {"axolotl": "flash_attention_2", "llama_factory": "fa2", "ms_swift": "flash_attn"}
     text = replace(plan, training=replace(plan.training, task="pretrain", packing=None))
-    of_text = yaml.safe_load(tools.around_files(text, "llama_factory")[0].content)
+    of_text = yaml.safe_load(around(text, "llama_factory").content)
     assert of_text["stage"] == "pt"
     assert "packing" not in of_text
     software = replace(plan.cluster.software, flash_attention=False)
     without = replace(plan, training=replace(plan.training, packing=True), cluster=replace(plan.cluster, software=software))
-    assert yaml.safe_load(tools.around_files(without, "axolotl")[0].content)["attn_implementation"] == "sdpa"
+    assert yaml.safe_load(around(without, "axolotl").content)["attn_implementation"] == "sdpa"
     with pytest.raises(InputError, match="packs samples by flash attention alone, which the plan has not; data"):
-        tools.around_files(without, "ms_swift")
+        around(without, "ms_swift")
 
 
 @pytest.mark.parametrize("name", SHARDED)

@@ -28,6 +28,7 @@ from test_drawn_ds_configs import drawn as drawn_deepspeed
 from test_drawn_plans import drawn as drawn_megatron
 
 from orchestrator.engines import tools
+from orchestrator.engines.deepspeed.trainer_files import around
 from orchestrator.errors import InputError
 from orchestrator.job import File
 from orchestrator.plan import Plan
@@ -85,7 +86,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files_of(plan: Plan, name: str) -> list[File]:
-    return tools.around_files(plan, name) if tools.is_around(plan, name) else tools.files(plan, tools.written(plan, name))
+    return [around(plan, name)] if tools.is_around(plan, name) else tools.files(plan, tools.written(plan, name))
 
 
 def said_of(plan: Plan) -> dict[str, Any]:

@@ -24,7 +24,6 @@ REQUIREMENTS: Final = Requirements(
 
 TRACED: Final = ("traced", "attention_bias")
 """Models of any architecture, by the layers that were recorded from their own code."""
-PRECISIONS: Final = ("bf16", "fp16", "fp32")
 
 
 def capabilities(software: Software) -> Capabilities:
@@ -47,7 +46,7 @@ def capabilities(software: Software) -> Capabilities:
         pinned_options=DEEPSPEED_OPTIONS,
         tasks=("pretrain", "sft"),
         lora=True,
-        precisions=PRECISIONS,
+        precisions=("bf16", "fp16", "fp32"),
         optimizers=("adamw", "sgd", *EIGHT_BIT),
         rank_orders=(RANK_ORDER,),
         sources=DEEPSPEED_SOURCES

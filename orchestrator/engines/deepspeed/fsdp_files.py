@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from orchestrator.engines.megatron_args import shape
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import CHOICES
@@ -56,8 +57,7 @@ def settings_of(plan: Plan, name: str) -> tuple[dict[str, Any], tuple[str, ...],
     said |= {program.recompute: plan.strategy.recompute == "full", program.steps: training.steps}
     if len(program.length) == 1:
         said[program.length[0]] = training.seq_length
-    nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
-    said |= {**_schedule(plan, name), **program.beside, program.nodes[0]: nodes, program.nodes[1]: plan.world_size // nodes}
+    said |= {**_schedule(plan, name), **program.beside, **dict(zip(program.nodes, shape(plan), strict=True))}
     pins = {pin: value for path, (pin, value) in HELD.items() if path in lost}
     pins |= {pin: value for one, (pin, value) in PINS.items() if one in others and value is not None}
     unsaid = tuple(f"{path}={value}" for path, value in (lost | others).items())

@@ -11,12 +11,12 @@ from orchestrator.engines.deepspeed.experts import EXPERT_RULES, beyond_host
 from orchestrator.engines.deepspeed.fine_tuning import FINE_TUNING_RULES
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import divides, divides_sequences, first, refused, rule
-from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES, deepspeed_host_states
+from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES, deepspeed_host_states, lacks_host
 from orchestrator.model.hugging_face import divides_head
 from orchestrator.model.traced import Traced
 from orchestrator.strategy.spec import TILED, Candidate
 from orchestrator.strategy.workload import Workload
-from orchestrator.units import ITEMSIZE, format_bytes
+from orchestrator.units import ITEMSIZE
 
 ULYSSES_CLASSES: Final = tuple(found.model for found in (hf.LLAMA, hf.QWEN2, hf.QWEN3, hf.PHI3, hf.OLMO2, hf.MIXTRAL, hf.QWEN3_MOE))
 """Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
@@ -136,15 +136,16 @@ def hpz(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
-DIVIDED_WITH_ADAPTERS: Final = (hf.LLAMA, hf.QWEN2, hf.QWEN3)
-"""Classes that AutoTP divides with adapters: separate linears with rotary positions, and no norm over a divided width."""
+PLAIN_CLASSES: Final = (hf.LLAMA, hf.QWEN2, hf.QWEN3)
+"""Classes that AutoTP divides with adapters (separate linears with rotary positions, and no norm over a divided width), and whose MLP and
+head go in pieces."""
 
 
 @rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", "tp model")
 def lora_tensor_parallel(candidate: Candidate, workload: Workload) -> str | None:
     """AutoTP takes peft's wrapper for a linear (it has a two-dimensional `weight`), so that linears with adapters are divided by name."""
     tp, lora, model = candidate.mesh.tp, workload.training.lora, workload.model.architecture
-    if lora is None or tp == 1 or (model.traced is None and hf.class_of(model) in DIVIDED_WITH_ADAPTERS):
+    if lora is None or tp == 1 or (model.traced is None and hf.class_of(model) in PLAIN_CLASSES):
         return None
     return f"tp={tp} with lora.rank={lora.rank}: adapters are divided with the linears of Llama, Qwen2 and Qwen3 alone"
 
@@ -153,9 +154,6 @@ lora_hpz = refused("lora_hpz", "ours: nobody has tried it", "zero_stage zero_sha
                    "zero_shard_size={strategy.zero_shard_size} with lora.rank={lora.rank}: never tried with frozen weights")  # fmt: skip
 lora_offload = refused("lora_offload", "ours: nobody has tried it", "offload_optimizer", "offload_optimizer lora",
                        "offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few")  # fmt: skip
-
-
-TILED_CLASSES: Final = (hf.LLAMA, hf.QWEN2, hf.QWEN3)
 
 
 @rule(
@@ -175,7 +173,7 @@ def tiles(candidate: Candidate, workload: Workload) -> str | None:
         pieces = getattr(strategy, name)
         if pieces < 1 or tokens % pieces:
             return f"{name}={pieces} does not divide the {tokens} tokens of a sequence on a rank"
-    if model.traced is not None or hf.class_of(model) not in TILED_CLASSES:
+    if model.traced is not None or hf.class_of(model) not in PLAIN_CLASSES:
         return f"{asked[0]}: pieces of the MLP and the head of Llama, Qwen2 and Qwen3 alone"
     if candidate.mesh.tp > 1:
         return f"{asked[0]} with tp={candidate.mesh.tp}: never tried under AutoTP"
@@ -225,16 +223,13 @@ eight_bit_adam = refused(
 )
 def activations_host(candidate: Candidate, workload: Workload) -> str | None:
     """Checkpoints of all layers but the last, each of the rank's tokens x hidden size, beside what the optimizer may have there."""
-    strategy, cluster, precision = candidate.strategy, workload.cluster, workload.training.precision
+    strategy, precision = candidate.strategy, workload.training.precision
     layers = [run for run in workload.model.runs if run.layer.recomputable]
     elements = sum(run.count * run.layer.input_elements for run in layers) - layers[-1].layer.input_elements
     needed = elements * candidate.micro_batch_size * ITEMSIZE["fp32" if precision == "fp32" else "bf16"] / candidate.mesh.cp
     if strategy.offload_optimizer:
         needed += deepspeed_host_states(candidate, workload)
-    if needed <= cluster.host_memory:
-        return None
-    have = format_bytes(cluster.host_memory)
-    return f"offload_activations needs {format_bytes(needed)} of host memory a rank, of {have} (cluster.host_memory)"
+    return lacks_host("offload_activations", needed, workload.cluster)
 
 
 DEEPSPEED_RULES: Final = (

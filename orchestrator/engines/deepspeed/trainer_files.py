@@ -10,6 +10,7 @@ import yaml
 
 from orchestrator.engines.ds_config import NOTHING, STEPS_WHEN_BUILT, ds_config, dumps
 from orchestrator.engines.hf_config import attention_implementation
+from orchestrator.engines.megatron_args import shape
 from orchestrator.engines.passthrough import with_ds
 from orchestrator.errors import InputError
 from orchestrator.job import File
@@ -79,9 +80,9 @@ def why_not_alone(plan: Plan) -> str | None:
     return None
 
 
-def trainer_arguments(plan: Plan, *, checkpointing: bool) -> dict[str, Any]:
+def trainer_arguments(plan: Plan) -> dict[str, Any]:
     """TrainingArguments by name, without a schedule where transformers has none."""
-    training, run, named = plan.training, plan.run, schedule(plan)
+    training, run, named, checkpointing = plan.training, plan.run, schedule(plan), plan.strategy.recompute == "full"
     arguments: dict[str, Any] = {
         "output_dir": "trainer",
         "deepspeed": DS_CONFIG,
@@ -108,7 +109,6 @@ def trainer_arguments(plan: Plan, *, checkpointing: bool) -> dict[str, Any]:
 def accelerate_config(plan: Plan) -> dict[str, Any]:
     """What `accelerate launch` reads. Precision stands in the ds_config alone (utils/dataclasses.py, _deepspeed_config_checks). On a CPU
     cluster it does not say so: accelerate would leave DeepSpeed out (commands/launch.py, launch_command)."""
-    nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "DEEPSPEED",
@@ -117,21 +117,21 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
             "deepspeed_multinode_launcher": "standard",
             "zero3_init_flag": plan.zero_stage == 3,
         },
-        "num_machines": nodes,
+        "num_machines": shape(plan)[0],
         "num_processes": plan.world_size,
         "main_training_function": "main",
     }
 
 
-def trainer_files(plan: Plan, more: Mapping[str, Any], *, checkpointing: bool) -> list[File]:
-    """The files of a plan, whether they alone train it or not. `checkpointing`: whether layers are recomputed; `more`: as `ds_config`."""
+def trainer_files(plan: Plan, more: Mapping[str, Any]) -> list[File]:
+    """The files of a plan, whether they alone train it or not. `more`: as `ds_config`."""
     accelerate = accelerate_config(plan)
     nodes = ", on every node with --machine_rank and --main_process_ip" if accelerate["num_machines"] > 1 else ""
     heads = {
         TRAINER: TRAINER_HEAD.format(ranks=plan.world_size),
         ACCELERATE: ACCELERATE_HEAD.format(nodes=nodes),
     }
-    said = {TRAINER: trainer_arguments(plan, checkpointing=checkpointing), ACCELERATE: accelerate}
+    said = {TRAINER: trainer_arguments(plan), ACCELERATE: accelerate}
     files = [File(path=DS_CONFIG, content=dumps(for_trainer(plan, more)))]
     return files + [File(path=path, content=heads[path] + yaml.safe_dump(content, sort_keys=False)) for path, content in said.items()]
 
@@ -200,7 +200,7 @@ def around(plan: Plan, name: str) -> File:
         raise InputError("write", name, f"has DeepSpeed divide layers by itself up to ZeRO stage 2, and the plan has tp={plan.tp} with 3")
     if plan.tp > 1:  # as LLaMA-Factory's examples/deepspeed/ds_z2_autotp_config.json
         ds["tensor_parallel"] = {"autotp_size": plan.tp}
-    said = {**trainer_arguments(plan, checkpointing=varying == "full"), "deepspeed": ds, "max_length": training.seq_length,
+    said = {**trainer_arguments(plan), "deepspeed": ds, "max_length": training.seq_length,
             "finetuning_type": "full" if training.lora is None else "lora"}  # fmt: skip
     if (lora := training.lora) is not None:
         whole = {"llama_factory": "all", "axolotl": None}.get(name, "all-linear")

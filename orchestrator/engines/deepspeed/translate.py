@@ -33,7 +33,7 @@ def translate(plan: Plan) -> Job:
     model = hf_fields(plan) | balance(plan.model) if plan.model.traced is None else traced_fields(plan)
     engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
     file, notes = deepspeed_file(plan, more)
-    files = trainer_files.trainer_files(plan, more, checkpointing=model["gradient_checkpointing"])
+    files = trainer_files.trainer_files(plan, more)
     notes += trainer_files.notes(plan)
     trained = "a model of Hugging Face transformers" if plan.model.traced is None else plan.model.traced.model_class
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains {trained}.")

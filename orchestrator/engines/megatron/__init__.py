@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from orchestrator.engines.engine import Engine, OwnLoop
@@ -9,8 +10,8 @@ from orchestrator.engines.megatron.capabilities import NAME, REQUIREMENTS, capab
 from orchestrator.engines.megatron.entry import start
 from orchestrator.engines.megatron.own import CHECKOUT, INSTALL, OF_MEGATRON, own_job, why_absent, why_not_own
 from orchestrator.engines.megatron.program import PROGRAM
-from orchestrator.engines.megatron.translate import PASSES, translate, why_no_exchange
-from orchestrator.engines.translation import why_other_samples
+from orchestrator.engines.megatron.translate import PASSES, translate
+from orchestrator.engines.translation import why_no_exchange, why_other_samples
 
 ENGINE: Final = Engine(
     name=NAME,
@@ -33,7 +34,7 @@ ENGINE: Final = Engine(
     ),
     entry=start,
     copied="megatron_hooks",
-    why_no_exchange=why_no_exchange,
+    why_no_exchange=partial(why_no_exchange, NAME),
     saves_beside=lambda plan: True,
     why_no_resume=why_other_samples,
 )

@@ -26,8 +26,6 @@ from orchestrator.strategy.spec import MEGATRON_OPTIONS, RECOMPUTE_ORDER
 NAME: Final = "megatron"
 REQUIREMENTS: Final = Requirements(modules=("torch", "megatron.core"), versions=layers_versions)
 
-PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8", "nvfp4")
-
 
 LEAST_SEQUENCE_PART: Final = 2048
 """Tokens of a sequence that a rank must hold for cp to be searched: no published run of pretraining whose time is known divides sequences
@@ -68,7 +66,7 @@ def capabilities(software: Software) -> Capabilities:
         off_with={} if release.divides_muon else {"muon": "overlap_grad_reduce"},
         tasks=("pretrain", "sft"),
         precision_aware_optimizer=True,
-        precisions=PRECISIONS,
+        precisions=("bf16", "fp16", "fp32", "fp8", "nvfp4"),
         optimizers=("adamw", "sgd", "muon"),
         rank_orders=MEGATRON_ORDERS,
         sources=MEGATRON_SOURCES

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from orchestrator.engines import hf_config, megatron_parts, passthrough, translation
-from orchestrator.engines.megatron.capabilities import NAME, REQUIREMENTS
+from orchestrator.engines import hf_config, megatron_parts, passthrough
+from orchestrator.engines.megatron.capabilities import REQUIREMENTS
 from orchestrator.engines.megatron.program import ARGUMENTS, NOT_WRITTEN
 from orchestrator.engines.megatron_args import megatron_args_sh, notes, program_of, why_not
 from orchestrator.engines.translation import assemble, engine_file, layers_fields, version_notes
@@ -71,7 +70,3 @@ def without_worker(plan: Plan) -> str:
 def program_of_release(plan: Plan) -> str:
     """Says which program of the planned release trains what our worker lacks."""
     return f"Megatron's own program has: entry=PATH/{program_of(plan)}"
-
-
-why_no_exchange: Final = partial(translation.why_no_exchange, NAME)
-"""Why weights can't go between this engine's model and transformers' (`Engine.why_no_exchange`)."""

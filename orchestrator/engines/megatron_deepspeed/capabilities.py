@@ -26,8 +26,6 @@ REQUIREMENTS: Final = Requirements(
     versions=lambda cluster: layers_versions(cluster) | {"deepspeed": cluster.software.deepspeed},
 )
 
-PRECISIONS: Final = ("bf16", "fp16", "fp32")
-
 
 def capabilities(software: Software) -> Capabilities:
     """What DeepSpeed 0.19.8 runs over megatron-core 0.16.1 models (engines README, column "DeepSpeed + mcore TP")."""
@@ -46,7 +44,7 @@ def capabilities(software: Software) -> Capabilities:
         uneven_stages=True,
         schedules=("1f1b", "deepspeed_1f1b"),
         offload_optimizer=True,
-        precisions=PRECISIONS,
+        precisions=("bf16", "fp16", "fp32"),
         optimizers=("adamw", "sgd"),
         rank_orders=(RANK_ORDER,),
         sources=MEGATRON_SOURCES

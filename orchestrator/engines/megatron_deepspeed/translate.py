@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from orchestrator.engines import passthrough, translation
+from orchestrator.engines import passthrough
 from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_file, ds_config, is_pipeline_module, pipeline_fields
 from orchestrator.engines.megatron_args import megatron_lm
-from orchestrator.engines.megatron_deepspeed.capabilities import NAME, REQUIREMENTS
+from orchestrator.engines.megatron_deepspeed.capabilities import REQUIREMENTS
 from orchestrator.engines.megatron_parts import PLANNED
 from orchestrator.engines.translation import assemble, engine_file, layers_fields, version_notes
 from orchestrator.job import Job
@@ -31,7 +30,3 @@ def translate(plan: Plan) -> Job:
     file, notes = deepspeed_file(plan)
     notes += [*version_notes(plan), f"megatron_args.sh was not written: {megatron_lm(plan.cluster.software)} has no DeepSpeed."]
     return assemble(plan, WORKER, [engine, file], notes, deepspeed_environment(plan), passes=PASSES)
-
-
-why_no_exchange: Final = partial(translation.why_no_exchange, NAME)
-"""Why weights can't go between this engine's model and transformers' (`Engine.why_no_exchange`)."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from orchestrator.engines.rules.rule import refused, rule
+from orchestrator.hardware.spec import Cluster
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -90,22 +90,21 @@ def deepspeed_host_states(candidate: Candidate, workload: Workload) -> float:
     return host_states(candidate, workload) + besides * workload.model.parameters / mesh.world_size + waiting
 
 
-def _lacks_host(candidate: Candidate, workload: Workload, states: Callable[[Candidate, Workload], float]) -> str | None:
-    needed, have = states(candidate, workload), workload.cluster.host_memory
-    if needed <= have:
-        return None
-    return f"offload_optimizer needs {format_bytes(needed)} of host memory a rank, of {format_bytes(have)} (cluster.host_memory)"
+def lacks_host(what: str, needed: float, cluster: Cluster) -> str | None:
+    """Why so many bytes are more than a rank's part of host memory; None: they are not."""
+    have = f"{format_bytes(cluster.host_memory)} (cluster.host_memory)"
+    return f"{what} needs {format_bytes(needed)} of host memory a rank, of {have}" if needed > cluster.host_memory else None
 
 
 @rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp offload_optimizer", "offload_optimizer")
 def fits_host(candidate: Candidate, workload: Workload) -> str | None:
-    return _lacks_host(candidate, workload, host_states)
+    return lacks_host("offload_optimizer", host_states(candidate, workload), workload.cluster)
 
 
 @rule("offload_host", "ours: what cannot be, cluster.host_memory", "model tp pp cp dp zero_stage num_microbatches offload_optimizer",
       "offload_optimizer")  # fmt: skip
 def fits_deepspeeds_host(candidate: Candidate, workload: Workload) -> str | None:
-    return _lacks_host(candidate, workload, deepspeed_host_states)
+    return lacks_host("offload_optimizer", deepspeed_host_states(candidate, workload), workload.cluster)
 
 
 MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam, muon, megatron_offload, fits_host)
