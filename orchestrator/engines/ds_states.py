@@ -45,17 +45,12 @@ def why_no_resume(before: Plan, now: Plan) -> str | None:
         return why
     if has_states_by_place(before) and has_states_by_place(now):
         return None
-    different = [f"{name}={old} (now {new})" for name, old, new in _layout(before, now) if old != new]
+    layouts = [{**{name: getattr(plan, name) for name in ("tp", "pp", "vpp", "dp", "cp", "zero_stage")},
+                "stages": [sum(span.count for span in stage.layers) for stage in plan.stages]} for plan in (before, now)]  # fmt: skip
+    different = [f"{name}={old} (now {layouts[1][name]})" for name, old in layouts[0].items() if old != layouts[1][name]]
     if not different and has_states_by_place(before) == has_states_by_place(now):
         return None
     was = ", ".join(different) or f"precision {before.training.precision}"
     layout = f"pin.tp={before.tp} pin.pp={before.pp} pin.zero_stage={before.zero_stage} on {before.world_size} ranks"
     why = bound_to_layout(before) or bound_to_layout(now)
     return f"was written with {was}; with {why} it goes on in the same layout only: {layout}"
-
-
-def _layout(before: Plan, now: Plan) -> list[tuple[str, object, object]]:
-    names = ("tp", "pp", "vpp", "dp", "cp", "zero_stage")
-    rows: list[tuple[str, object, object]] = [(name, getattr(before, name), getattr(now, name)) for name in names]
-    old, new = ([sum(span.count for span in stage.layers) for stage in plan.stages] for plan in (before, now))
-    return [*rows, ("stages", old, new)]

@@ -14,7 +14,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import Table, Term, fixed, flag, inside, only, say
+from orchestrator.words.terms import Table, Term, fixed, flags, inside, only, say
 
 TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm", "partial_rotary")
 """Parts that our worker trains under every engine on megatron-core's layers, each with a test of parity against one process
@@ -154,7 +154,7 @@ PARTS: Final[Table] = (
     *only(delta_nets, [fixed("experimental_attention_variant", "gated_delta_net"), Term("linear_attention_freq", "", of=_delta_layers)]),
     *inside(lambda a: next(iter(delta_nets(a)), None), words.DELTA_NET),
     Term("attention_output_gate", "", unless=False, of=lambda a: any(attention.output_gate for attention in _attentions(a))),
-    flag("layernorm_zero_centered_gamma", "zero_centered_norm"),
+    *flags("layernorm_zero_centered_gamma=zero_centered_norm"),
     # The router, the experts and which layers have them (transformer/transformer_config.py:534-640). A softmax over the chosen experts'
     # logits alone is what a softmax over all, made to sum to one, is. The router is in fp32: scores of many experts lie near each other.
     *inside(_experts, words.EXPERTS),

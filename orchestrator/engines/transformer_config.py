@@ -7,7 +7,7 @@ distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from math import lcm
 from typing import Any, Final
@@ -24,7 +24,7 @@ from orchestrator.strategy.graphs import graphed_modules
 from orchestrator.strategy.megatron_layout import layout_string
 from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import LONG_TYPES, NOTHING, Table, Term, flag, only, say, unsaid
+from orchestrator.words.terms import LONG_TYPES, NOTHING, Table, Term, flags, only, say, unsaid
 
 ENDS: Final = ("embedding", "head")
 """What Megatron does not count as a layer."""
@@ -234,16 +234,11 @@ def overlaps_gathering(plan: Plan) -> bool:
     return overlaps_reduction(plan) and plan.zero_stage >= 1 and plan.overlap_param_gather
 
 
-def _is_t5(plan: Plan) -> bool:
-    return plan.model.stack == "encoder_decoder"
+def _has(part: str) -> Callable[[Plan], bool]:
+    return lambda plan: part in plan.model.features()
 
 
-def _is_bert(plan: Plan) -> bool:
-    return plan.model.stack == "encoder"
-
-
-def _has_experts(plan: Plan) -> bool:
-    return bool(plan.model.experts)
+_is_t5, _is_bert, _has_experts, _is_latent = map(_has, ("encoder_decoder", "encoder", "experts", "latent_attention"))
 
 
 def _has_rope(plan: Plan) -> bool:
@@ -252,10 +247,6 @@ def _has_rope(plan: Plan) -> bool:
 
 def _has_adam(plan: Plan) -> bool:
     return plan.training.optimizer != "sgd"
-
-
-def _is_latent(plan: Plan) -> bool:
-    return megatron_parts.latent_attention(plan.model) is not None
 
 
 def _is_grouped(plan: Plan) -> bool:
@@ -359,7 +350,7 @@ CHOICES: Final[Table] = (
     Term("optimizer_offload_fraction", "offload_optimizer", of=lambda plan: 1.0, when=lambda plan: plan.offload_optimizer),
     Term("fine_grained_activation_offloading", "offload_modules", unless=False, to=bool, back=lambda said: NOTHING),
     Term("offload_modules", "offload_modules", unless=None, to=lambda modules: modules and modules.split("+"), back="+".join),
-    flag("use_megatron_fsdp", "megatron_fsdp"),
+    *flags("use_megatron_fsdp=megatron_fsdp"),
     Term("data_parallel_sharding_strategy", "zero_stage", unless="no_shard",
          of=lambda plan: words.FSDP_STRATEGIES[plan.zero_stage] if plan.megatron_fsdp else "no_shard"),
     Term("ckpt_format", "", of=lambda plan: "fsdp_dtensor", when=lambda plan: plan.megatron_fsdp),

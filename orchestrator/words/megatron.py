@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from orchestrator.words import terms
-from orchestrator.words.terms import LONG_TYPES, NOTHING, Table, Term, flag, short_type, switch
+from orchestrator.words.terms import LONG_TYPES, NOTHING, Table, Term, flags, named, short_type, switch
 
 ACTIVATION: Final[Table] = (
     switch("swiglu", "model.activation", "swiglu"),
@@ -31,11 +31,7 @@ OTHER_ACTIVATION: Final[Table] = (
 )
 """Switches for a model's activation in Megatron-LM before 0.16, NeMo and Bridge."""
 
-SIZES: Final[Table] = (
-    Term("tensor_model_parallel_size", "tp", default=1, back=int),
-    Term("pipeline_model_parallel_size", "pp", default=1, back=int),
-    Term("context_parallel_size", "cp", default=1, back=int),
-)
+SIZES: Final = named("tensor_model_parallel_size=tp pipeline_model_parallel_size=pp context_parallel_size=cp", default=1, back=int)
 """Sizes of the parallel groups of a plan or a setup."""
 HYBRID_CP: Final = "hybrid_context_parallel"
 NO_HYBRID_CP: Final = "stops Megatron-LM 0.16.1 and 0.19 before their first step, and no loop but its own has its scheduler"
@@ -46,33 +42,21 @@ EXPERT_PARALLEL: Final[Table] = (
     Term("expert_model_parallel_size", "ep", default=1, back=int),
     Term("expert_tensor_parallel_size", "etp", back=int),
     Term("moe_token_dispatcher_type", "moe_token_dispatcher_type", default="allgather", back=str),
-    flag("moe_shared_expert_overlap", "moe_shared_expert_overlap"),
-    flag("overlap_moe_expert_parallel_comm", "overlap_moe_expert_parallel_comm"),
-    flag("delay_wgrad_compute", "delay_wgrad_compute"),
-    flag("moe_permute_fusion", "moe_permute_fusion"),
+    *flags("moe_shared_expert_overlap overlap_moe_expert_parallel_comm delay_wgrad_compute moe_permute_fusion"),
 )
 """Settings of a plan or a setup for a model with experts."""
 OPTIONS: Final[Table] = (
-    flag("sequence_parallel", "sequence_parallel"),
+    *flags("sequence_parallel"),
     Term("cp_comm_type", "cp_comm_type", default="p2p", back=lambda said: str(said[0] if isinstance(said, list) else said)),
-    flag("tp_comm_overlap", "tp_comm_overlap"),
-    flag("reduce_scatter_with_fp32_accumulation", "reduce_scatter_with_fp32_accumulation"),
-    flag("fp8_param", "fp8_param_gather"),
-    flag("overlap_grad_reduce", "overlap_grad_reduce"),
-    flag("overlap_param_gather", "overlap_param_gather"),
-    flag("optimizer_cpu_offload", "offload_optimizer"),
-    flag("cross_entropy_loss_fusion", "cross_entropy_loss_fusion"),
+    *flags("tp_comm_overlap reduce_scatter_with_fp32_accumulation fp8_param=fp8_param_gather overlap_grad_reduce overlap_param_gather"),
+    *flags("optimizer_cpu_offload=offload_optimizer cross_entropy_loss_fusion"),
     Term("bucket_size", "ddp_bucket_size", unless=None, back=lambda said: said if said is None else int(said)),
-    flag("keep_fp8_transpose_cache", "keep_fp8_transpose_cache"),
+    *flags("keep_fp8_transpose_cache"),
 )
-BATCH: Final[Table] = (Term("micro_batch_size", "micro_batch_size", default=1, back=int),)
+BATCH: Final = named("micro_batch_size", default=1, back=int)
 
-SHAPE: Final[Table] = (
-    Term("max_position_embeddings", "model.max_position_embeddings", back=int),
-    Term("hidden_size", "model.hidden_size", back=int),
-    Term("ffn_hidden_size", "model.ffn_hidden_size", back=int),
-    Term("num_attention_heads", "model.num_attention_heads", back=int),
-)
+SHAPE: Final = named("max_position_embeddings=model.max_position_embeddings hidden_size=model.hidden_size "
+                     "ffn_hidden_size=model.ffn_hidden_size num_attention_heads=model.num_attention_heads", back=int)  # fmt: skip
 NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 """Norms of plans by the words of Megatron, NeMo and Megatron-DeepSpeed."""
 NORM: Final[Table] = (
@@ -95,10 +79,7 @@ TIED: Final[Table] = (
     Term("share_embeddings_and_output_weights", "model.tie_embeddings", back=bool, when=lambda plan: False),
 )
 """Settings for tied embeddings; the second is NeMo's and Bridge's."""
-DROPOUT: Final[Table] = (
-    Term("attention_dropout", "model.attention_dropout", default=0.1, back=float),
-    Term("hidden_dropout", "model.hidden_dropout", default=0.1, back=float),
-)
+DROPOUT: Final = named("attention_dropout=model.attention_dropout hidden_dropout=model.hidden_dropout", default=0.1, back=float)
 
 BETAS: Final[Table] = (
     Term("adam_beta1", "training.betas", default=0.9, to=lambda betas: betas[0], back=float),
@@ -131,7 +112,7 @@ SCHEDULE: Final[Table] = (
 )  # fmt: skip
 """The rate decays until the last step; another end, and a warm-up said in samples, are the reader's to judge."""
 PRECISION_AWARE: Final[Table] = (
-    flag("use_precision_aware_optimizer", "training.precision_aware_optimizer"),
+    *flags("use_precision_aware_optimizer=training.precision_aware_optimizer"),
     Term("main_grads_dtype", "training.grad_reduce_dtype", back=lambda said: NOTHING,
          of=lambda plan: LONG_TYPES[plan.training.grad_reduce_dtype if plan.training.precision_aware_optimizer else "fp32"]),
     Term("exp_avg_dtype", "training.exp_avg_dtype", to=LONG_TYPES.get, back=short_type),
@@ -183,7 +164,7 @@ ROUTING: Final[Table] = (
     Term("moe_pad_expert_input_to_capacity", "pad_to_capacity", unless=False, back=bool,
          when=lambda experts: experts.capacity_factor is not None),
     Term("moe_expert_rank_capacity_factor", "rank_capacity_factor", unless=None, back=float),
-    flag("moe_router_enable_expert_bias", "expert_bias"),
+    *flags("moe_router_enable_expert_bias=expert_bias"),
     Term("moe_router_bias_update_rate", "bias_update_rate", back=float, when=lambda experts: experts.expert_bias),
 )  # fmt: skip
 

@@ -87,19 +87,20 @@ def switch(theirs: str, ours: str, *values: Any) -> Term:
     return Term(theirs, ours, unless=False, to=lambda found: found in values, back=lambda said: values[0] if said else NOTHING)
 
 
-def flag(theirs: str, ours: str) -> Term:
-    """A switch of theirs that stands where ours is true, and is left out where it is false."""
-    return Term(theirs, ours, unless=False, default=False, back=bool)
-
-
-def named(names: str, above: str = "") -> Table:
+def named(names: str, above: str = "", **alike: Any) -> Table:
     """Terms of settings, below the section `above`, whose values are ours as they are: words "theirs=ours", or one where both are the same.
+    `alike`: what else these terms have, all alike.
 
     >>> [(term.theirs, term.ours) for term in named("n_layer=num_layers hidden_size", "model.")]
     [('model.n_layer', 'num_layers'), ('model.hidden_size', 'hidden_size')]
     """
     pairs = (name.split("=") for name in names.split())
-    return [Term(above + theirs, ours[0] if ours else theirs) for theirs, *ours in pairs]
+    return [Term(above + theirs, ours[0] if ours else theirs, **alike) for theirs, *ours in pairs]
+
+
+def flags(names: str) -> Table:
+    """Switches of theirs, named as in `named`, that stand where ours is true, and are left out where it is false."""
+    return named(names, unless=False, default=False, back=bool)
 
 
 def unsaid(theirs: str, ours: str, value: Any) -> Term:

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.hf_config import takes_flash_attention
 from orchestrator.engines.rules.rule import refused, rule
 from orchestrator.engines.rules.samples import decoder_only
 from orchestrator.model.lora import linear_names
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
-
-@rule("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:296, :546", "cp")
-def packed_ulysses(candidate: Candidate, workload: Workload) -> str | None:
-    """Ulysses drops the mask between samples, and gathers their positions, by which flash attention alone tells them apart."""
-    cp = candidate.mesh.cp
-    if cp == 1 or not workload.training.packing or takes_flash_attention(workload.cluster, workload.training):
-        return None
-    return f"cp={cp} with data.packing: without flash attention samples would see each other; data.packing=false pads them instead"
-
-
-@rule("packed_flash", "transformers/modeling_flash_attention_utils.py:574", "micro_batch_size")
-def packed_one_by_one(candidate: Candidate, workload: Workload) -> str | None:
-    """Flash attention tells samples apart by position ids in a batch of one sequence alone, and without a word not at all in others."""
-    size = candidate.micro_batch_size
-    if size == 1 or not workload.training.packing or not takes_flash_attention(workload.cluster, workload.training):
-        return None
-    return f"micro_batch_size={size} with data.packing: flash attention would let packed samples see each other; 1 sequence at a time"
-
-
+packed_ulysses = refused(
+    "packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:296, :546", "cp", "cp packing !flash",
+    "cp={mesh.cp} with data.packing: without flash attention samples would see each other; data.packing=false pads them instead",
+)  # fmt: skip
+"""Ulysses drops the mask between samples, and gathers their positions, by which flash attention alone tells them apart."""
+packed_one_by_one = refused(
+    "packed_flash", "transformers/modeling_flash_attention_utils.py:574", "micro_batch_size", "!micro_batch_size=1 packing flash",
+    "micro_batch_size={candidate.micro_batch_size} with data.packing: flash attention would let packed samples see each other; "
+    "1 sequence at a time",
+)  # fmt: skip
+"""Flash attention tells samples apart by position ids in a batch of one sequence alone, and without a word not at all in others."""
 packed_states = refused(
     "packed_states", "transformers/models/mamba2/modeling_mamba2.py: no positions", "model", "packing mamba2",
     "data.packing: a state space would carry one sample's state to the next; data.packing=false pads them instead",

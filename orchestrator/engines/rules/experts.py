@@ -5,21 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.rules.rule import divides, first, refused, rule
-from orchestrator.model.parts.experts import Experts
-from orchestrator.model.spec import Architecture
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
 
-def expert_counts(a: Architecture) -> list[int]:
-    """The different numbers of experts of a model's layers; empty for a dense model."""
-    parts = (layer.feed_forward for layer in a.kinds_of_layers())
-    return sorted({part.num_experts for part in parts if isinstance(part, Experts)})
-
-
 @rule("experts", "ep_basic: megatron/training/arguments.py:1025; core/transformer/moe/moe_layer.py:103", "ep")
 def experts(candidate: Candidate, workload: Workload) -> str | None:
-    counts, ep = expert_counts(workload.model.architecture), candidate.mesh.ep
+    counts, ep = sorted({part.num_experts for part in workload.model.architecture.experts}), candidate.mesh.ep
     if not counts and ep > 1:
         return f"ep={ep}: a dense model has no experts"
     return first(divides(ep, "ep", count, "num_experts") for count in counts)

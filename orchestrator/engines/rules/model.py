@@ -10,7 +10,6 @@ from orchestrator.engines.rules.rule import divides, first, refused, rule, seque
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
-from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -39,14 +38,6 @@ def head_groups(_: Candidate, workload: Workload) -> str | None:
     return divides(a.query_groups, "num_query_groups", a.num_attention_heads, "num_attention_heads")
 
 
-@rule("no_gqa", "bert: core/models/bert; cross attention: core/transformer/attention.py CrossAttention", "model")
-def no_query_groups(_: Candidate, workload: Workload) -> str | None:
-    a = workload.model.architecture
-    if a.stack == "decoder" or a.query_groups == a.num_attention_heads:
-        return None
-    return f"num_query_groups={a.query_groups} of {a.num_attention_heads} heads: megatron-core's {a.family} has no grouped queries"
-
-
 @rule("position_embedding", "models/gpt/gpt_model.py, models/bert/bert_model.py, models/T5/t5_model.py: position_embedding_type", "model")
 def position_kind(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
@@ -71,14 +62,6 @@ def _rotary_base(a: Architecture) -> str | None:
     if a.rotary_base != ROTARY_BASE:
         return f"rotary_base={a.rotary_base}: megatron-core's {a.family} has {ROTARY_BASE}"
     return None if a.rope_scaling_factor is None else f"rope_scaling_factor={a.rope_scaling_factor:g}: megatron-core's {a.family} has none"
-
-
-@rule("mixer_kinds", "core/models/gpt/gpt_layer_specs.py: get_gpt_decoder_layer_specs", "model")
-def mixer_kinds(_: Candidate, workload: Workload) -> str | None:
-    mixers = {layer.mixer for layer in workload.model.architecture.kinds_of_layers()}
-    if len(mixers) == 1 or not any(isinstance(mixer, LatentAttention) for mixer in mixers):
-        return None
-    return "latent attention in some layers and another mixer in others: megatron-core has one for all layers"
 
 
 @rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", "model")
@@ -172,6 +155,14 @@ def tower(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+no_query_groups = refused(
+    "no_gqa", "bert: core/models/bert; cross attention: core/transformer/attention.py CrossAttention", "model", "!decoder grouped",
+    "num_query_groups={a.query_groups} of {a.num_attention_heads} heads: megatron-core's {a.family} has no grouped queries",
+)  # fmt: skip
+mixer_kinds = refused(
+    "mixer_kinds", "core/models/gpt/gpt_layer_specs.py: get_gpt_decoder_layer_specs", "model", "latent_attention mixed",
+    "latent attention in some layers and another mixer in others: megatron-core has one for all layers",
+)  # fmt: skip
 relative_attention = refused(
     "relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", "model", "relative_bias !te",
     "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias",

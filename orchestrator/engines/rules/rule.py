@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from orchestrator.engines.hf_config import takes_flash_attention
 from orchestrator.engines.megatron_versions import flex_backend, release_of
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
@@ -25,7 +26,10 @@ NO_BALANCE: Final = "model.aux_loss_coeff=0"
 FACTS: Final[Mapping[str, Fact]] = {
     "te": lambda _, workload: workload.cluster.software.transformer_engine and not workload.cluster.is_cpu,
     "cpu": lambda _, workload: workload.cluster.is_cpu,
+    "grouped": lambda _, given: given.model.architecture.query_groups != given.model.architecture.num_attention_heads,
+    "mixed": lambda _, workload: len({layer.mixer for layer in workload.model.architecture.kinds_of_layers()}) > 1,
     "decoder": lambda _, workload: workload.model.architecture.stack == "decoder",
+    "flash": lambda _, workload: takes_flash_attention(workload.cluster, workload.training),
     "eight_bit": lambda _, workload: workload.training.optimizer in EIGHT_BIT,
     "frozen_language": lambda _, workload: "language" in workload.training.freeze,
     "summed_otherwise": lambda _, workload: workload.training.grad_accum_dtype != workload.training.precision,

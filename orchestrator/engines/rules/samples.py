@@ -19,25 +19,21 @@ def decoder_only(_: Candidate, workload: Workload) -> str | None:
     return f"task=sft is for decoders: this model is an {stack.replace('_', '-')}"
 
 
-@rule("packed_thd", "core/packed_seq_params.py; core/transformer/attention.py:1066: one sequence a micro-batch; Transformer Engine 2.10 to "
-      "2.17, attn_forward_func_with_cp", "model cp cp_comm_type micro_batch_size cuda_graph_impl")  # fmt: skip
-def packed(candidate: Candidate, workload: Workload) -> str | None:
-    """Refuses what megatron-core's attention over packed samples (thd) does not have, or what our worker does not prepare for it. (Programs
-    of reinforcement learning prepare theirs.) Under context parallelism each sample is padded to a multiple of 2 cp (workers/sft.py); of
-    Transformer Engine's kinds "all_gather" has them from 2.18 on, "a2a+p2p" in no release."""
-    if workload.training.task != "sft" or not workload.training.packing:
-        return None
-    software, features = workload.cluster.software, workload.model.architecture.features()
-    graphs, states = candidate.strategy.cuda_graph_impl, sorted({"mamba2", "gated_delta_net"} & {*features})
-    kind, cp, on_cpu = candidate.strategy.cp_comm_type, candidate.mesh.cp, workload.cluster.is_cpu
-    refused = (
-        (not software.transformer_engine and not on_cpu, "it needs Transformer Engine's attention"),
-        (states, f"{', '.join(states)} would carry one sample's state to the next"),
-        (cp > 1 and not on_cpu and kind not in ("p2p", "a2a"), f"cp_comm_type={kind} takes no packed samples, p2p and a2a do"),
-        (candidate.micro_batch_size > 1, f"micro_batch_size={candidate.micro_batch_size}: its attention takes one sequence at a time"),
-        (graphs != "none", f"cuda_graph_impl={graphs}: samples begin elsewhere in every sequence"),
-    )
-    return next((f"data.packing: {why}; data.packing=false pads instead" for holds, why in refused if holds), None)
+packed = refused(
+    "packed_thd", "core/packed_seq_params.py; core/transformer/attention.py:1066: one sequence a micro-batch; Transformer Engine 2.10 to "
+    "2.17, attn_forward_func_with_cp", "model cp cp_comm_type micro_batch_size cuda_graph_impl", "task=sft packing",
+    *((facts, f"data.packing: {why}; data.packing=false pads instead") for facts, why in (
+        ("!te !cpu", "it needs Transformer Engine's attention"),
+        ("mamba2 gated_delta_net", "gated_delta_net, mamba2 would carry one sample's state to the next"),
+        *((states, f"{states} would carry one sample's state to the next") for states in ("mamba2", "gated_delta_net")),
+        ("cp !cpu !cp_comm_type=p2p !cp_comm_type=a2a", "cp_comm_type={strategy.cp_comm_type} takes no packed samples, p2p and a2a do"),
+        ("!micro_batch_size=1", "micro_batch_size={candidate.micro_batch_size}: its attention takes one sequence at a time"),
+        ("cuda_graph_impl", "cuda_graph_impl={strategy.cuda_graph_impl}: samples begin elsewhere in every sequence"),
+    )),
+)  # fmt: skip
+"""What megatron-core's attention over packed samples (thd) does not have, or what our worker does not prepare for it. (Programs of
+reinforcement learning prepare theirs.) Under context parallelism each sample is padded to a multiple of 2 cp (workers/sft.py); of
+Transformer Engine's kinds "all_gather" has them from 2.18 on, "a2a+p2p" in no release."""
 
 
 @rule("padded_balance", "core/transformer/moe/router.py: the balancing loss counts every token", "model")
