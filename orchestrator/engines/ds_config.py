@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from orchestrator.engines.passthrough import with_ds
@@ -22,11 +21,9 @@ from orchestrator.model.families import describe_for
 from orchestrator.model.freezing import trained_parameters
 from orchestrator.model.training import EIGHT_BIT
 from orchestrator.plan import Plan
-from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
+from orchestrator.strategy.spec import RECOMPUTE_MODULES
 from orchestrator.words import deepspeed as words
 from orchestrator.words.terms import nested, say
-
-NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 BUCKET_ELEMENTS: Final = 50_000_000
 """Elements of a reduction bucket: large enough for bandwidth, 0.2 GB in fp32 (DeepSpeed's default for prefetching). A weight that is larger
@@ -122,28 +119,22 @@ def is_pipeline_module(plan: Plan) -> bool:
     return plan.schedule == "deepspeed_1f1b"
 
 
-def modules(mode: Recompute) -> list[str]:
-    """What of a layer is computed again."""
-    if mode == "none":
-        return []
-    return ["full"] if mode == "full" else list(RECOMPUTE_MODULES[mode])
-
-
 def pipeline_fields(plan: Plan) -> dict[str, Any]:
     """The section "pipeline" of engine.json. "bounds": stage i has layers bounds[i] to bounds[i + 1]; "recompute": of each transformer
     layer, the modules that are computed again, or "full"; "tied": embedding and head are one weight."""
     bounds = [0]
     for stage in plan.stages:
         bounds.append(bounds[-1] + sum(span.count for span in stage.layers))
+    again = {"none": (), "full": ("full",), **RECOMPUTE_MODULES}
     return {
         "bounds": bounds,
-        "recompute": [modules(span.recompute) for _, span in plan.spans() if span.kind not in ENDS for _ in range(span.count)],
+        "recompute": [[*again[span.recompute]] for _, span in plan.spans() if span.kind not in ENDS for _ in range(span.count)],
         "tied": plan.model.tie_embeddings,
         "seq_length": plan.training.seq_length,
     }
 
 
-def ds_config(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+def ds_config(plan: Plan, more: Mapping[str, Any] = {}) -> dict[str, Any]:
     """What the engine gets. `more`: settings by path that this engine alone has."""
     training = plan.training
     settings: dict[str, Any] = {"steps_per_print": max(1, training.steps), **buckets(plan)}
@@ -164,7 +155,7 @@ def dumps(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def deepspeed_file(plan: Plan, more: Mapping[str, Any] = NOTHING) -> tuple[File, list[str]]:
+def deepspeed_file(plan: Plan, more: Mapping[str, Any] = {}) -> tuple[File, list[str]]:
     """ds_config.json, and what a user should know of it. `more`: as `ds_config`."""
     found = [f"ds_config.json assumes {plan.dp} data-parallel ranks of {plan.world_size}."]
     if is_pipeline_module(plan):

@@ -4,7 +4,7 @@ models have none there. For engines that train transformers' models, and for wei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -15,7 +15,6 @@ from orchestrator.model.architecture import Layer
 from orchestrator.model.families.decoder import LLAMA3_ROPE
 from orchestrator.model.lora import Lora, target_names
 from orchestrator.model.parts.attention import GroupedQueryAttention
-from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.parts.part import Nothing
@@ -24,7 +23,7 @@ from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.words import hugging_face as words
-from orchestrator.words.terms import Table, named, say
+from orchestrator.words.terms import Table, Term, fixed, inside, named, say
 
 DEEPSEEK_YARN: Final = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
 """DeepSeek's constants of YaRN, for which `LatentAttention.yarn_mscale` is made."""
@@ -62,12 +61,12 @@ def _rope(a: Architecture) -> dict[str, Any]:
     return {"rope_type": "llama3", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **LLAMA3_ROPE}
 
 
-def _rotary(a: Architecture) -> dict[str, Any]:
-    return say(words.ROTARY, a) | {"rope_parameters": _rope(a)}
-
-
-def _llama(a: Architecture) -> dict[str, Any]:
-    return _rotary(a) | {"attention_bias": a.add_bias_linear, "mlp_bias": a.add_bias_linear}
+def _latent_rope(a: Architecture) -> dict[str, Any]:
+    mixer = _mixer(a)
+    if "latent_yarn" not in mixer.features(a):
+        return _rope(a)
+    scales = {"mscale": mixer.yarn_mscale, "mscale_all_dim": mixer.yarn_mscale_all_dim or 0.0}
+    return {"rope_type": "yarn", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **DEEPSEEK_YARN, **scales}
 
 
 def window_of(layer: Layer) -> int | None:
@@ -75,98 +74,26 @@ def window_of(layer: Layer) -> int | None:
     return layer.mixer.window if isinstance(layer.mixer, GroupedQueryAttention) else None
 
 
-def _windowed(a: Architecture) -> dict[str, Any]:
-    """One window for all layers, that of the first."""
-    return _rotary(a) | {"sliding_window": next(map(window_of, a.each_layer()))}
-
-
-def _partly_rotary(a: Architecture) -> dict[str, Any]:
-    return {"rope_parameters": _rope(a) | {"partial_rotary_factor": a.rotary_percent}}
-
-
-def _phi3(a: Architecture) -> dict[str, Any]:
-    return _windowed(a) | _partly_rotary(a) | {"original_max_position_embeddings": a.max_position_embeddings, "pad_token_id": None}
-
-
 def _attentions(layers: Iterable[Layer]) -> list[GroupedQueryAttention]:
     """The plain and grouped-query attention of these layers."""
     return [layer.mixer for layer in layers if isinstance(layer.mixer, GroupedQueryAttention)]
 
 
-NO_BIASES_OR_PADDING: Final = {"attention_bias": False, "pad_token_id": None}
+def _mixer(a: Architecture) -> Any:
+    """The mixer of the first layer; of a hybrid model, that of the first with states."""
+    mixers = [layer.mixer for layer in a.each_layer()]
+    return next((mixer for mixer in mixers if isinstance(mixer, Mamba2)), mixers[0])
 
 
-def _gemma3(a: Architecture) -> dict[str, Any]:
+def _local(a: Architecture) -> GroupedQueryAttention:
+    """The first attention with a window; the first of all where none has one."""
     layers = _attentions(a.each_layer())
-    local = next((mixer for mixer in layers if mixer.window is not None), layers[0])
-    theta = float(local.rotary_base or a.rotary_base)
-    keywords = _rotary(a) | {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "layer_types": ["full_attention" if mixer.window is None else "sliding_attention" for mixer in layers],
-        "sliding_window": local.window,
-        "query_pre_attn_scalar": int(local.score_width or a.head_dim),
-        "rope_parameters": {"full_attention": _rope(a), "sliding_attention": {"rope_type": "default", "rope_theta": theta}},
-        **NO_BIASES_OR_PADDING,
-    }
-    return {name: value for name, value in keywords.items() if name != "hidden_act"}
+    return next((mixer for mixer in layers if mixer.window is not None), layers[0])
 
 
-def _routed(a: Architecture, more: Table) -> dict[str, Any]:
-    """A decoder's fields and those of its experts. `more`: what its class says of them in its own words."""
-    return _rotary(a) | say((*words.ROUTED, *more), a.experts[0])
-
-
-def _sigmoid_routed(a: Architecture) -> dict[str, Any]:
-    """The fields of GLM-4.5's and DeepSeek-V3's routed experts."""
-    return _routed(a, words.SIGMOID) | {
-        "first_k_dense_replace": sum(isinstance(layer.feed_forward, Mlp) for layer in a.each_layer()),
-        "attention_bias": a.add_qkv_bias,
-        "num_nextn_predict_layers": 0,
-    }
-
-
-def _glm4_moe(a: Architecture) -> dict[str, Any]:
-    return _sigmoid_routed(a) | {"use_qk_norm": "qk_norm" in a.features()} | _partly_rotary(a)
-
-
-def _latent_rope(a: Architecture, mixer: LatentAttention) -> dict[str, Any]:
-    if "latent_yarn" not in mixer.features(a):
-        return _rope(a)
-    scales = {"mscale": mixer.yarn_mscale, "mscale_all_dim": mixer.yarn_mscale_all_dim or 0.0}
-    return {"rope_type": "yarn", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **DEEPSEEK_YARN, **scales}
-
-
-def _deepseek_v3(a: Architecture) -> dict[str, Any]:
-    mixer = next(layer.mixer for layer in a.each_layer())
-    assert isinstance(mixer, LatentAttention)
-    own = {"rope_parameters": _latent_rope(a, mixer), "num_key_value_heads": a.num_attention_heads}
-    keywords = _sigmoid_routed(a) | own | say(words.LATENT_ATTENTION, mixer)
-    return {name: value for name, value in keywords.items() if name != "head_dim"}
-
-
-def _llama4(a: Architecture) -> dict[str, Any]:
-    """The fields of Llama 4's text model; a prediction of its kind has what its own experts have, and as wide a shared one."""
-    mixers = _attentions(a.each_layer())
-    scale, floor = next((mixer.temperature for mixer in mixers if mixer.temperature is not None), (0.1, 8192.0))
-    return _routed(a, words.MIXTRAL) | {
-        "intermediate_size_mlp": a.ffn_hidden_size,
-        "moe_layers": [index for index, layer in enumerate(a.each_layer()) if not isinstance(layer.feed_forward, Mlp)],
-        "no_rope_layers": [int(mixer.rotary) for mixer in mixers],
-        "attention_chunk_size": next((mixer.chunk for mixer in mixers if mixer.chunk is not None), None),
-        "use_qk_norm": any(mixer.qk_norm == "l2" for mixer in mixers),
-        "attn_temperature_tuning": any(mixer.temperature is not None for mixer in mixers),
-        "attn_scale": scale,
-        "floor_scale": int(floor),
-        "router_aux_loss_coef": 0.0,
-        **NO_BIASES_OR_PADDING,
-    }
-
-
-def _mamba2(a: Architecture) -> dict[str, Any]:
-    mixer = a.common_layer.mixer
-    assert isinstance(mixer, Mamba2)
-    of_model = say(named("num_hidden_layers=num_layers hidden_size layer_norm_epsilon=norm_epsilon"), a)
-    return of_model | say(words.MAMBA2, mixer) | {"expand": mixer.inner_size // a.hidden_size, "pad_token_id": None}
+def _first(a: Architecture, name: str, otherwise: Any = None) -> Any:
+    """The first value of an attribute that a layer's attention has."""
+    return next((value for mixer in _attentions(a.each_layer()) if (value := getattr(mixer, name)) is not None), otherwise)
 
 
 KIND_OF_LAYER: Final = {
@@ -184,19 +111,76 @@ def _kinds(a: Architecture) -> list[str | None]:
     return [KIND_OF_LAYER.get((str(mixer), str(feed_forward))) for mixer, feed_forward in tags]
 
 
-def _nemotron_h(a: Architecture) -> dict[str, Any]:
-    mamba = next(layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, Mamba2))
-    ends = {"layer_norm_epsilon": a.norm_epsilon, "pad_token_id": None}
-    of_experts = say(words.NEMOTRON_EXPERTS, a.experts[0]) if a.experts else {}
-    return say(words.SIZES, a) | {"layers_block_type": _kinds(a)} | say(words.NEMOTRON_MAMBA, mamba) | ends | of_experts
+def _but(table: Table, name: str) -> Table:
+    """The table without one of its settings."""
+    return [term for term in table if term.theirs != name]
 
 
-def _bert(a: Architecture) -> dict[str, Any]:
-    # A padding token's embedding would neither learn nor be counted in the norm.
-    return say(words.BERT, a) | {"pad_token_id": None}
+def _routed(more: Table) -> Table:
+    """A decoder's settings and those of its experts. `more`: what its class says of them in its own words."""
+    return *DECODER, *inside(lambda a: a.experts[0], (*words.ROUTED, *more))
 
 
-Keywords = Callable[[Architecture], dict[str, Any]]
+NO_BIASES, NO_PADDING = fixed("attention_bias", False), fixed("pad_token_id", None)
+DECODER: Final[Table] = (*words.ROTARY, Term("rope_parameters", "", of=_rope))
+WINDOWED: Final[Table] = (*DECODER, Term("sliding_window", "", of=lambda a: next(map(window_of, a.each_layer()))))
+PARTLY_ROTARY: Final = Term("rope_parameters", "", of=lambda a: _rope(a) | {"partial_rotary_factor": a.rotary_percent})
+SIGMOID_ROUTED: Final[Table] = (
+    *_routed(words.SIGMOID),
+    Term("first_k_dense_replace", "", of=lambda a: sum(isinstance(layer.feed_forward, Mlp) for layer in a.each_layer())),
+    Term("attention_bias", "add_qkv_bias"),
+    fixed("num_nextn_predict_layers", 0),
+)
+"""GLM-4.5's and DeepSeek-V3's settings of a model."""
+GEMMA3_SETTINGS: Final[Table] = (
+    *_but(DECODER, "hidden_act"),
+    fixed("hidden_activation", "gelu_pytorch_tanh"),
+    Term("layer_types", "", of=lambda a: ["full_attention" if mixer.window is None else "sliding_attention"
+                                          for mixer in _attentions(a.each_layer())]),
+    Term("sliding_window", "", of=lambda a: _local(a).window),
+    Term("query_pre_attn_scalar", "", of=lambda a: int(_local(a).score_width or a.head_dim)),
+    Term("rope_parameters", "", of=lambda a: {
+        "full_attention": _rope(a),
+        "sliding_attention": {"rope_type": "default", "rope_theta": float(_local(a).rotary_base or a.rotary_base)},
+    }),
+    NO_BIASES,
+    NO_PADDING,
+)  # fmt: skip
+DEEPSEEK_V3_SETTINGS: Final[Table] = (
+    *_but(SIGMOID_ROUTED, "head_dim"),
+    Term("rope_parameters", "", of=_latent_rope),
+    Term("num_key_value_heads", "num_attention_heads"),
+    *inside(_mixer, words.LATENT_ATTENTION),
+)
+LLAMA4_SETTINGS: Final[Table] = (
+    *_routed(words.MIXTRAL),
+    Term("intermediate_size_mlp", "ffn_hidden_size"),
+    Term("moe_layers", "", of=lambda a: [index for index, layer in enumerate(a.each_layer()) if not isinstance(layer.feed_forward, Mlp)]),
+    Term("no_rope_layers", "", of=lambda a: [int(mixer.rotary) for mixer in _attentions(a.each_layer())]),
+    Term("attention_chunk_size", "", of=lambda a: _first(a, "chunk")),
+    Term("use_qk_norm", "", of=lambda a: any(mixer.qk_norm == "l2" for mixer in _attentions(a.each_layer()))),
+    Term("attn_temperature_tuning", "", of=lambda a: _first(a, "temperature") is not None),
+    Term("attn_scale", "", of=lambda a: _first(a, "temperature", (0.1, 8192.0))[0]),
+    Term("floor_scale", "", of=lambda a: int(_first(a, "temperature", (0.1, 8192.0))[1])),
+    fixed("router_aux_loss_coef", 0.0),
+    NO_BIASES,
+    NO_PADDING,
+)
+"""Llama 4's text model; a prediction of its kind has what its own experts have, and as wide a shared one."""
+MAMBA2_SETTINGS: Final[Table] = (
+    *named("num_hidden_layers=num_layers hidden_size layer_norm_epsilon=norm_epsilon"),
+    *inside(_mixer, words.MAMBA2),
+    Term("expand", "", of=lambda a: _mixer(a).inner_size // a.hidden_size),
+    NO_PADDING,
+)
+NEMOTRON_SETTINGS: Final[Table] = (
+    *words.SIZES,
+    Term("layers_block_type", "", of=_kinds),
+    *inside(_mixer, words.NEMOTRON_MAMBA),
+    Term("layer_norm_epsilon", "norm_epsilon"),
+    NO_PADDING,
+    *inside(lambda a: (*a.experts, None)[0], words.NEMOTRON_EXPERTS),
+)
 
 
 class Lack(NamedTuple):
@@ -208,12 +192,12 @@ class Lack(NamedTuple):
 
 
 class HfClass(NamedTuple):
-    """A model class of transformers, named with its configuration's; the keywords of that, and what it is made of. `parts`: in the words of
+    """A model class of transformers, named with its configuration's; the settings of that, and what it is made of. `parts`: in the words of
     `Architecture.features`. `lacks`: what no other field says."""
 
     config: str
     model: str
-    keywords: Keywords
+    settings: Table
     activations: tuple[str, ...]
     normalization: str
     position_embedding: str
@@ -384,7 +368,7 @@ GLU: Final = ("swiglu", "geglu")
 
 def _decoder(
     name: str,
-    keywords: Keywords,
+    settings: Table,
     parts: Sequence[str],
     lacks: tuple[Lack, ...],
     *activations: str,
@@ -392,49 +376,52 @@ def _decoder(
     config: str = "Config",
 ) -> HfClass:
     """A decoder with RMSNorm, and with SwiGLU where no other activation is said; by its class's name without its ending."""
-    return HfClass(name + config, f"{name}ForCausalLM", keywords, activations or ("swiglu",), "RMSNorm", position, tuple(parts), lacks)
+    return HfClass(name + config, f"{name}ForCausalLM", (*settings,), activations or ("swiglu",), "RMSNorm", position, tuple(parts), lacks)
 
 
 GPT2: Final = HfClass(
-    *("GPT2Config", "GPT2LMHeadModel", partial(say, words.GPT2), ("gelu", "relu"), "LayerNorm", "learned_absolute"),
+    *("GPT2Config", "GPT2LMHeadModel", words.GPT2, ("gelu", "relu"), "LayerNorm", "learned_absolute"),
     *(("attention", "mlp"), BIASES_EVERYWHERE),
 )
-LLAMA: Final = _decoder("Llama", _llama, ROTARY, LLAMA_BIASES, *GLU)
-QWEN2: Final = _decoder("Qwen2", _rotary, ROTARY, QKV_BIAS, *GLU)
-QWEN3: Final = _decoder("Qwen3", lambda a: _rotary(a) | {"attention_bias": False}, (*ROTARY, "qk_norm"), HEAD_NORMS, *GLU)
-MIXTRAL: Final = _decoder("Mixtral", lambda a: _routed(a, words.MIXTRAL) | {"sliding_window": None}, ROUTED, MIXTRAL_EXPERTS)
-QWEN3_MOE: Final = _decoder(
-    "Qwen3Moe", lambda a: _routed(a, words.QWEN3_MOE) | {"attention_bias": False}, (*ROUTED, "qk_norm"), (PLAIN_EXPERTS, *HEAD_NORMS)
+LLAMA: Final = _decoder("Llama", (*DECODER, *named("attention_bias=add_bias_linear mlp_bias=add_bias_linear")), ROTARY, LLAMA_BIASES, *GLU)
+QWEN2: Final = _decoder("Qwen2", DECODER, ROTARY, QKV_BIAS, *GLU)
+QWEN3: Final = _decoder("Qwen3", (*DECODER, NO_BIASES), (*ROTARY, "qk_norm"), HEAD_NORMS, *GLU)
+MIXTRAL: Final = _decoder("Mixtral", (*_routed(words.MIXTRAL), fixed("sliding_window", None)), ROUTED, MIXTRAL_EXPERTS)
+QWEN3_MOE: Final = _decoder("Qwen3Moe", (*_routed(words.QWEN3_MOE), NO_BIASES), (*ROUTED, "qk_norm"), (PLAIN_EXPERTS, *HEAD_NORMS))
+GLM4_MOE: Final = _decoder(
+    *("Glm4Moe", (*SIGMOID_ROUTED, Term("use_qk_norm", "", of=lambda a: "qk_norm" in a.features()), PARTLY_ROTARY)),
+    *((*ROUTED, *SIGMOID, "qk_norm", "partial_rotary"), SIGMOID_EXPERTS),
 )
-GLM4_MOE: Final = _decoder("Glm4Moe", _glm4_moe, (*ROUTED, *SIGMOID, "qk_norm", "partial_rotary"), SIGMOID_EXPERTS)
 DEEPSEEK_V3: Final = _decoder(
-    "DeepseekV3", _deepseek_v3, ("latent_attention", "latent_yarn", "experts", *SIGMOID), (LATENT_NORMS, *SIGMOID_EXPERTS)
+    "DeepseekV3", DEEPSEEK_V3_SETTINGS, ("latent_attention", "latent_yarn", "experts", *SIGMOID), (LATENT_NORMS, *SIGMOID_EXPERTS)
 )
-MISTRAL: Final = _decoder("Mistral", _windowed, (*ROTARY, "window"), ONE_WINDOW)
-PHI3: Final = _decoder("Phi3", _phi3, ("attention", "mlp", "window", "partial_rotary"), ONE_WINDOW)
+MISTRAL: Final = _decoder("Mistral", WINDOWED, (*ROTARY, "window"), ONE_WINDOW)
+PHI3: Final = _decoder(
+    *("Phi3", (*WINDOWED, PARTLY_ROTARY, *named("original_max_position_embeddings=max_position_embeddings"), NO_PADDING)),
+    *(("attention", "mlp", "window", "partial_rotary"), ONE_WINDOW),
+)
 POST_NORMS: Final = ("qk_norm_hidden", "post_norm")
-OLMO2: Final = _decoder(
-    "Olmo2", lambda a: _rotary(a) | NO_BIASES_OR_PADDING, ("attention", "mlp", *POST_NORMS), (*_always(*POST_NORMS), *BARE)
-)
+OLMO2: Final = _decoder("Olmo2", (*DECODER, NO_BIASES, NO_PADDING), ("attention", "mlp", *POST_NORMS), (*_always(*POST_NORMS), *BARE))
 GEMMA3_PARTS: Final = ("attention", "mlp", "window", "qk_norm", "mixed_rope", "linear_rope", "score_width", *GEMMA)
-GEMMA3: Final = _decoder("Gemma3", _gemma3, GEMMA3_PARTS, GEMMA_LAYERS, "geglu", config="TextConfig")
+GEMMA3: Final = _decoder("Gemma3", GEMMA3_SETTINGS, GEMMA3_PARTS, GEMMA_LAYERS, "geglu", config="TextConfig")
 LLAMA4_ROUTER: Final = ("mlp", "shared_experts", "sigmoid_router", "scores_on_input")
 LLAMA4_PARTS: Final = (*ROUTED, *LLAMA4_ROUTER, "qk_l2_norm", "chunked_attention", "query_temperature", "no_rope_layers")
-LLAMA4: Final = _decoder("Llama4", _llama4, LLAMA4_PARTS, LLAMA4_LAYERS, config="TextConfig")
-MAMBA2: Final = _decoder("Mamba2", _mamba2, ("mamba2", "single_part_layers"), MAMBA_LAYERS, position="none")
+LLAMA4: Final = _decoder("Llama4", LLAMA4_SETTINGS, LLAMA4_PARTS, LLAMA4_LAYERS, config="TextConfig")
+MAMBA2: Final = _decoder("Mamba2", MAMBA2_SETTINGS, ("mamba2", "single_part_layers"), MAMBA_LAYERS, position="none")
 NEMOTRON_PARTS: Final = ("mamba2", "single_part_layers", "attention", "experts", *SIGMOID)
-NEMOTRON_H: Final = _decoder("NemotronH", _nemotron_h, NEMOTRON_PARTS, NEMOTRON_LAYERS, "relu2", position="none")
+NEMOTRON_H: Final = _decoder("NemotronH", NEMOTRON_SETTINGS, NEMOTRON_PARTS, NEMOTRON_LAYERS, "relu2", position="none")
 DENSE: Final = (GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, PHI3, OLMO2, GEMMA3, MAMBA2, NEMOTRON_H)
 OF_FAMILY: Final = {"phi3": PHI3}
 """The class of a family that another class could compute as well, where its checkpoints have other names."""
 WITH_EXPERTS: Final = (MIXTRAL, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V3, LLAMA4, NEMOTRON_H)
 """The first that has all of a model is its class. One more class is a line here, and its keywords."""
 BERT: Final = HfClass(
-    *("BertConfig", "BertForMaskedLM", _bert, ("gelu", "relu"), "LayerNorm", "learned_absolute"),
+    # A padding token's embedding would neither learn nor be counted in the norm.
+    *("BertConfig", "BertForMaskedLM", (*words.BERT, NO_PADDING), ("gelu", "relu"), "LayerNorm", "learned_absolute"),
     *(("attention", "mlp", "encoder"), BIASES_EVERYWHERE),
 )
 T5: Final = HfClass(
-    *("T5Config", "T5ForConditionalGeneration", partial(say, words.T5), ("relu", "geglu"), "RMSNorm", "relative"),
+    *("T5Config", "T5ForConditionalGeneration", words.T5, ("relu", "geglu"), "RMSNorm", "relative"),
     *(("attention", "mlp", "encoder_decoder", "relative_bias"), ONE_DROPOUT),
 )
 PARTS: Final = (*dict.fromkeys(word for found in (*DENSE, *WITH_EXPERTS, BERT, T5) for word in found.parts), "vision")
@@ -464,7 +451,7 @@ def class_of(a: Architecture) -> HfClass:
         inner = class_of(replace(a, vision=None))
         name = SEEING[a.vision.model_type]
         parts = (*inner.parts, "vision")
-        return inner._replace(config=f"{name}Config", model=f"{name}ForConditionalGeneration", keywords=_seeing, parts=parts)
+        return inner._replace(config=f"{name}Config", model=f"{name}ForConditionalGeneration", parts=parts)
     candidates = {"decoder": WITH_EXPERTS if a.experts else DENSE, "encoder": (BERT,), "encoder_decoder": (T5,)}[a.stack]
     return min(candidates, key=lambda found: (len(_complaints(a, found)), found is not OF_FAMILY.get(a.family, found)))
 
@@ -546,7 +533,7 @@ def config_keywords(a: Architecture) -> dict[str, Any]:
     """Keywords of the configuration's class. The ids of special tokens are left to the data: generation needs them, training does not."""
     if a.vision is not None:
         return _seeing(a) | {"tie_word_embeddings": a.tie_embeddings}
-    fields = class_of(a).keywords(a) | {"vocab_size": a.vocab_size, "tie_word_embeddings": a.tie_embeddings, "use_cache": False}
+    fields = say(class_of(a).settings, a) | {"vocab_size": a.vocab_size, "tie_word_embeddings": a.tie_embeddings, "use_cache": False}
     if a.stack == "decoder":
         fields |= {"bos_token_id": None, "eos_token_id": None}
     return fields

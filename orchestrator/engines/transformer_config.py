@@ -83,10 +83,6 @@ def span_stack(model: Architecture, kind: str) -> str:
     return kind if model.stack == "encoder_decoder" else "block"
 
 
-def _modes(spans: Sequence[LayerSpan]) -> list[Recompute]:
-    return [span.recompute for span in spans for _ in range(span.count)]
-
-
 def _full_block(modes: Sequence[Recompute]) -> int | None:
     """How many layers at the front are recomputed in full and the rest not at all; None: another pattern."""
     runs = [(mode, len(list(group))) for mode, group in groupby(modes)]
@@ -113,7 +109,7 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     """
     stacks = [span_stack(plan.model, span.kind) for chunk in range(plan.vpp) for span in layers_of(plan, stage, chunk)]
     chunks = [
-        _modes([span for span in layers_of(plan, stage, chunk) if span_stack(plan.model, span.kind) == stack])
+        [span.recompute for span in layers_of(plan, stage, chunk) if span_stack(plan.model, span.kind) == stack for _ in range(span.count)]
         for chunk in range(plan.vpp)
         for stack in dict.fromkeys(stacks)
     ]

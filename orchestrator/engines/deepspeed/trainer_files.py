@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from orchestrator.engines.ds_config import NOTHING, STEPS_WHEN_BUILT, ds_config, dumps
+from orchestrator.engines.ds_config import STEPS_WHEN_BUILT, ds_config, dumps
 from orchestrator.engines.hf_config import attention_implementation
 from orchestrator.engines.megatron_args import shape
 from orchestrator.engines.passthrough import with_ds
@@ -34,7 +34,7 @@ ACCELERATE_HEAD: Final = """\
 """
 
 
-def for_trainer(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+def for_trainer(plan: Plan, more: Mapping[str, Any] = {}) -> dict[str, Any]:
     """`ds_config` with "auto" for the batch, which the Trainer and accelerate fill, and without an optimizer: given one,
     transformers hands DeepSpeed all parameters as one group, and norms and biases would decay (integrations/deepspeed.py,
     deepspeed_optim_sched). Theirs has the plan's two groups."""
