@@ -91,17 +91,12 @@ NAMES: Final = tuple(dict.fromkeys((*TOOLS, *AROUND)))
 """Programs for which a plan is written."""
 
 
-def refused(plan: Plan, name: str) -> InputError:
-    """The error for a plan of an engine that the program of this name does not train by."""
-    able = [engine for engine, names in ((MEGATRON, TOOLS), (DEEPSPEED, (*AROUND, *SHARDED))) if name in names]
-    return InputError("write", name, f"can't be told a plan for engine={plan.engine}", [f"engine={engine}" for engine in able])
-
-
 def written(plan: Plan, name: str) -> Written:
     """The plan in the words of the tool of this name. Raises InputError for a plan that it can't train, and where a setting has no place
     that decides what is trained."""
     if not ((plan.engine == DEEPSPEED and name in SHARDED) or (plan.engine == MEGATRON and name in TOOLS)):
-        raise refused(plan, name)
+        able = [engine for engine, names in ((MEGATRON, TOOLS), (DEEPSPEED, (*AROUND, *SHARDED))) if name in names]
+        raise InputError("write", name, f"can't be told a plan for engine={plan.engine}", [f"engine={engine}" for engine in able])
     check_decoder(plan, name, sees=name == "bridge")
     if plan.engine == DEEPSPEED:
         said_there, unsaid_there, pins_there = settings_of(plan, name)

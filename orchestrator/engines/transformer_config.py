@@ -422,19 +422,17 @@ FIELDS: Final[Table] = (
 )  # fmt: skip
 """What its classes are told beside, or otherwise than the programs, which work these out."""
 OTHERWISE: Final[Table] = (
-    *(unsaid(name, "stages", None) for name in (
-        "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "decoder_first_pipeline_num_layers",
-        "decoder_last_pipeline_num_layers")),
-    *(unsaid(name, "stages", False) for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")),
-    unsaid("num_layers_per_virtual_pipeline_stage", "vpp", None),
-    unsaid("use_torch_fsdp2", "zero_stage", False),
-    unsaid("enable_cuda_graph", "cuda_graph_impl", False),
-    unsaid("external_cuda_graph", "cuda_graph_impl", False),
-    unsaid("rampup_batch_size", "global_batch_size", None),
-    unsaid("train_samples", "training.steps", None),
-    unsaid("lr_warmup_fraction", "training.warmup", None),
-    unsaid("lr_warmup_samples", "training.warmup", 0),
-    unsaid("main_params_dtype", "training.precision_aware_optimizer", "float32"),
+    *unsaid("num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage decoder_first_pipeline_num_layers "
+            "decoder_last_pipeline_num_layers", "stages", None),
+    *unsaid("account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split", "stages", False),
+    *unsaid("num_layers_per_virtual_pipeline_stage", "vpp", None),
+    *unsaid("use_torch_fsdp2", "zero_stage", False),
+    *unsaid("enable_cuda_graph external_cuda_graph", "cuda_graph_impl", False),
+    *unsaid("rampup_batch_size", "global_batch_size", None),
+    *unsaid("train_samples", "training.steps", None),
+    *unsaid("lr_warmup_fraction", "training.warmup", None),
+    *unsaid("lr_warmup_samples", "training.warmup", 0),
+    *unsaid("main_params_dtype", "training.precision_aware_optimizer", "float32"),
     Term("vocab_size", "model.vocab_size"),
     Term("padded_vocab_size", "model.vocab_size", of=padded_vocab_size),
 )  # fmt: skip
@@ -458,8 +456,7 @@ MODEL: Final[Table] = (
 MODULE: Final[Table] = (
     Term("class", "", of=lambda plan: MODEL_CLASS[plan.model.stack]),
     Term("implementation", "", of=implementation),
-    Term("encoder_num_layers", "model.num_layers", when=_is_t5),
-    Term("decoder_num_layers", "model.decoder_num_layers", when=_is_t5),
+    *ARCHITECTURE[:2],
 )
 """Which class and which layer specs: what is not an argument of either."""
 PLAN: Final[Table] = (*ARCHITECTURE, *CHOICES, *FIELDS, *OTHERWISE)

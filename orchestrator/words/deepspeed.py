@@ -61,10 +61,10 @@ OTHERWISE: Final[Table] = (
     Term("zero_optimization.cpu_offload", "offload_optimizer", back=lambda on: bool(on) or NOTHING),
     Term("pipeline.stages", "pp", back=lambda stages: NOTHING),
     Term("data_parallel_size", "dp", back=lambda ranks: NOTHING),
-    unsaid("torch_autocast.enabled", "training.precision", False),
-    unsaid("zero_optimization.mics_shard_size", "zero_shard_size", -1),
-    unsaid("pipeline.partition", "stages", None),
-    unsaid("pipeline.activation_checkpoint_interval", "stages.recompute", 0),
+    *unsaid("torch_autocast.enabled", "training.precision", False),
+    *unsaid("zero_optimization.mics_shard_size", "zero_shard_size", -1),
+    *unsaid("pipeline.partition", "stages", None),
+    *unsaid("pipeline.activation_checkpoint_interval", "stages.recompute", 0),
 )
 """Settings that a plan decides and says in other words."""
 PLAN: Final[Table] = (*SIZES, *TRAINING, *ZERO, *OWN_PARALLELISM, *OTHERWISE)

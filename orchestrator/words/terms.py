@@ -103,9 +103,9 @@ def flags(names: str) -> Table:
     return named(names, unless=False, default=False, back=bool)
 
 
-def unsaid(theirs: str, ours: str, value: Any) -> Term:
-    """A setting of theirs that would take the place of one of ours: nothing says it or reads it, and without it theirs is this value."""
-    return Term(theirs, ours, of=lambda subject: value, back=lambda said: NOTHING, when=lambda subject: False)
+def unsaid(names: str, ours: str, value: Any) -> Table:
+    """Settings of theirs that would take the place of one of ours: nothing says or reads them, and without them theirs is this value."""
+    return [Term(name, ours, of=lambda subject: value, back=lambda said: NOTHING, when=lambda subject: False) for name in names.split()]
 
 
 def fixed(theirs: str, value: Any) -> Term:
