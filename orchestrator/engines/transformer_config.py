@@ -8,7 +8,7 @@ distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import groupby
+from itertools import takewhile
 from math import lcm
 from typing import Any, Final
 
@@ -85,14 +85,8 @@ def span_stack(model: Architecture, kind: str) -> str:
 
 def _full_block(modes: Sequence[Recompute]) -> int | None:
     """How many layers at the front are recomputed in full and the rest not at all; None: another pattern."""
-    runs = [(mode, len(list(group))) for mode, group in groupby(modes)]
-    if not runs:
-        return 0
-    if len(runs) == 1 and runs[0][0] in ("none", "full"):
-        return runs[0][1] if runs[0][0] == "full" else 0
-    if len(runs) == 2 and (runs[0][0], runs[1][0]) == ("full", "none"):
-        return runs[0][1]
-    return None
+    front = len([*takewhile(lambda mode: mode == "full", modes)])
+    return front if {*modes[front:]} <= {"none"} else None
 
 
 NO_RECOMPUTE: Final[dict[str, Any]] = dict.fromkeys(
@@ -139,9 +133,8 @@ def common_recompute(plan: Plan) -> dict[str, Any] | None:
     if not wanted:
         settings = [fields for fields, _ in used] or [NO_RECOMPUTE]
         return settings[0] if all(fields == settings[0] for fields in settings) else None
-    for fields, lengths in used:
-        if any(min(fields["recompute_num_layers"] or 0, length) != min(wanted, length) for length in lengths):
-            return None
+    if any(min(fields["recompute_num_layers"] or 0, length) != min(wanted, length) for fields, lengths in used for length in lengths):
+        return None
     return NO_RECOMPUTE | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": wanted}
 
 

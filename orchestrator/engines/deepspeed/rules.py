@@ -92,14 +92,12 @@ def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
     cp, a = candidate.mesh.cp, workload.model.architecture
     if a.traced is not None:
         return f"cp={cp}: {a.traced.model_class} can't be run under DeepSpeed's Ulysses here; {', '.join(ULYSSES_CLASSES)} can"
-    model = hf.class_of(a).model
-    length = workload.training.seq_length
+    model, length = hf.class_of(a).model, workload.training.seq_length
+    if model not in ULYSSES_CLASSES:
+        return f"cp={cp}: transformers' {model} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_CLASSES)} can"
     short = next((window for window in map(hf.window_of, a.each_layer()) if window is not None and window < length), None)
-    if model in ULYSSES_CLASSES and short is not None:
-        return f"cp={cp} with a window of {short} tokens: Ulysses drops the mask, and every token would see all before it"
-    if model in ULYSSES_CLASSES:
-        return None
-    return f"cp={cp}: transformers' {model} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_CLASSES)} can"
+    seen = "tokens: Ulysses drops the mask, and every token would see all before it"
+    return None if short is None else f"cp={cp} with a window of {short} {seen}"
 
 
 @rule("ulysses", "ulysses: runtime/sequence_parallel/ulysses_sp.py:143-152", "cp")
