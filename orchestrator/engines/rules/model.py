@@ -122,20 +122,14 @@ core/transformer/transformer_layer.py:188, core_v0.19.0, asserts it). Qwen3.5's 
 
 
 UNPLANNED: Final = "tower_unplanned"
-
-
-@rule(UNPLANNED, "ours: what has no price of the models that Megatron-Bridge trains on images", "model cp")
-def tower_unplanned(candidate: Candidate, workload: Workload) -> str | None:
-    v, training, mesh = workload.model.architecture.vision, workload.training, candidate.mesh
-    if v is None:
-        return None
-    if v.model_type not in TOWERS:
-        return f"model.vision of {v.model_type}: Megatron-Bridge has Megatron's layers in the towers of {', '.join(TOWERS)} alone"
-    if training.task == "sft" and training.packing:
-        return f"data.packing=true of {v.model_type}, which looks at images: engine=megatron plans it with each sample by itself"
-    if mesh.cp > 1:
-        return f"cp={mesh.cp} of {v.model_type}: every rank of a sequence looks at all of its images, which is not priced"
-    return None
+tower_unplanned = refused(
+    UNPLANNED, "ours: what has no price of the models that Megatron-Bridge trains on images", "model cp", "vision",
+    (" ".join(f"!vision.model_type={kind}" for kind in TOWERS),
+     f"model.vision of {{a.vision.model_type}}: Megatron-Bridge has Megatron's layers in the towers of {', '.join(TOWERS)} alone"),
+    ("task=sft packing",
+     "data.packing=true of {a.vision.model_type}, which looks at images: engine=megatron plans it with each sample by itself"),
+    ("cp", "cp={mesh.cp} of {a.vision.model_type}: every rank of a sequence looks at all of its images, which is not priced"),
+)  # fmt: skip
 
 
 @rule("tower", "Megatron-Bridge 067f987, models/qwen_vl/modelling_qwen3_vl/model.py, transformer_config.py (get_vision_model_config)",
