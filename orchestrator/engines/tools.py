@@ -69,6 +69,7 @@ SWITCHES: Final = ("activation_checkpointing", "fp8_enabled")
 PINS: Final = {choice.name: (choice.pin, choice.default) for choice in CHOICES} | {"stages.recompute": ("recompute", "full")}
 
 
+PRECISIONS: Final = ("bf16", "fp16", "fp8")
 SLIME_CORE: Final = "0.16.1"
 """The release whose flags slime's image has (Megatron-LM at 1dcf0da): those that it does not know it passes over."""
 WHY_SLIME: Final = {"zero_stage": "use_distributed_optimizer=False", "moe_token_dispatcher_type": "moe_token_dispatcher_type=allgather",
@@ -106,8 +107,8 @@ def written(plan: Plan, name: str) -> Written:
         other = next((bridge for bridge, tool in WRITTEN.items() if tool == name), None)
         why = f"; lora.bridge={other} plans its own" if other else f"; write={lora.write} is"
         raise InputError("write", name, f"is not told adapters here (lora.rank={lora.rank}){why}", [lora.write])
-    if plan.training.precision not in tool.precisions:
-        raise InputError("write", name, f"can't be told train.precision={plan.training.precision}", tool.precisions)
+    if plan.training.precision not in PRECISIONS:
+        raise InputError("write", name, f"can't be told train.precision={plan.training.precision}", PRECISIONS)
     if common_recompute(plan) is None:
         modes = [f"pin.recompute={mode}" for mode in ("none", plan.strategy.recompute)]
         raise InputError("write", name, "has one recompute setting for all stages, and the plan's differ", modes)
@@ -169,7 +170,7 @@ def written(plan: Plan, name: str) -> Written:
         said |= {path: part in plan.training.freeze for path, part in BRIDGE_FREEZES.items()}
         said |= {"model.apply_rope_fusion": False}
     said |= {**tool.beside, **dict(zip(tool.nodes, shape(plan), strict=True))} if tool.nodes else tool.beside
-    held = {PINS[OURS[field]] for field in unsaid if OURS[field] in PINS}
+    held = dict.fromkeys(PINS[OURS[field]] for field in unsaid if OURS[field] in PINS)
     return Written(
         tool=name,
         settings={

@@ -40,8 +40,6 @@ class Tool(NamedTuple):
     """Patterns of Megatron's names that are not in the table, with the section in which such a setting is written, the first that fits."""
     release: str = ""
     """What the table was read from; "": nothing is written for it."""
-    precisions: tuple[str, ...] = ("bf16", "fp16", "fp8")
-    """Precisions of a training that it can be told."""
     start: str = ""
     """How a written file is used."""
     beside: Mapping[str, Any] = {}
@@ -412,7 +410,6 @@ def verl(actor: str, engine: str, batch: str, micro: str, **more: Any) -> Tool:
             "sequence_parallel": True, "use_distributed_optimizer": True, "bf16": True, "moe_token_dispatcher_type": "alltoall",
             "overlap_grad_reduce": False, "overlap_param_gather": False,
         },
-        precisions=("bf16", "fp16", "fp8"),
         nodes=("trainer.nnodes", "trainer.n_gpus_per_node"),
         **more,
     )  # fmt: skip
