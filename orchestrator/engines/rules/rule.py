@@ -42,6 +42,7 @@ FACTS: Final[Mapping[str, Fact]] = {
     "has_mxfp8": lambda _, workload: workload.cluster.gpu.has_mxfp8,
     "hybridep": lambda _, workload: flex_backend(workload.cluster.gpu) == "hybridep",
 }
+"""What rules are about that follows from several fields, by the word for it."""
 CHOSEN: Final = {choice.name: choice for choice in CHOICES}
 
 
@@ -88,9 +89,10 @@ class Refusal(Value, frozen=True):
         for also, why in self.cases:
             if fact(also)(candidate, workload):
                 training, software = workload.training, workload.cluster.software
-                named = {"training": training, "lora": training.lora, "software": software, "release": release_of(software.megatron_core)}
+                release = release_of(software.megatron_core) if "{release." in why else None
+                named = {"training": training, "lora": training.lora, "software": software, "gpu": workload.cluster.gpu, "release": release}
                 chosen = {"candidate": candidate, "strategy": candidate.strategy, "mesh": candidate.mesh}
-                return why.format(**chosen, **named, gpu=workload.cluster.gpu, a=workload.model.architecture)
+                return why.format(**chosen, **named, a=workload.model.architecture)
         return None
 
 
