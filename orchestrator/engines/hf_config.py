@@ -571,18 +571,16 @@ def hf_fields(plan: Plan) -> dict[str, Any]:
     lora = plan.training.lora
     adapters = {} if lora is None else {"lora": lora_fields(plan.model, lora) | {"merge": plan.run.merge_lora}}
     frozen = {"freeze": list(plan.training.freeze)} if plan.training.freeze else {}
-    return (
-        adapters
-        | frozen
-        | {
-            "config_class": config_class,
-            "model_class": model_class,
-            "config": config_keywords(plan.model),
-            "attn_implementation": attention_implementation(plan),
-            "dtype": TORCH_DTYPE[plan.training.precision],
-            "gradient_checkpointing": plan.strategy.recompute == "full",
-            # Above stage 2 no rank ever holds the whole model; AutoTP cuts modules that are whole.
-            "zero_init": plan.zero_stage == 3 and plan.tp == 1,
-            "ulysses_size": plan.cp,
-        }
-    )
+    return {
+        **adapters,
+        **frozen,
+        "config_class": config_class,
+        "model_class": model_class,
+        "config": config_keywords(plan.model),
+        "attn_implementation": attention_implementation(plan),
+        "dtype": TORCH_DTYPE[plan.training.precision],
+        "gradient_checkpointing": plan.strategy.recompute == "full",
+        # Above stage 2 no rank ever holds the whole model; AutoTP cuts modules that are whole.
+        "zero_init": plan.zero_stage == 3 and plan.tp == 1,
+        "ulysses_size": plan.cp,
+    }
