@@ -41,11 +41,7 @@ def head_groups(_: Candidate, workload: Workload) -> str | None:
 @rule("position_embedding", "models/gpt/gpt_model.py, models/bert/bert_model.py, models/T5/t5_model.py: position_embedding_type", "model")
 def position_kind(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
-    kinds = {
-        "decoder": ("learned_absolute", "rope", "none"),
-        "encoder": ("learned_absolute", "rope"),
-        "encoder_decoder": ("learned_absolute", "rope", "relative"),
-    }[a.stack]
+    kinds = ("learned_absolute", "rope", *{"decoder": ("none",), "encoder_decoder": ("relative",)}.get(a.stack, ()))
     if a.position_embedding in kinds:
         return _rotary_base(a)
     return f"position_embedding={a.position_embedding}: megatron-core's {a.family} has {', '.join(kinds)}"

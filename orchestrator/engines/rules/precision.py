@@ -25,19 +25,14 @@ NOT_ON_ROCM: Final = {
     "mxfp8": "ROCm's Transformer Engine has it on gfx95x alone, in few shapes, and off (its README, MXFP8 support on ROCm)",
 }
 """Recipes that AMD's GPUs have not, and why (ROCm/TransformerEngine at 01b4205e)."""
-FP8_MULTIPLES: Final = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32)}
-"""What tokens and features of an FP8 product must be multiples of (Transformer Engine's assert_dim_for_fp8_exec, MXFP8's blocks)."""
-
-
-NVFP4_MULTIPLES: Final = (32, 32)
-"""What they must be in NVFP4: 16 bytes, which the hardware loads at least (megatron/core/fp4_utils.py:177 of 0.19)."""
+MULTIPLES: Final = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32), "nvfp4": (32, 32)}
+"""What tokens and features of a product must be multiples of, by FP8's recipe (Transformer Engine's assert_dim_for_fp8_exec, MXFP8's
+blocks), or in NVFP4: 16 bytes, which the hardware loads at least (megatron/core/fp4_utils.py:177 of 0.19)."""
 
 
 def multiples(training: Training) -> tuple[int, int] | None:
     """What tokens and features of a product must be multiples of; None: of nothing."""
-    if training.precision == "nvfp4":
-        return NVFP4_MULTIPLES
-    return FP8_MULTIPLES[training.fp8_recipe or "delayed"] if training.precision == "fp8" else None
+    return MULTIPLES.get(training.fp8_recipe or "delayed" if training.precision == "fp8" else training.precision)
 
 
 @rule("fp8", "fp8: megatron/training/arguments.py:655-669; core/fp4_utils.py:59", "model")
