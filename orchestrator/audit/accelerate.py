@@ -101,7 +101,7 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     )
     if copies > 1 and shard > 1:
         setup["zero_shard_size"] = shard
-    reading = hugging_face.as_ds(hugging_face.read_ds(ds, by_path), f"accelerate's configuration, {kind}", named, assumed)
+    reading = hugging_face.as_ds(ds, by_path, f"accelerate's configuration, {kind}", named, assumed)
     elsewhere = reading.elsewhere if kind == "FSDP" else reading.elsewhere | BY_THE_MODEL
     reading = replace(reading, unpriced=(*host, *reading.unpriced), fsdp=kind == "FSDP", elsewhere=elsewhere)
     if named is None or not ds:

@@ -13,8 +13,6 @@ NAMED_CONFIGS: Final = {
     for name in ("zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
 }
 """ds_configs that ms-swift has by name (swift/config)."""
-
-
 TUNES: Final = frozenset({"tuner_type", "train_type"})
 """ms-swift's setting of what is trained, LoRA's adapters where it is not said; the second before 4.0."""
 

@@ -24,8 +24,6 @@ PRETRAINED: Final = "_pretrained_"
 """The key of a model's configuration with the name of the checkpoint of Hugging Face's that it is made of."""
 CLASS: Final = "_class_"
 """The key of an object with its class."""
-
-
 UNKNOWN: Final = object()
 """What only running a function tells."""
 

@@ -120,8 +120,6 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
 
 CHANGED: Final = [term for term in words.PLAN if term.ours in {"micro_batch_size", *CHOSEN} - {"ep"} and term not in words.OTHERWISE]
 """AutoEP has more to say than its size."""
-
-
 STAGE_3_ALONE: Final = {"zero_optimization.offload_param.device": "none", "zero_optimization.offload_optimizer.ratio": 1.0}
 """Settings for stage 3 alone (partition_parameters.py:1160; zero/config.py, offload_ratio_check), with their values elsewhere."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from orchestrator.audit.document import File, Given, named_model, resolved
-from orchestrator.audit.hugging_face import as_ds, read_ds, sorted_out
+from orchestrator.audit.hugging_face import as_ds, sorted_out
 from orchestrator.audit.reading import Reading, Setup, Source, changes
 from orchestrator.audit.rollouts import of_a_policy, otherwise
 from orchestrator.words import deepspeed as ds_words
@@ -17,8 +17,6 @@ from orchestrator.words.fsdp import NEMO_RL, UNPADDED_LOGITS, VERL, VERL_SFT, Sh
 from orchestrator.words.terms import Term, decided, kinds, nested, section
 
 MEGATRONS: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
-
-
 OF_VERL: Final = {"train_batch_size", "micro_batch_size_per_gpu", "max_token_len_per_gpu"}
 
 
@@ -68,7 +66,7 @@ def read(file: File, program: Sharded) -> Source:
     if longest:
         of = program.unpadded[0].rpartition(".")[2]
         assumed.append(f"every sequence has {longest} = {sum(map(int, filter(None, lengths)))} tokens ({of}: shorter ones take less)")
-    reading = as_ds(read_ds(nested(ds), {}), program.kind, None, assumed)
+    reading = as_ds(nested(ds), {}, program.kind, None, assumed)
     keys = dict(reading.keys)
     if all(lengths):
         keys["train.seq_length"] = sum(lengths)

@@ -33,34 +33,27 @@ def zero(stage: int, offload: bool = False) -> Content:
 RESHARDS: Final = ("fsdp_reshard_after_forward", "reshard_after_forward")
 """Whether FSDP frees weights after forward, or the first version's strategy, in a section fsdp_config: accelerate's name, and the Trainer's
 and Axolotl's."""
-
-
-def fsdp(given: Given, strategy: Any, words: Iterable[str] = ()) -> tuple[Content, tuple[str, ...], str]:
-    """(The ds_config that shares what FSDP shares, what `offloads` finds, what is said of it). The section comes before the `strategy` that
-    stands elsewhere (transformers' _apply_legacy_fsdp_to_config). Raises InputError."""
-    said = next((value for name in RESHARDS if (value := given.get(f"fsdp_config.{name}")) is not None), strategy)
-    word = str("true" if said is None else said).lower()
-    if word not in SHARDED and word not in ("true", "false"):
-        raise InputError("fsdp_sharding_strategy", word, "is not known", SHARDED)
-    stage = SHARDED.get(word, 3 if word == "true" else 2)
-    host = offloads(given, words)
-    word = word if word in SHARDED else f"reshard_after_forward={word}"  # the second version's
-    return zero(stage, bool(host)), host, f"FSDP's {word} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks"
-
-
 OFFLOADS: Final = ("fsdp_offload_params", "offload_params", "fsdp_cpu_offload", "cpu_offload")
 """FSDP's CPU offload in a section fsdp_config: accelerate's and Axolotl's names, and the Trainer's (transformers 5)."""
 CHECKPOINTS: Final = ("fsdp_activation_checkpointing", "activation_checkpointing")
 """Recompute of every wrapped layer there."""
 
 
-def offloads(given: Given, words: Iterable[str]) -> tuple[str, ...]:
-    """Settings that keep FSDP's parameters, gradients and optimizer states on the host, as the file says them. `words`: the Trainer's
-    `fsdp`. The price has gradients and states there and the weights' shards on the GPU, which is said: the setting isn't priced whole."""
-    found = [f"{path}=true" for name in OFFLOADS if given.truth(path := f"fsdp_config.{name}")]
-    found += [f'fsdp="{" ".join(words)}"'] if "offload" in words else []
-    given.assumed += [f"{said}: gradients and optimizer states are on the host, the weights' shards priced as on the GPU" for said in found]
-    return tuple(found)
+def fsdp(given: Given, strategy: Any, words: Iterable[str] = ()) -> tuple[Content, tuple[str, ...], str]:
+    """(The ds_config that shares what FSDP shares; settings that keep parameters, gradients and optimizer states on the host, as the file
+    says them; what is said of FSDP). The section comes before the `strategy` that stands elsewhere (transformers'
+    _apply_legacy_fsdp_to_config); `words`: the Trainer's `fsdp`. The price has gradients and states on the host and the weights' shards on
+    the GPU, which is said: the setting isn't priced whole. Raises InputError."""
+    said = next((value for name in RESHARDS if (value := given.get(f"fsdp_config.{name}")) is not None), strategy)
+    word = str("true" if said is None else said).lower()
+    if word not in SHARDED and word not in ("true", "false"):
+        raise InputError("fsdp_sharding_strategy", word, "is not known", SHARDED)
+    stage = SHARDED.get(word, 3 if word == "true" else 2)
+    host = [f"{path}=true" for name in OFFLOADS if given.truth(path := f"fsdp_config.{name}")]
+    host += [f'fsdp="{" ".join(words)}"'] if "offload" in words else []
+    given.assumed += [f"{one}: gradients and optimizer states are on the host, the weights' shards priced as on the GPU" for one in host]
+    word = word if word in SHARDED else f"reshard_after_forward={word}"  # the second version's
+    return zero(stage, bool(host)), tuple(host), f"FSDP's {word} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks"
 
 
 AS_PRICED: Final = {
@@ -72,8 +65,6 @@ ON: Final = ("limit_all_gathers", "cpu_offload_pin_memory")
 """FSDP settings that are on where nothing is said, so that false says something."""
 WRAPPED, LAYERS = "transformer_layer_cls_to_wrap", re.compile(r"\w+(Layer|Block)")
 """FSDP's setting of the class that it wraps, and a class of layers that transformers' models consist of."""
-
-
 FSDP: Final = kinds("fsdp")
 """FSDP's settings in a section fsdp_config without the prefix fsdp_ (transformers' TrainingArguments and Axolotl take both, accelerate the
 longer), with what each does."""
@@ -105,16 +96,15 @@ def named_ds_config(value: Any, key: str, file: str) -> tuple[Content, str | Non
     return content_of(text, str(path)), str(path), None
 
 
-def read_ds(ds: Mapping[str, Any], by_path: Mapping[str, Any]) -> Reading:
-    """The reading of a ds_config whose `auto` values, and what it leaves out, the Trainer or accelerate fills. Raises InputError."""
-    said = {**dict.fromkeys(by_path, AUTO), **dict(leaves(ds))}
-    whole = {path: by_path[path] if value == AUTO and path in by_path else value for path, value in said.items()}
-    return deepspeed.reading_of(nested({path: value for path, value in whole.items() if value is not None}))
-
-
-def as_ds(reading: Reading, kind: str, named: str | None, assumed: Iterable[str], inside: str = "") -> Reading:
-    """A ds_config's reading as that of a file of this kind. `named`: the other file in which the ds_config is; its settings are said with
-    it. `inside`: where it stands in this one. Filled-in settings are of this file, and not listed twice."""
+def as_ds(
+    ds: Mapping[str, Any], by_path: Mapping[str, Any], kind: str, named: str | None, assumed: Iterable[str], inside: str = ""
+) -> Reading:
+    """The reading of a file of this kind by the ds_config whose `auto` values, and what it leaves out, its program fills: by `by_path`,
+    which is of this file and not listed twice. `named`: the other file in which the ds_config is; its settings are said with it. `inside`:
+    where it stands in this one. Raises InputError."""
+    given = {**dict.fromkeys(by_path, AUTO), **dict(leaves(ds))}
+    whole = {path: by_path[path] if value == AUTO and path in by_path else value for path, value in given.items()}
+    reading = deepspeed.reading_of(nested({path: value for path, value in whole.items() if value is not None}))
 
     def said(lines: Iterable[str]) -> tuple[str, ...]:
         return tuple(f"{f'{Path(named).name}: ' if named else inside}{line}" for line in lines)

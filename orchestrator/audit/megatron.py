@@ -496,12 +496,8 @@ UNEVEN: Final = (
 )
 LETTERS: Final = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 """Layers in a layout string by their names in a layout of lists."""
-
-
 OFFLOADED: Final = "optimizer_offload_fraction"
 """The share of the optimizer's states that optimizer_cpu_offload keeps in host memory."""
-
-
 NEEDED: Final = {
     **dict.fromkeys(("recompute_modules", "recompute_method", "recompute_num_layers"), "recompute_granularity"),
     **dict.fromkeys(("cuda_graph_modules", "cuda_graph_scope"), "cuda_graph_impl"),
@@ -572,8 +568,6 @@ NOT_BOTH: Final = {
     "step_batch_size_schedule": ("global_batch_size",),
 }
 """Flags, and what Megatron refuses beside them (training/arguments.py:756-780, core_v0.16.1; the last :680, core_v0.19.0)."""
-
-
 OF_FULL: Final = ("recompute_method", "recompute_num_layers")
 """Flags of full recompute, which needs them, alone (training/arguments.py:900, transformer_config.py:1166-1179, core_v0.16.1)."""
 

@@ -237,8 +237,6 @@ def recipe_keys(said: Mapping[str, Any]) -> dict[str, Any]:
 
 OFF: Final = (False, "no", "none", "NO", "NONE", "false")
 """Values of a setting that is not used."""
-
-
 LISTS: Final[Mapping[Kind | None, str]] = {
     None: "unknown", "cost": "unpriced", "buffers": "unpriced", "time": "slower", "result": "result", "harmless": "beside"
 }  # fmt: skip

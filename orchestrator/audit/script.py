@@ -342,9 +342,9 @@ def reading_of(line: Line, script: Script) -> Reading:
     found = megatron.reading_of(fields, f"{kind} command line", keys, setup, said, **others, assumed=assumed)
     named = next((flag.values[0].text for flag in line.flags if flag.name == "--hf-checkpoint" and flag.values), "")
     queues = "".join(word.text for word in script.variables.get("CUDA_DEVICE_MAX_CONNECTIONS", ()))
-    found = replace(found, queues=queues if queues.isdecimal() and kind == "Megatron-LM" else "")
+    queues = queues if queues.isdecimal() and kind == "Megatron-LM" else ""
     added = (*found.added, *((older_fork,) if any(flag.name in BIGSCIENCES for flag in line.flags) else ()))
-    return replace(found, missing=missing, model=named, longest=longest, added=added)
+    return replace(found, missing=missing, model=named, longest=longest, queues=queues, added=added)
 
 
 def _samples_of_a_pass(given: Mapping[str, Any], by_rollout: Mapping[str, int]) -> int | None:

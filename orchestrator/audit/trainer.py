@@ -128,7 +128,7 @@ def _reading(content: Content, name: str, program: Around | None) -> tuple[Readi
         assumed.append("no deepspeed and no fsdp: priced as data parallelism alone, unless accelerate's own file says more")
         kind = ""
     kind = ("arguments of Hugging Face's Trainer" if program is None else program.kind) + kind
-    reading = hugging_face.as_ds(hugging_face.read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
+    reading = hugging_face.as_ds(ds, by_path, kind, named, assumed, "deepspeed.")
     both = all(str(given.values.get(name)).lower() == "true" for name in ("bf16", "fp16"))  # transformers 5.23, training_args.py
     if _is_llama_factorys(content, program):
         checkpoints = not given.truth(KEEPS)

@@ -46,8 +46,6 @@ FLASH: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Settings of these programs, with their values that keep no attention scores, as is priced."""
 PLAN: Final[Table] = (*SIZES, *RATE, *OPTIMIZER)
-
-
 FREEZES: Final[Mapping[str, tuple[tuple[str, str, bool], ...]]] = {
     "llama_factory": (
         ("freeze_vision_tower", "vision", True), ("freeze_multi_modal_projector", "projector", True),
