@@ -44,6 +44,7 @@ HAS_BF16: Final = 8.0
 ASSUMED_CLUSTER: Final = "dgx_h100"
 PADDED: Final = "model.make_vocab_size_divisible_by"
 """A key that may follow a change of tp, by which Megatron pads the vocabulary."""
+BY_PIN: Final = {choice.pin: choice.name for choice in CHOICES}
 REFUSED: Final = ("plan", "resume", "profile", "largest", "target", "explain", "entry", "out", "launch")
 """Keys and groups that ask for something else."""
 
@@ -270,14 +271,10 @@ class Audit:
         """`fastest_here` as a change of the file; None: there is none, or it gains nothing over the changes of `together` and `changes`."""
         if self.reading.otherwise or self.fastest_here is None:
             return None
-        setup = setup_of(self.fastest_here, self.setup.experts)
-        try:
-            judged = self.judge.judged(setup)
-        except InputError:
-            return None
-        shown = [change.judged for change in (*self.changes, *([self.together] if self.together else []))]
-        best = min([*shown, *([self.judged] if self.judged and not self.problem else [])], key=lambda one: one.rank, default=None)
-        if judged.rule or not changes.is_better(judged, best):
+        judged = next(changes.legal_setups(self.judge, [setup_of(self.fastest_here, self.setup.experts)]), None)
+        shown = [change.judged for change in filter(None, (*self.changes, self.together))]
+        best = min([*shown, *([self.judged] if self.judged and not self.problem else [])], key=changes.RANK, default=None)
+        if judged is None or not changes.is_better(judged, best):
             return None
         change = self._change(judged)
         return change if self._mends(change) else None
@@ -311,8 +308,7 @@ class Audit:
     @cached_property
     def _places(self) -> dict[str, str]:
         """Choices that something beside the file says, with what does: a pin, or a setting of a file that it names."""
-        by_pin = {choice.pin: choice.name for choice in CHOICES}
-        pins = {by_pin.get(pin, pin): f"pin.{pin}" for pin in self.settings.pins.given()}
+        pins = {BY_PIN.get(pin, pin): f"pin.{pin}" for pin in self.settings.pins.given()}
         if "recompute" in pins:
             pins |= dict.fromkeys(RECOMPUTE, pins["recompute"])
         return {name: place for name, place in (self.reading.elsewhere | pins).items() if name in Setup.__struct_fields__}
@@ -334,7 +330,8 @@ class Audit:
             again = self._read(text)
             follow = (PADDED, *(("gpus",) if self.reading.steps else ()))
             before, after = ({name: value for name, value in one.keys.items() if name not in follow} for one in (self.reading, again))
-            same = before == after and self._samples(self.reading) == self._samples(again)
+            gpus = self.settings.cluster.num_gpus
+            same = before == after and len({samples_of(one, one.setup, gpus) for one in (self.reading, again)}) == 1
             plan = self.judge.judged(setup).plan
             whole = msgspec.structs.replace(again.setup, **{name: getattr(setup, name) for name in away})
             return same and self._counts(again, plan) and self.judge.judged(whole).plan == plan
@@ -346,13 +343,10 @@ class Audit:
         own = reading.keys.get("train.global_batch_size") == plan.global_batch_size
         return reading.steps in (None, plan.num_microbatches) or not own
 
-    def _samples(self, reading: Reading) -> int | None:
-        return samples_of(reading, reading.setup, self.settings.cluster.num_gpus)
-
     def summary(self) -> dict[str, Any]:
         """The audit as JSON has it."""
         plan = self.plan
-        rows = [*self.changes, *([self.together] if self.together else []), *([self.searched] if self.searched else [])]
+        rows = filter(None, (*self.changes, self.together, self.searched))
         return {
             "file": self.name,
             "format": self.reading.format,
@@ -530,11 +524,9 @@ NO_GPUS: Final = InputError("gpus", None, "is missing: the file does not say how
 def pinned(setup: Setup, pins: Pins) -> Setup:
     """The setup with what pin.* says in its place."""
     found: dict[str, Any] = {}
-    by_pin = {choice.pin: choice.name for choice in CHOICES}
     for pin, value in pins.given().items():
-        name = by_pin.get(pin, pin)
+        name = BY_PIN.get(pin, pin)
         found[name] = tuple(value.split("-")) if name == "rank_order" else value
-    found.pop("schedule", None)
     if "recompute" in found:
         found["recompute_layers"] = None
     return msgspec.structs.replace(setup, **{name: value for name, value in found.items() if name in Setup.__struct_fields__})

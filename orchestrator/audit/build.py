@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from itertools import accumulate
 from typing import Final
 
 from msgspec.structs import replace
@@ -161,7 +160,7 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
         options["moe_permute_fusion"] = DEFAULTS["moe_permute_fusion"]
     if not any(part.shared_ffn_hidden_size for part in settings.architecture.experts):
         options["moe_shared_expert_overlap"] = False
-    cp_comm = options["cp_comm_type"] if setup.cp > 1 else "p2p"
+    options |= {} if setup.cp > 1 else {"cp_comm_type": "p2p"}
     schedule = "interleaved" if setup.vpp > 1 else "deepspeed_1f1b" if setup.by_deepspeed_pipeline and setup.pp > 1 else "1f1b"
     layers = transformer_layers(model)
     by_stage = [(mode, layers if count is None else count) for mode, count in setup.stage_recompute or ()]
@@ -182,7 +181,7 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
         cluster=cluster,
         run=settings.run,
         extra=settings.extra,
-        **(options | {"cp_comm_type": cp_comm}),
+        **options,
     )
 
 
@@ -222,8 +221,7 @@ def chunks(setup: Setup, model: ModelSpec) -> tuple[int, ...]:
         return chunk_sizes(setup.layout, model, pp, vpp)
     first, last = setup.first_layers, setup.last_layers
     if setup.by_deepspeed_pipeline and layers % pp:  # "parameters" and "uniform" give the rest to some of the stages
-        ends = list(accumulate(layers // pp + (index < layers % pp) for index in range(pp)))
-        return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+        return tuple(layers // pp + (index < layers % pp) for index in range(pp))
     if first is not None or last is not None:
         between = pp - (first is not None) - (last is not None)
         rest = layers - (first or 0) - (last or 0)
