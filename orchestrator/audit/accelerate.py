@@ -102,16 +102,13 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     if copies > 1 and shard > 1:
         setup["zero_shard_size"] = shard
     reading = hugging_face.as_ds(ds, by_path, f"accelerate's configuration, {kind}", named, assumed)
-    elsewhere = reading.elsewhere if kind == "FSDP" else reading.elsewhere | BY_THE_MODEL
-    reading = replace(reading, unpriced=(*host, *reading.unpriced), fsdp=kind == "FSDP", elsewhere=elsewhere)
-    if named is None or not ds:
-        keep = {"train.precision", "train.grad_reduce_dtype", "train.grad_accum_dtype", "train.clip"}
-        reading = replace(reading, keys={key: value for key, value in reading.keys.items() if key in keep})
+    own = reading.keys if named and ds else {"train.precision", "train.grad_reduce_dtype", "train.grad_accum_dtype", "train.clip"}
+    keys = {key: value for key, value in reading.keys.items() if key in own} | ({"train.precision": "fp8"} if precision == "fp8" else {})
     kept = [line for line in reading.assumed if not (line.startswith("recompute=") and kind == "FSDP")]
-    if precision == "fp8":
-        reading = replace(reading, keys={**reading.keys, "train.precision": "fp8"})
     setup |= {"tp": tp if reading.setup.tp == 1 else reading.setup.tp, "cp": cp * sp if reading.setup.cp == 1 else reading.setup.cp}
-    return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, steps=None, missing=missing, assumed=tuple(kept))
+    return replace(reading, keys=keys, setup=replace(reading.setup, **setup), accumulation=None, steps=None, missing=missing,
+                   assumed=tuple(kept), unpriced=(*host, *reading.unpriced), fsdp=kind == "FSDP",
+                   elsewhere=reading.elsewhere if kind == "FSDP" else reading.elsewhere | BY_THE_MODEL)  # fmt: skip
 
 
 def places(reading: Reading, name: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from orchestrator.audit.bridge_recipe import UNKNOWN
 from orchestrator.audit.document import Content
 from orchestrator.errors import InputError
 from orchestrator.words import terms
@@ -50,7 +51,6 @@ def content_of(text: str, name: str) -> tuple[Content, list[str]]:
     return content, notes
 
 
-UNKNOWN: Final = object()
 OF_A_CLASS: Final = ("Config", "Partial")
 """Calls of nemo_run that make a configuration of the class that they are given."""
 

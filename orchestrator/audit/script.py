@@ -10,7 +10,6 @@ from functools import cache, partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from orchestrator.audit import accelerate, fsdp, megatron, megatron_yaml, overrides, shell, trainer
@@ -153,7 +152,7 @@ def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Sou
         return source
     path = beside_file(file, name)
     if path is None:
-        return structs.replace(source, reading=replace(source.reading, missing=("--config_file", file)))
+        return replace(source, reading=replace(source.reading, missing=("--config_file", file)))
     of = accelerate.read(opened(path.read_text(), str(path))).reading
     chosen: dict[str, Any] = {field: getattr(of.setup, field) for field in ("zero_stage", "offload_optimizer", "zero_shard_size")}
     if of.setup.recompute == "full":
@@ -164,9 +163,9 @@ def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Sou
         places["recompute"] = f"gradient_checkpointing here and {places['recompute']}"
     said = [line for line in of.assumed if line.startswith("FSDP's")]
     reading = replace(reading, setup=replace(reading.setup, **chosen), missing=of.missing, fsdp=of.fsdp,
-                      elsewhere=reading.elsewhere | places, assumed=(*reading.assumed, *said),
-                      unpriced=(*reading.unpriced, *of.unpriced))  # fmt: skip
-    return structs.replace(source, reading=replace(reading, keys={**reading.keys, **{k: v for k, v in of.keys.items() if k == "gpus"}}))
+                      elsewhere=reading.elsewhere | places, assumed=(*reading.assumed, *said), unpriced=(*reading.unpriced, *of.unpriced),
+                      keys={**reading.keys, **{k: v for k, v in of.keys.items() if k == "gpus"}})  # fmt: skip
+    return replace(source, reading=reading)
 
 
 def _with_gpus(source: Source, launcher: Sequence[str], script: Script) -> Source:
@@ -179,7 +178,7 @@ def _with_gpus(source: Source, launcher: Sequence[str], script: Script) -> Sourc
     reading = replace(source.reading, keys=keys if gpus is None else {"gpus": gpus, **keys})
     if reading.image_pixels is None and (of_images := {*IMAGES} & {*said}):
         reading = replace(reading, **{IMAGES[name]: said[name] for name in of_images})
-    return structs.replace(source, reading=reading)
+    return replace(source, reading=reading)
 
 
 def training_line(script: Script, text: str) -> Line:

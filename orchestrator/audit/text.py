@@ -55,10 +55,8 @@ def show(console: Console, audit: Audit) -> None:
     say(f"legal      {verdict}")
     if judged is not None:
         say(f"memory     {fits_text(audit, judged)}")
-    for line in left_lines(audit):
+    for line in (*left_lines(audit), *(f"remark     {remark}" for remark in audit.remarks)):
         say(line)
-    for remark in audit.remarks:
-        say(f"remark     {remark}")
     if judged is not None:
         brief = not audit.settings.verbose
         console.print(text.plan_table(judged.plan, audit.judge.model, judged.limit, brief=brief))
