@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import yaml
 
@@ -38,28 +38,6 @@ ENOUGH: Final = 3
 """A command with fewer trains nothing."""
 
 
-class Place(NamedTuple):
-    """A word with its value behind the first so many characters."""
-
-    word: Word
-    skipped: int
-
-    def span(self) -> Span | None:
-        """Where the value stands; None: in several pieces."""
-        left = self.skipped
-        pieces = [piece for piece in self.word.pieces if piece.text]
-        for index, piece in enumerate(pieces):
-            if left < len(piece.text):
-                if index < len(pieces) - 1:
-                    return None
-                if piece.at is None:
-                    return piece.use if not left else None
-                start = piece.at + len(piece.text[:left].encode())
-                return start, piece.at + len(piece.text.encode())
-            left -= len(piece.text)
-        return None
-
-
 def _adapters(words: Sequence[str]) -> str:
     """The kind of adapters that a program of Megatron-Bridge's is told to train, by a flag or its recipe's name, or "none"; "": not said.
 
@@ -85,26 +63,25 @@ def found_in(script: Script) -> File | None:
     if _count(words) < ENOUGH and not _of_recipe(words):
         return None
     content: Content = {}
-    places: dict[str, Place] = {}
+    places: dict[str, Word] = {}
     notes, others = [], []
     flag = ""
     for one in words:
         name, equals, _ = one.text.partition("=")
-        path, place = FLAGS.get(flag), Place(one, 0)
+        path, value = FLAGS.get(flag), one.behind(0)
         flag = ""
         if name in FLAGS:
-            flag, path, place = ("", FLAGS[name], Place(one, len(name) + 1)) if equals else (name, None, place)
+            flag, path, value = ("", FLAGS[name], one.behind(len(name) + 1)) if equals else (name, None, value)
         elif (match := PATH.match(one.text)) is not None and not match.group(1).isupper():  # else a variable of the environment
-            path, place = match.group(1), Place(one, match.end())
+            path, value = match.group(1), one.behind(match.end())
         if path is None:
             others.append(one.text)
             continue
-        said = one.text[place.skipped :]
-        if "$" in said:
-            notes.append(f"{path} is {said}, which the script does not say: taken as if it were not there")
+        if "$" in value.text:
+            notes.append(f"{path} is {value.text}, which the script does not say: taken as if it were not there")
             continue
-        terms.put(content, path, _value(said))
-        places[path] = place
+        terms.put(content, path, _value(value.text))
+        places[path] = value
     if (scheme := _adapters(others)) and isinstance(content.get("peft", {}), dict):
         terms.put(content, "peft.scheme", scheme)
     more = "++" if not HYDRA.isdisjoint(content) else ""
@@ -164,8 +141,8 @@ def flags_of(script: Script, words: Sequence[Word], launcher: Sequence[str]) -> 
             continue
         found = [_value(text) for text in said]
         content[name] = True if not found else found[0] if len(found) == 1 else found
-    places = {name: Place(values[0], 0) for name, values in given.items() if len(values) == 1}
-    bare = {name: Place(flagged[name], 0) for name, values in given.items() if not values}
+    places = {name: values[0].behind(0) for name, values in given.items() if len(values) == 1}
+    bare = {name: flagged[name].behind(0) for name, values in given.items() if not values}
     change = partial(changed, script.text, places, lambda path, value: f"--{path} {shlex.quote(value)}", bare)
     return File(script.text, script.name, content, change, (*script.notes, *notes), launcher)
 
@@ -200,7 +177,7 @@ def _value(text: str) -> Any:
 
 
 def changed(
-    text: str, places: dict[str, Place], said: Callable[[str, str], str], bare: Mapping[str, Place], changes: Mapping[str, Any]
+    text: str, places: dict[str, Word], said: Callable[[str, str], str], bare: Mapping[str, Word], changes: Mapping[str, Any]
 ) -> str | None:
     """The script with these values by path, or with more words behind the last; None: one stands in several pieces. `said`: a setting as
     such a word; `bare`: flags without a value."""
@@ -208,16 +185,16 @@ def changed(
     added = ""
     for path, value in changes.items():
         new = word(value)
-        if path in bare and (span := bare[path].span()) is not None:
+        if path in bare and (span := bare[path].own() or bare[path].used()) is not None:
             edits.append((span, said(path, new).encode()))
         elif path not in places:
             added += " " + said(path, new)
-        elif (span := places[path].span()) is None or shlex.quote(new) != new:
+        elif (span := places[path].own() or places[path].used()) is None or shlex.quote(new) != new:
             return None
         else:
             edits.append((span, new.encode()))
     if added:
-        last = next((span for place in reversed(places.values()) if (span := place.span()) is not None), None)
+        last = next((span for place in reversed(places.values()) if (span := place.own() or place.used()) is not None), None)
         if last is None:
             return None
         edits.append(((last[1], last[1]), added.encode()))

@@ -53,6 +53,16 @@ class Word(NamedTuple):
             return None
         return self.pieces[0].use or self.own()
 
+    def behind(self, count: int) -> Word:
+        """The word without its first so many characters, whose span is nowhere where these are a part of an expansion."""
+        pieces = []
+        for piece in self.pieces:
+            cut = min(count, len(piece.text))
+            count -= cut
+            at = None if piece.at is None else piece.at + len(piece.text[:cut].encode())
+            pieces += [piece._replace(text=piece.text[cut:], at=at, use=None if cut else piece.use)] if cut < len(piece.text) else []
+        return Word(tuple(pieces))
+
 
 class Started(NamedTuple):
     """A command as it would be started."""
