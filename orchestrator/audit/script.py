@@ -121,8 +121,8 @@ def _configured(script: Script) -> File | None:
     """The settings of a command whose program reads the Trainer's arguments from a file (`sft.py --config sft.yaml`), with its flags over
     them; None: there is no such command. Raises InputError where the file is not here."""
     for command in script.commands:
-        for index, word in enumerate(command.words):
-            texts = [one.text for one in command.words]
+        texts = [one.text for one in command]
+        for index, word in enumerate(command):
             file = word.text.removeprefix("--config=")
             behind = [text.rpartition("/")[2] for text in texts[:index]]
             starts = next((i for i, text in enumerate(behind) if text.endswith(".py") or text in PROGRAMS), None)
@@ -134,7 +134,7 @@ def _configured(script: Script) -> File | None:
             content = content_of(read_text(path), str(path))
             if not trainer.is_trainer(content):
                 continue
-            said = overrides.flags_of(script, command.words[starts + 1 :], texts[: starts + 1])
+            said = overrides.flags_of(script, command[starts + 1 :], texts[: starts + 1])
             given = {key: value for key, value in said.content.items() if key != "config"}
             return said._replace(content=content | given)
     return None
@@ -425,8 +425,8 @@ def _with_deepspeed(
 def gpus_of(launcher: Sequence[str], script: Script) -> int | None:
     """Nodes times ranks on each, from the launcher's words and #SBATCH lines; None: they don't say."""
     found: dict[str, int] = {}
-    words = [*script.sbatch, *(w for command in script.commands if command.words[0].text in ("sbatch", "srun", "torchrun", "deepspeed")
-                               for one in command.words for w in one.text.split("=")), *launcher]  # fmt: skip
+    words = [*script.sbatch, *(w for command in script.commands if command[0].text in ("sbatch", "srun", "torchrun", "deepspeed")
+                               for one in command for w in one.text.split("=")), *launcher]  # fmt: skip
     flat = [part for word in words for part in (word.split("=") if word.startswith("-") else [word])]
     for what, names in LAUNCHER.items():
         for index, word in enumerate(flat[:-1]):

@@ -64,18 +64,12 @@ class Word(NamedTuple):
         return Word(tuple(pieces))
 
 
-class Started(NamedTuple):
-    """A command as it would be started."""
-
-    line: int
-    words: tuple[Word, ...]
-
-
 class Script(NamedTuple):
-    """`commands` in order; `variables` as they are at the end; `files`: here documents by where they go; `sbatch`: words of #SBATCH lines;
-    `notes`: what was not decided or not followed; `broken`: where it may not be bash, "" if nowhere; `text` and `name`: of its file."""
+    """The words of `commands` in order; `variables` as they are at the end; `files`: here documents by where they go; `sbatch`: words of
+    #SBATCH lines; `notes`: what was not decided or not followed; `broken`: where it may not be bash, "" if nowhere; `text`, `name`: its
+    file's."""
 
-    commands: tuple[Started, ...]
+    commands: tuple[tuple[Word, ...], ...]
     variables: dict[str, list[Word]]
     files: dict[str, str]
     sbatch: tuple[str, ...]
@@ -87,7 +81,7 @@ class Script(NamedTuple):
     def lines(self, several: Callable[[str], object]) -> list[list[Word]]:
         """The words of each command and, last, of all variables. Words that hold `several`, as `sh -c "..."` has them, are divided."""
         every = [word for name, words in self.variables.items() if name != "_" for word in words]
-        lines = (*(command.words for command in self.commands), every)
+        lines = (*self.commands, every)
         return [[part for word in line for part in (split(word.pieces) if several(word.text) else [word])] for line in lines]
 
 
@@ -236,7 +230,7 @@ class _Reader:
         self.source, self.name, self.parser = source, name, parser
         self.variables: dict[str, list[Word]] = {}
         self.functions: dict[str, Node] = {}
-        self.commands: list[Started] = []
+        self.commands: list[tuple[Word, ...]] = []
         self.files: dict[str, str] = {}
         self.notes: list[str] = []
         self.depth = 0
@@ -351,7 +345,7 @@ class _Reader:
                 self.variables[str(index)] = [word]
             self.statement(self.functions[called])
             self.depth -= 1
-        self.commands.append(Started(node.start_point[0] + 1, tuple(words)))
+        self.commands.append(tuple(words))
 
     def on_redirected_statement(self, node: Node) -> None:
         body = node.child_by_field_name("body")

@@ -51,7 +51,7 @@ def audited(tmp_path: Path, words: str, **keys: object) -> Audit:
 
 
 def words_of(text: str) -> list[str]:
-    return [word.text for command in shell.read(text).commands for word in command.words]
+    return [word.text for command in shell.read(text).commands for word in command]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_cannot_be_decided_is_said_with_its_line() -> None:
 @pytest.mark.parametrize("end", ["\\", "\\\n", "\\\n\n"])
 def test_a_last_line_that_goes_on_with_nothing_is_bash(end: str) -> None:
     found = shell.read(f"echo a \\\n b {end}")
-    assert ([word.text for word in found.commands[0].words], found.notes, found.broken) == (["echo", "a", "b"], (), "")
+    assert ([word.text for word in found.commands[0]], found.notes, found.broken) == (["echo", "a", "b"], (), "")
 
 
 def test_a_here_document_goes_to_its_file() -> None:
