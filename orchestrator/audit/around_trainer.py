@@ -15,6 +15,11 @@ NAMED_CONFIGS: Final = {
 """ds_configs that ms-swift has by name (swift/config)."""
 TUNES: Final = frozenset({"tuner_type", "train_type"})
 """ms-swift's setting of what is trained, LoRA's adapters where it is not said; the second before 4.0."""
+GROUPS: Final = {
+    "cp": ("context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size"),
+    "tp": ("tensor_parallel_size", "deepspeed_autotp_size"),
+}
+"""Sizes of groups by names of these programs."""
 
 
 def around(content: Mapping[str, Any]) -> Around | None:
@@ -47,10 +52,3 @@ def as_trainers(content: Content, program: Around) -> Content:
     if isinstance(found.get("gradient_checkpointing"), str):  # where Axolotl keeps what is kept: "offload", "offload_disk"
         found |= {"activation_offloading": found["gradient_checkpointing"], "gradient_checkpointing": True}
     return found
-
-
-GROUPS: Final = {
-    "cp": ("context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size"),
-    "tp": ("tensor_parallel_size", "deepspeed_autotp_size"),
-}
-"""Sizes of groups by names of these programs."""

@@ -47,6 +47,16 @@ PADDED: Final = "model.make_vocab_size_divisible_by"
 BY_PIN: Final = {choice.pin: choice.name for choice in CHOICES}
 REFUSED: Final = ("plan", "resume", "profile", "largest", "target", "explain", "entry", "out", "launch")
 """Keys and groups that ask for something else."""
+FREEZING: Final = (
+    *((name, part) for rows in FREEZES.values() for name, part, _ in rows),
+    *((path.rpartition(".")[2], part) for path, part in BRIDGE_FREEZES.items()),
+)
+"""Settings that freeze a part of a model that looks at images, by their last names, and the part."""
+TAKEN: Final = "the model: "
+"""How the line begins that names the recipe whose architecture is taken."""
+OF_A_MODEL: Final = frozenset({"recipe", "model.num_layers", "model.hf_config", "model.description", "model.code"})
+"""Keys of which one says the model."""
+NO_GPUS: Final = InputError("gpus", None, "is missing: the file does not say how many; gpus=N does")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -413,13 +423,6 @@ def of_images(reading: Reading, vision: Vision) -> Reading:
     return msgspec.structs.replace(reading, keys=keys, assumed=assumed, unpriced=unpriced)
 
 
-FREEZING: Final = (
-    *((name, part) for rows in FREEZES.values() for name, part, _ in rows),
-    *((path.rpartition(".")[2], part) for path, part in BRIDGE_FREEZES.items()),
-)
-"""Settings that freeze a part of a model that looks at images, by their last names, and the part."""
-
-
 def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Settings, list[str]]:
     """The file's keys under the user's, and what was assumed. Raises InputError."""
     engines = list(ENGINES)
@@ -475,12 +478,6 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
     return settings, assumed
 
 
-TAKEN: Final = "the model: "
-"""How the line begins that names the recipe whose architecture is taken."""
-OF_A_MODEL: Final = frozenset({"recipe", "model.num_layers", "model.hf_config", "model.description", "model.code"})
-"""Keys of which one says the model."""
-
-
 def near_recipe(model: str) -> str | None:
     """The recipe of which all words stand in a model's name in their order, that with the most of them; None: there is none.
 
@@ -516,9 +513,6 @@ def _batch(reading: Reading, given: Tree, keys: Tree, machine: Machine) -> int:
     except ValueError:
         return 1  # what is no number is refused with the other keys
     return samples_of(reading, msgspec.structs.replace(reading.setup, **degrees), gpus) or 1
-
-
-NO_GPUS: Final = InputError("gpus", None, "is missing: the file does not say how many; gpus=N does")
 
 
 def pinned(setup: Setup, pins: Pins) -> Setup:

@@ -26,6 +26,11 @@ CLASS: Final = "_class_"
 """The key of an object with its class."""
 UNKNOWN: Final = object()
 """What only running a function tells."""
+OPERATORS: Final[dict[type, Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: lambda a, b: a is b, ast.IsNot: lambda a, b: a is not b, ast.Lt: operator.lt,
+    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
 
 
 def named(words: Sequence[str]) -> str:
@@ -116,13 +121,6 @@ def _module(path: Path) -> dict[str, ast.stmt | ast.expr]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             found |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
     return found
-
-
-OPERATORS: Final[dict[type, Callable[[Any, Any], Any]]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: lambda a, b: a is b, ast.IsNot: lambda a, b: a is not b, ast.Lt: operator.lt,
-    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
-}  # fmt: skip
 
 
 class _Source:

@@ -30,6 +30,21 @@ MOST_DEPTH: Final = 100
 MOST_VALUES: Final = 100_000
 """Values that a document may have, aliases written out: the longest published one has 1,400."""
 INTERPOLATION: Final = "${"
+MOST_BASES: Final = 8
+"""Files upon files of which a configuration may be made."""
+NAMES_A_MODEL: Final = (
+    "actor_rollout_ref.model.path", "policy.model_name", "model.path", "model.partial_pretrain", "model_name_or_path", "model",
+    "hf_checkpoint",
+)  # fmt: skip
+"""Settings of verl, NeMo-RL, LLaMA-Factory, ms-swift and slime for a model of Hugging Face's, which they don't describe."""
+RESOLVERS: Final = {
+    "multiply": lambda a, b: a * b,
+    "divide_ceil": lambda a, b: -(-a // b),
+    "divide_floor": lambda a, b: a // b,
+}
+"""Functions that NeMo's launcher has in its configurations (launcher_scripts/main.py)."""
+AUTO: Final = "auto"
+TRUTHS: Final = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
 
 
 class File(NamedTuple):
@@ -90,10 +105,6 @@ def _first_line(error: Exception) -> str:
     return f"{said.splitlines()[0]}{f', line {mark.line + 1}' if mark else ''}"
 
 
-MOST_BASES: Final = 8
-"""Files upon files of which a configuration may be made."""
-
-
 def over_defaults(content: Content, name: str) -> tuple[Content, list[str]]:
     """(The content over that of the file that its `defaults` names, as NeMo-RL has them (nemo_rl/utils/config.py, load_config_with_
     inheritance), what is assumed). A list of names is Hydra's, whose files are the program's own."""
@@ -135,13 +146,6 @@ def leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield f"{above}{name}", item
 
 
-NAMES_A_MODEL: Final = (
-    "actor_rollout_ref.model.path", "policy.model_name", "model.path", "model.partial_pretrain", "model_name_or_path", "model",
-    "hf_checkpoint",
-)  # fmt: skip
-"""Settings of verl, NeMo-RL, LLaMA-Factory, ms-swift and slime for a model of Hugging Face's, which they don't describe."""
-
-
 def named_model(content: Content) -> str:
     """The model that a file names and does not describe; "" where it names none.
 
@@ -179,14 +183,6 @@ def resolved(content: Content) -> Content:
             return value
 
     return {name: walk(item, name) for name, item in content.items()}
-
-
-RESOLVERS: Final = {
-    "multiply": lambda a, b: a * b,
-    "divide_ceil": lambda a, b: -(-a // b),
-    "divide_floor": lambda a, b: a // b,
-}
-"""Functions that NeMo's launcher has in its configurations (launcher_scripts/main.py)."""
 
 
 class Given:
@@ -236,10 +232,6 @@ class Given:
         for path, value in self.values.items():
             if path not in self.used and value is not None and value != {}:
                 yield path, f"{path}={json.dumps(value, default=str)}"
-
-
-AUTO: Final = "auto"
-TRUTHS: Final = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
 
 
 # ------------------------------------------------------------------------------------------------------------------ changing

@@ -18,6 +18,8 @@ from orchestrator.words.terms import Term, decided, kinds, nested, section
 
 MEGATRONS: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 OF_VERL: Final = {"train_batch_size", "micro_batch_size_per_gpu", "max_token_len_per_gpu"}
+FROZEN: Final = "model_dtype (frozen weights are in fp32 unless it says else, priced as 16 bits)"
+OPTIMIZER: Final = "policy.optimizer.name"
 
 
 def program_of(content: Mapping[str, Any]) -> Sharded | None:
@@ -119,10 +121,6 @@ def _with_adapters(given: Given, section: str, reading: Reading) -> Reading:
     if alpha := given.number(f"{section}.lora_alpha", float):
         keys["lora.alpha"] = alpha
     return replace(reading, keys={**reading.keys, **keys}, unpriced=(FROZEN, *reading.unpriced))
-
-
-FROZEN: Final = "model_dtype (frozen weights are in fp32 unless it says else, priced as 16 bits)"
-OPTIMIZER: Final = "policy.optimizer.name"
 
 
 def _theirs(term: Term, ours: Term, setup: Setup) -> Any:

@@ -62,6 +62,12 @@ LEAST: Final = {
     "tensor_model_parallel_size": 0,
 }  # fmt: skip
 """The least that sizes may be with which others are reckoned before anything is checked: a plan's own are checked with it (build.py)."""
+STACK: Final = "core/ssm/mamba_block.py:172-221, core_v0.16.1"
+UNREAD: Final = ("pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+"""What says the stages of other models alone."""
+RECOMPUTED: Final = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out")
+"""Modules that Megatron recomputes by name (transformer_config.py:1198, core_v0.16.1; the last :1777, core_v0.19.0)."""
+NO_NORMS: Final = " does nothing: Transformer Engine's norms are part of the linears behind them"
 
 
 class Fields:
@@ -227,11 +233,6 @@ def _layers(f: Fields, layers: int, width: int) -> dict[str, Any]:
         for one, two in zip((has_other * layers)[:layers] if other else has_experts, has_experts, strict=False)
     )
     return keys | {"pattern": [{"layers": len(list(run)), **layer} for layer, run in groupby(each)]}
-
-
-STACK: Final = "core/ssm/mamba_block.py:172-221, core_v0.16.1"
-UNREAD: Final = ("pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-"""What says the stages of other models alone."""
 
 
 def _hybrid_pattern(f: Fields) -> str | None:
@@ -546,10 +547,6 @@ def refused(f: Fields) -> list[str]:
     return found
 
 
-RECOMPUTED: Final = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out")
-"""Modules that Megatron recomputes by name (transformer_config.py:1198, core_v0.16.1; the last :1777, core_v0.19.0)."""
-
-
 def recompute_granularity(f: Fields) -> str | None:
     """ "full" or "selective"; None: nothing is recomputed by these settings."""
     said: str | None = f.get("recompute_granularity")
@@ -699,9 +696,6 @@ def _zero(f: Fields) -> tuple[int, bool]:
         f.assumed.append("use_torch_fsdp2 is priced as Megatron's own FSDP with the same sharding")
         return 3, True
     return (1 if distributed else 0), False
-
-
-NO_NORMS: Final = " does nothing: Transformer Engine's norms are part of the linears behind them"
 
 
 def _priced_modules(f: Fields, named: frozenset[str]) -> frozenset[str]:

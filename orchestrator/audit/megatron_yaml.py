@@ -29,6 +29,13 @@ TUNES_ALL: Final = (("tuner_type", "full"), ("train_type", "full"))
 """ms-swift's setting for weights that are trained as they are, which is its own under Megatron."""
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
+OF_RECIPE: Final = "the recipe "
+"""How the line begins on a recipe of Bridge."""
+MORE: Final = ("activation_func", "gated_linear_unit", "share_embeddings_and_output_weights", "use_megatron_fsdp", "use_torch_fsdp2")
+"""Fields of TransformerConfig and Bridge that Megatron-LM has no flag of."""
+SWIFTS: Final = ("tuner_type", "train_type", "lora_", "target_modules", "target_regex", "modules_to_save", "use_rslora", "adapters",
+                 "ref_adapters", "mcore_adapter", "mcore_ref_adapter", "freeze_vit=True", "freeze_aligner=True")  # fmt: skip
+"""How lines begin on ms-swift's adapters, which are on the language model alone where the other parts are frozen, its own default."""
 
 
 # ------------------------------------------------------------------------------------------------------------------ reading
@@ -110,10 +117,6 @@ def read(file: File, tool: Tool) -> Source:
     return Source(file.text, reading, values, file.change)
 
 
-OF_RECIPE: Final = "the recipe "
-"""How the line begins on a recipe of Bridge."""
-
-
 def _of_recipe(recipe: str, name: str, scheme: str) -> tuple[bridge_recipe.Set | None, str]:
     """(What a recipe of Bridge sets that Megatron, freezes or the price know; None: its source is not here. A line on it)."""
     root = bridge_recipe.source_of(name)
@@ -157,10 +160,6 @@ def _terms(path: str, tool: Tool) -> Table:
         return ()
     name = ALIASES.get(name, FIELD_OF.get(name, name))
     return [Term(path, name)] if megatron_kind(name) is not None or name in ALIASES.values() or name.startswith(MORE) else ()
-
-
-MORE: Final = ("activation_func", "gated_linear_unit", "share_embeddings_and_output_weights", "use_megatron_fsdp", "use_torch_fsdp2")
-"""Fields of TransformerConfig and Bridge that Megatron-LM has no flag of."""
 
 
 def _kind(path: str, tool: Tool) -> Kind | None:
@@ -335,11 +334,6 @@ def adapters_of(content: Content, tool: Tool, *, whole: bool) -> tuple[dict[str,
         if not given.get("target_modules"):
             assumed.append(f"{path}.target_modules={','.join(own)}: the class's own where the file does not say")
     return keys, tuple(unpriced), tuple(assumed)
-
-
-SWIFTS: Final = ("tuner_type", "train_type", "lora_", "target_modules", "target_regex", "modules_to_save", "use_rslora", "adapters",
-                 "ref_adapters", "mcore_adapter", "mcore_ref_adapter", "freeze_vit=True", "freeze_aligner=True")  # fmt: skip
-"""How lines begin on ms-swift's adapters, which are on the language model alone where the other parts are frozen, its own default."""
 
 
 def swifts_adapters(content: Content) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:

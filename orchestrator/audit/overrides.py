@@ -36,6 +36,15 @@ RUN_RECIPE: Final = {
 FLAGS: Final = {flag: path for name, (short, path) in RUN_RECIPE.items() for flag in (short, f"--{name}")}
 ENOUGH: Final = 3
 """A command with fewer trains nothing."""
+SCHEMES: Final = ("lora", "dora", "none")
+OF_RECIPES: Final = {"peft": "lora", "lora": "lora", "dora": "dora"}
+"""Kinds of adapters by the word in a recipe's name (scripts/training/recipe_metadata.py, infer_recipe_mode)."""
+HYDRA: Final = frozenset({"actor_rollout_ref", "policy", "training"})
+"""Sections of programs (verl, NeMo-RL, NeMo's launcher) whose overrides Hydra parses: with ++ it adds what its files lack."""
+SWIFT: Final = ("swift", "megatron")
+TRAINS: Final = ("sft", "pt", "rlhf")
+OF_TRAINER: Final = "--per_device_train_batch_size"
+"""A flag by which a command is known as one with the Trainer's arguments."""
 
 
 def _adapters(words: Sequence[str]) -> str:
@@ -48,13 +57,6 @@ def _adapters(words: Sequence[str]) -> str:
     said = next((value for name in ("__mode", "__peft_scheme", "__peft") if (value := flags.get(name, "").lower()) in SCHEMES), "")
     of_recipe = bridge_recipe.NAME.fullmatch(flags.get("__recipe", ""))
     return said or (OF_RECIPES.get(of_recipe[1], "") if of_recipe else "")
-
-
-SCHEMES: Final = ("lora", "dora", "none")
-OF_RECIPES: Final = {"peft": "lora", "lora": "lora", "dora": "dora"}
-"""Kinds of adapters by the word in a recipe's name (scripts/training/recipe_metadata.py, infer_recipe_mode)."""
-HYDRA: Final = frozenset({"actor_rollout_ref", "policy", "training"})
-"""Sections of programs (verl, NeMo-RL, NeMo's launcher) whose overrides Hydra parses: with ++ it adds what its files lack."""
 
 
 def found_in(script: Script) -> File | None:
@@ -89,10 +91,6 @@ def found_in(script: Script) -> File | None:
     return File(script.text, script.name, content, change, (*script.notes, *notes), others)
 
 
-SWIFT: Final = ("swift", "megatron")
-TRAINS: Final = ("sft", "pt", "rlhf")
-
-
 def swifts_flags(script: Script) -> File | None:
     """The flags of ms-swift's command (`swift sft --tuner_type lora`), as its YAML has them; None: there is no such command."""
     for words in script.lines(_are_several)[:-1]:
@@ -103,10 +101,6 @@ def swifts_flags(script: Script) -> File | None:
                 raise InputError("audit", texts[at + 2], "is what the script's command reads: audit that file")
             return flags_of(script, words[at + 2 :], texts[: at + 2])
     return None
-
-
-OF_TRAINER: Final = "--per_device_train_batch_size"
-"""A flag by which a command is known as one with the Trainer's arguments."""
 
 
 def trainers_flags(script: Script) -> File | None:

@@ -42,6 +42,8 @@ SEVERAL_WORDS: Final = ("step_batch_size_schedule", "rampup_batch_size")
 """Flags whose one value has blanks, also where a script's variables have lost its quotes."""
 ENOUGH: Final = 3
 """A command with fewer known flags trains nothing."""
+PROGRAMS: Final = ("trl", "llamafactory-cli")
+"""Commands that take such a file and are no Python file."""
 
 
 class Flag(NamedTuple):
@@ -138,10 +140,6 @@ def _configured(script: Script) -> File | None:
             given = {key: value for key, value in said.content.items() if key != "config"}
             return said._replace(content=content | given)
     return None
-
-
-PROGRAMS: Final = ("trl", "llamafactory-cli")
-"""Commands that take such a file and are no Python file."""
 
 
 def _under_accelerate(source: Source, launcher: Sequence[str], name: str) -> Source:

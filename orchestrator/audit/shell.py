@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 """First byte and the one behind the last."""
+LAST_CONTINUED: Final = re.compile(rb"(?<!\\)\\(?:\n\s*)?\Z")
+"""A backslash that continues the last line with nothing, which bash passes over."""
+QUOTED: Final = re.compile(r"""(?<![^\s;&|(])\#[^\n]*|\\.|'[^']*(?:'|\Z)|"(?:\\.|[^"\\])*(?:"|\Z)""", re.DOTALL)
+"""A comment, an escaped character, or a quoted text; one that is not closed ends with the script."""
+ASSIGNS: Final = re.compile(r"(?:^|\s)\w+=[\"']\Z")
 
 
 class Piece(NamedTuple):
@@ -187,13 +192,6 @@ def read(text: str, name: str = "") -> Script:
     broken = unpaired(text) or (reader.notes[-1] if tree.root_node.has_error else "")
     sbatch = tuple(word for match in SBATCH.finditer(text) for word in match.group(1).replace("=", " ").split())
     return Script(tuple(reader.commands), reader.variables, reader.files, sbatch, tuple(dict.fromkeys(reader.notes)), broken, text, name)
-
-
-LAST_CONTINUED: Final = re.compile(rb"(?<!\\)\\(?:\n\s*)?\Z")
-"""A backslash that continues the last line with nothing, which bash passes over."""
-QUOTED: Final = re.compile(r"""(?<![^\s;&|(])\#[^\n]*|\\.|'[^']*(?:'|\Z)|"(?:\\.|[^"\\])*(?:"|\Z)""", re.DOTALL)
-"""A comment, an escaped character, or a quoted text; one that is not closed ends with the script."""
-ASSIGNS: Final = re.compile(r"(?:^|\s)\w+=[\"']\Z")
 
 
 def unpaired(text: str) -> str:

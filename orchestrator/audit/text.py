@@ -23,6 +23,12 @@ SHOWN_LENGTH = 90
 MOST_LISTED: Final = 24
 """Settings without memory of one kind that are listed; of more their number is said."""
 SEARCHED: Final = "over every choice that needs no pin"
+LISTED: Final = {
+    "slower": "with time of which the prediction knows nothing, and no memory",
+    "result": "of what is trained, without time or memory",
+    "beside": "of data, logs and checkpoints",
+}
+"""What is said of a list of settings."""
 
 
 class PrintedAudit(Audit):
@@ -120,14 +126,6 @@ def by_section(flags: Iterable[str]) -> list[str]:
         sections.setdefault(section, []).append(_short(f"{name}{equals}{value}"))
     joined = {section: ", ".join(names) for section, names in sections.items()}
     return [f"{section}{': ' if len(sections[section]) > 1 else '.'}{flags}" if section else flags for section, flags in joined.items()]
-
-
-LISTED: Final = {
-    "slower": "with time of which the prediction knows nothing, and no memory",
-    "result": "of what is trained, without time or memory",
-    "beside": "of data, logs and checkpoints",
-}
-"""What is said of a list of settings."""
 
 
 def _short(flag: str) -> str:
