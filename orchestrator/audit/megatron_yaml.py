@@ -29,8 +29,6 @@ TUNES_ALL: Final = (("tuner_type", "full"), ("train_type", "full"))
 """ms-swift's setting for weights that are trained as they are, which is its own under Megatron."""
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
-OF_RECIPE: Final = "the recipe "
-"""How the line begins on a recipe of Bridge."""
 MORE: Final = ("activation_func", "gated_linear_unit", "share_embeddings_and_output_weights", "use_megatron_fsdp", "use_torch_fsdp2")
 """Fields of TransformerConfig and Bridge that Megatron-LM has no flag of."""
 SWIFTS: Final = ("tuner_type", "train_type", "lora_", "target_modules", "target_regex", "modules_to_save", "use_rslora", "adapters",
@@ -124,7 +122,7 @@ def _of_recipe(recipe: str, name: str, scheme: str) -> tuple[bridge_recipe.Set |
     if found is None:
         why = "Megatron-Bridge is not installed here, nor is the file in its checkout" if root is None else f"{root} has none of that name"
         why = "the script does not say which it is" if "$" in recipe else why
-        return None, f"{OF_RECIPE}{recipe} is not read ({why}): what it sets may be other than what is assumed here"
+        return None, f"the recipe {recipe} is not read ({why}): what it sets may be other than what is assumed here"
 
     def counts(path: str) -> bool:
         known = bool(_terms(path, BRIDGE)) or path in tools.BRIDGE_FREEZES or path.startswith("peft.")
@@ -138,7 +136,7 @@ def _of_recipe(recipe: str, name: str, scheme: str) -> tuple[bridge_recipe.Set |
         peft.setdefault("dim", RANK)
     open_ = [path for path in found.unknown if counts(path)]
     left = f"; only running it tells {', '.join(open_)}" if open_ else ""
-    return found._replace(content=content), f"{OF_RECIPE}{recipe} of {root}: what it sets holds where the file says nothing{left}"
+    return found._replace(content=content), f"the recipe {recipe} of {root}: what it sets holds where the file says nothing{left}"
 
 
 def frozen_by(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
