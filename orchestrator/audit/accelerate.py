@@ -69,7 +69,7 @@ def read(file: File) -> Source:
 
 def _ranks(given: Given, kind: str, precision: str, content: Content, name: str) -> Reading:
     """The reading of a configuration for DeepSpeed, FSDP or DDP. Raises InputError."""
-    assumed, named, missing, ds = [ONE_SAMPLE], None, None, hugging_face.zero(0)
+    assumed, named, missing, ds, steps = list[str](), None, None, hugging_face.zero(0), 1
     by_path: dict[str, Any] = {"bf16.enabled": precision in ("bf16", "fp8"), "fp16.enabled": precision == "fp16",
                                "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}  # fmt: skip
     setup: dict[str, Any] = {}
@@ -84,9 +84,7 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
                 stage = 2
                 assumed.append("ZeRO stage 2: the plugin's own where the file does not say")
             ds = hugging_face.zero(stage, given.get("deepspeed_config.offload_optimizer_device", "none") != "none")
-            steps = given.number("deepspeed_config.gradient_accumulation_steps")
-            if steps is not None and steps > 1:
-                assumed.append(f"gradient_accumulation_steps={steps} follows from train.global_batch_size= and pin.micro_batch_size=")
+            steps = given.number("deepspeed_config.gradient_accumulation_steps") or 1
             by_path["gradient_clipping"] = given.number("deepspeed_config.gradient_clipping", float) or 1.0
     elif kind == "FSDP":
         given.take("fsdp_config.fsdp_version")
@@ -101,13 +99,14 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     )
     if copies > 1 and shard > 1:
         setup["zero_shard_size"] = shard
+    assumed += [ONE_SAMPLE] if steps == 1 else []
     reading = hugging_face.as_ds(ds, by_path, f"accelerate's configuration, {kind}", named, assumed)
     own = reading.keys if named and ds else {"train.precision", "train.grad_reduce_dtype", "train.grad_accum_dtype", "train.clip"}
     keys = {key: value for key, value in reading.keys.items() if key in own} | ({"train.precision": "fp8"} if precision == "fp8" else {})
     kept = [line for line in reading.assumed if not (line.startswith("recompute=") and kind == "FSDP")]
     setup |= {"tp": tp if reading.setup.tp == 1 else reading.setup.tp, "cp": cp * sp if reading.setup.cp == 1 else reading.setup.cp}
-    return replace(reading, keys=keys, setup=replace(reading.setup, **setup), accumulation=None, steps=None, missing=missing,
-                   assumed=tuple(kept), unpriced=(*host, *reading.unpriced), fsdp=kind == "FSDP",
+    return replace(reading, keys=keys, setup=replace(reading.setup, **setup), accumulation=None, missing=missing,
+                   steps=None if steps == 1 else steps, divided=steps > 1, assumed=tuple(kept), unpriced=(*host, *reading.unpriced), fsdp=kind == "FSDP",
                    elsewhere=reading.elsewhere if kind == "FSDP" else reading.elsewhere | BY_THE_MODEL)  # fmt: skip
 
 

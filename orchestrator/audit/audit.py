@@ -385,14 +385,18 @@ class Audit:
 def divided(reading: Reading, settings: Settings) -> tuple[Reading, list[str]]:
     """The reading with DeepSpeed's own micro-batch where the file leaves it out (runtime/config.py, _set_batch_related_parameters): the
     batch over accumulation steps and data-parallel ranks; and what is said of it."""
-    if not reading.divided or settings.pins.micro_batch_size is not None:
+    if not reading.divided:
         return reading, []
     setup, steps = pinned(reading.setup, settings.pins), reading.steps or 1
-    ranks = max(1, settings.cluster.num_gpus // (setup.tp * setup.cp))
-    micro = max(1, settings.training.global_batch_size // (ranks * steps))
+    ranks, batch = max(1, settings.cluster.num_gpus // (setup.tp * setup.cp)), settings.training.global_batch_size
+    micro = settings.pins.micro_batch_size or max(1, batch // (ranks * steps))
     over = f"{ranks} ranks" + (f" and {steps} accumulation steps" if steps > 1 else "")
-    said = f"micro-batches of {micro}: the file does not say; DeepSpeed's are the batch over {over}"
-    return msgspec.structs.replace(reading, setup=msgspec.structs.replace(reading.setup, micro_batch_size=micro)), [said]
+    said = [f"micro-batches of {micro}: the file does not say; DeepSpeed's are the batch over {over}"]
+    if steps > 1 and batch != micro * ranks * steps:
+        said = [f"gradient_accumulation_steps={steps} is not kept: {batch} are no {steps} micro-batches of {micro} on {ranks} ranks"]
+    elif settings.pins.micro_batch_size is not None:
+        said = []
+    return msgspec.structs.replace(reading, setup=msgspec.structs.replace(reading.setup, micro_batch_size=micro)), said
 
 
 def of_images(reading: Reading, vision: Vision) -> Reading:

@@ -82,6 +82,7 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
     filled = "" if "training.precision" in said else next((path for path in PRECISIONS if given.values.get(path) == AUTO), "")
     given.assumed = [line for line in given.assumed if not line.startswith(tuple(PRECISIONS))]
     precision = said.setdefault("training.precision", PRECISIONS.get(filled, "fp32"))
+    switches = [given.values.get(path) for path in PRECISIONS]
     following = frozenset(name for name in GRADIENTS if f"training.{name.removeprefix('train.')}" not in said)
     keys = recipe_keys(said) | dict.fromkeys(following, precision)
     if batch is not None:
@@ -111,6 +112,7 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
         filled=filled,
         following=following,
         elsewhere=BY_THE_MODEL,
+        broken=("fp16 and bf16 are both enabled: DeepSpeed takes one of them",) if {True} == {*switches} else (),
         assumed=tuple(given.assumed),
         **listed(left),  # type: ignore[arg-type]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -313,3 +314,31 @@ def test_what_the_ds_config_of_a_trainers_command_says_is_said_with_its_place(tm
     assert "+  --gradient_checkpointing false" in mixed.diff
     assert mixed.elsewhere == row.elsewhere
     assert f"  ({by_what['offload_optimizer on -> off'].elsewhere})\n" in str(found)
+
+
+def test_two_precisions_are_refused_as_deepspeed_refuses_them(tmp_path: Path) -> None:
+    """runtime/config.py, 0.19.8: "bfloat16 and fp16 modes cannot be simultaneously enabled"."""
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps({"train_batch_size": 64, "bf16": {"enabled": True}, "fp16": {"enabled": True}}))
+    found = so.audit(file, recipe="gpt2_xl", gpus=8, cluster="dgx_a100_80gb")
+    assert not found.legal
+    assert found.problem == "fp16 and bf16 are both enabled: DeepSpeed takes one of them"
+
+
+@pytest.mark.parametrize(
+    ("keys", "micro", "said"),
+    [
+        ({}, 2, "micro-batches of 2: the file does not say; DeepSpeed's are the batch over 8 ranks and 4 accumulation steps"),
+        ({"pin": {"micro_batch_size": 2}}, 2, ""),
+        ({"pin": {"micro_batch_size": 1}}, 1, "gradient_accumulation_steps=4 is not kept: 64 are no 4 micro-batches of 1 on 8 ranks"),
+    ],
+)
+def test_accelerates_accumulation_says_the_micro_batch_of_a_batch(tmp_path: Path, keys: dict[str, Any], micro: int, said: str) -> None:
+    """The batch over it and the ranks: micro-batches of 1 were assumed, and those of the file then advised."""
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\n"
+                    "deepspeed_config: {zero_stage: 3, gradient_accumulation_steps: 4}\n")  # fmt: skip
+    found = so.audit(file, recipe="gpt2_xl", cluster="dgx_a100_80gb", train={"global_batch_size": 64}, **keys)
+    assert found.plan is not None
+    assert found.plan.micro_batch_size == micro
+    assert [line for line in found.reading.assumed if "micro-batches" in line] == [said] * bool(said)
