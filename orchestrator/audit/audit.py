@@ -45,6 +45,9 @@ ASSUMED_CLUSTER: Final = "dgx_h100"
 PADDED: Final = "model.make_vocab_size_divisible_by"
 """A key that may follow a change of tp, by which Megatron pads the vocabulary."""
 BY_PIN: Final = {choice.pin: choice.name for choice in CHOICES}
+HEAVIER: Final = re.compile(r"attention[-_]backend\b|attn_implementation\W+eager\b|modules_to_save\b")
+"""Settings without a price that take gigabytes: attention that keeps its scores (flash kernels' is priced), and whole modules that are
+trained beside adapters, embeddings mostly."""
 REFUSED: Final = ("plan", "resume", "profile", "largest", "target", "explain", "entry", "out", "launch")
 """Keys and groups that ask for something else."""
 FREEZING: Final = (
@@ -199,12 +202,17 @@ class Audit:
         """Whether the fullest rank has the memory, as a plan would need it; None: there is no plan, or it lacks some by a price that knows
         nothing of settings which may change that (`not_priced`), that says so with a chance below LIKELY (`Judged.chance`), or that is of
         samples whose lengths nobody says (`Reading.longest`); or it has the memory by the price of a part of the job
-        (`Reading.otherwise`)."""
+        (`Reading.otherwise`), or by one that knows nothing of settings which take gigabytes (`heavier`)."""
         if self.judged is None:
             return None
         if not self.judged.lacking_bytes:
-            return None if self.reading.otherwise else True
+            return None if self.reading.otherwise or self.heavier else True
         return None if self.not_priced or self.reading.longest or (self.judged.chance or 1.0) < LIKELY else False
+
+    @property
+    def heavier(self) -> tuple[str, ...]:
+        """Settings of the file that take memory of which the prediction knows nothing, as much as a GPU's and more."""
+        return tuple(one for one in self.reading.unpriced if HEAVIER.search(one))
 
     @property
     def not_priced(self) -> tuple[str, ...]:

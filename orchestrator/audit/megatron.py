@@ -413,7 +413,11 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
     if aware["training.precision_aware_optimizer"]:
         said |= aware
     f.used |= {"main_params_dtype", "lr_decay_samples"}
-    return {f"train.{name}": value for name, value in keys.items()} | recipe_keys(said)
+    found = {f"train.{name}": value for name, value in keys.items()} | recipe_keys(said)
+    if f.given.get("transformer_impl") == "local":
+        f.used.add("transformer_impl")
+        found["cluster.software.transformer_engine"] = False
+    return found
 
 
 WHOLE: Final = ("num_layers", "hidden_size", "num_attention_heads")
@@ -484,6 +488,8 @@ def _steps(f: Fields, batch: int) -> dict[str, int]:
     warmup = int(f.get("lr_warmup_iters") or 0) or int(f.get("lr_warmup_samples") or 0) // batch
     if f.get("lr_warmup_fraction"):
         warmup = round(float(f.get("lr_warmup_fraction")) * int(decay))
+    if warmup >= int(decay) and (samples or f.get("train_iters")):
+        f.broken.append(f"a warm-up of {warmup} steps must end before the rate's last, {decay} (core/optimizer_param_scheduler.py:157)")
     return {"steps": steps, "warmup": min(warmup, steps)}
 
 

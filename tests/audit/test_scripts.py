@@ -671,3 +671,25 @@ def test_experts_that_run_one_by_one_are_said() -> None:
         for flag in ("", "--moe-grouped-gemm")
     ]
     assert [any("experts run one by one" in line for line in lines) for lines in slower] == [True, False]
+
+
+def test_attention_that_keeps_its_scores_is_no_flash_attention(tmp_path: Path) -> None:
+    """Megatron's own is priced; Transformer Engine's unfused one is not, and no price without it says that a run fits."""
+    words = LLAMA3_8B.replace(" --fp8-format hybrid", "")
+    words = words.replace("--context-parallel-size 2 ", "--tensor-model-parallel-size 2 --sequence-parallel ")
+    plain, own, unfused, flash = (
+        audited(tmp_path, f"{words} {more}", gpus=32)
+        for more in ("", "--transformer-impl local", "--attention-backend unfused", "--attention-backend flash")
+    )
+    assert (plain.fits, own.fits, unfused.fits, flash.fits) == (True, False, None, True)
+    assert not own.reading.unpriced
+    assert own.plan.prediction.peak_memory_bytes > 2 * plain.plan.prediction.peak_memory_bytes
+    assert "usable, every rank, by a price that knows nothing of --attention-backend\n" in str(unfused)
+
+
+def test_a_warm_up_that_does_not_end_is_refused_as_megatron_refuses_it(tmp_path: Path) -> None:
+    """`assert self.lr_warmup_steps < self.lr_decay_steps`, when every rank has been set up."""
+    for more in ("--train-iters 1000 --lr-warmup-iters 1000", "--train-iters 1000 --lr-decay-iters 100 --lr-warmup-iters 200"):
+        assert "core/optimizer_param_scheduler.py:157" in audited(tmp_path, f"{LLAMA3_8B} {more}", gpus=32).problem
+    for more in ("--train-iters 1000 --lr-warmup-iters 999", "--train-iters 1000 --lr-warmup-fraction 0.1", "--train-iters 1000"):
+        assert not audited(tmp_path, f"{LLAMA3_8B} {more}", gpus=32).problem
