@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from orchestrator.audit.document import AUTO, File, Given, changed, leaves
 from orchestrator.audit.reading import Reading, Setup, Source, changes, listed, recipe_keys
 from orchestrator.engines.deepspeed.capabilities import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, paths
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, nearest
 from orchestrator.words import deepspeed as words
 from orchestrator.words.terms import NOTHING, Kind, kind, kinds
 
@@ -24,9 +28,37 @@ def is_ds_config(value: object) -> bool:
     return isinstance(value, dict) and any(name in value for name in SIGNS)
 
 
+def by_hjson(text: str) -> dict[str, Any] | None:
+    """A ds_config with comments, or commas behind the last of a list, as DeepSpeed reads it (runtime/config.py:444); None: it is none, or
+    hjson is not installed."""
+    with suppress(ImportError, ValueError):
+        import hjson
+
+        if is_ds_config(found := hjson.loads(text)):
+            return dict(found)
+    return None
+
+
+def repeated(text: str) -> list[str]:
+    """Names that some section of this JSON text has twice. DeepSpeed refuses them (runtime/config_utils.py,
+    dict_raise_error_on_duplicate_keys)."""
+    found: list[str] = []
+
+    def noted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found.extend(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        return dict(pairs)
+
+    with suppress(ValueError):
+        json.loads(text, object_pairs_hook=noted)
+    return found
+
+
 def read(file: File) -> Source:
     """Raises InputError for a value that is none."""
-    return Source(file.text, reading_of(file.content), partial(_changes, file.content), partial(changed, file.text, "ds_config.json"))
+    reading = reading_of(file.content)
+    if twice := repeated(file.text):
+        reading = replace(reading, broken=(*reading.broken, f"{', '.join(twice)} twice in one section: DeepSpeed refuses that"))
+    return Source(file.text, reading, partial(_changes, file.content), partial(changed, file.text, "ds_config.json"))
 
 
 def kind_of(path: str, value: Any) -> Kind | None:
@@ -82,7 +114,7 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
     filled = "" if "training.precision" in said else next((path for path in PRECISIONS if given.values.get(path) == AUTO), "")
     given.assumed = [line for line in given.assumed if not line.startswith(tuple(PRECISIONS))]
     precision = said.setdefault("training.precision", PRECISIONS.get(filled, "fp32"))
-    switches = [given.values.get(path) for path in PRECISIONS]
+    broken = _refused(content)
     following = frozenset(name for name in GRADIENTS if f"training.{name.removeprefix('train.')}" not in said)
     keys = recipe_keys(said) | dict.fromkeys(following, precision)
     if batch is not None:
@@ -100,6 +132,10 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
     given.take("scheduler", "optimizer.params.momentum", "zero_optimization.reduce_scatter", "zero_optimization.contiguous_gradients")
     given.assumed.append("recompute=none: a ds_config does not say whether the model checkpoints its activations; pin.recompute=full does")
     left = ((f"{path}={json.dumps(value)}", kind_of(path, value), True) for path, value in given.values.items() if path not in given.used)
+    lists = listed(left)
+    if given.values.get(ON_NVME) == "nvme":
+        lists["slower"] += (f'{ON_NVME}="nvme"',)
+    lists["unknown"] = _with_meant(lists["unknown"])
     if micro is None and batch is None:
         given.assumed.append("micro-batches of 1: the file does not say; pin.micro_batch_size= does")
     return Reading(
@@ -112,10 +148,37 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
         filled=filled,
         following=following,
         elsewhere=BY_THE_MODEL,
-        broken=("fp16 and bf16 are both enabled: DeepSpeed takes one of them",) if {True} == {*switches} else (),
+        broken=tuple(broken),
         assumed=tuple(given.assumed),
-        **listed(left),  # type: ignore[arg-type]
+        **lists,  # type: ignore[arg-type]
     )
+
+
+STRICT: Final = ("zero_optimization", "fp16", "bf16")
+"""Sections in which DeepSpeed refuses what it does not know (runtime/config_utils.py, DeepSpeedConfigModel)."""
+ON_NVME: Final = "zero_optimization.offload_optimizer.device"
+
+
+def _refused(content: Mapping[str, Any]) -> list[str]:
+    """Why DeepSpeed refuses a ds_config of these values, whatever the GPUs."""
+    said, found = dict(leaves(content)), list[str]()
+    if all(said.get(path) is True for path in PRECISIONS):
+        found.append("fp16 and bf16 are both enabled: DeepSpeed takes one")
+    found += [f'{name}="{said[name]}": a text, and DeepSpeed divides numbers' for name in SIGNS[1:] if isinstance(said.get(name), str)
+              and said[name] != AUTO]  # fmt: skip
+    found += [f"{name}={json.dumps(said[name])}: is a section, with `enabled`" for name in STRICT if isinstance(said.get(name), bool)]
+    for path in said:
+        section, _, name = path.partition(".")
+        if section in STRICT and name and kind_of(path, None) is None:
+            meant = nearest(name, [known.partition(".")[2] for known in paths() if known.startswith(f"{section}.")])
+            found.append(f"{path}: DeepSpeed refuses what it does not know there{f'; did you mean {meant}?' if meant else ''}")
+    return found
+
+
+def _with_meant(lines: Iterable[str]) -> tuple[str, ...]:
+    """Settings that nobody knows, each with the known one that it looks like."""
+    meant = {line: nearest(line.partition("=")[0], paths()) for line in lines}
+    return tuple(f"{line} (did you mean {close}?)" if close else line for line, close in meant.items())
 
 
 # -------------------------------------------------------------------------------------------------------------------- editing
@@ -131,7 +194,8 @@ def without_stage_3(content: Mapping[str, Any], before: Setup, after: Setup) -> 
     if not before.zero_stage == 3 != after.zero_stage:
         return {}
     said = dict(leaves(content))
-    return {path: value for path, value in STAGE_3_ALONE.items() if said.get(path, value) != value}
+    on_nvme = {ON_NVME: "cpu"} if said.get(ON_NVME) == "nvme" else {}  # no offload to other stages (engine.py, zero_cpu_offload)
+    return on_nvme | {path: value for path, value in STAGE_3_ALONE.items() if said.get(path, value) != value}
 
 
 def _changes(content: Mapping[str, Any], before: Setup, after: Setup, gpus: int) -> dict[str, Any] | None:

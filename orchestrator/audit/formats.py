@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from orchestrator.audit import accelerate, code, deepspeed, flags_yaml, fsdp, megatron_yaml, own, script, trainer
-from orchestrator.audit.document import File, is_json, opened, over_defaults
+from orchestrator.audit.document import File, changed, is_json, opened, over_defaults
 from orchestrator.audit.reading import READ, Source
 from orchestrator.errors import InputError
 
@@ -18,7 +18,12 @@ def read(text: str, name: str) -> Source:
         return _code(text, name)
     if not is_json(text, name) and not name.endswith((".yaml", ".yml")):
         return script.read(text, name)
-    file = opened(text, name)
+    try:
+        file = opened(text, name)
+    except InputError:
+        if (relaxed := deepspeed.by_hjson(text)) is None:
+            raise
+        file = File(text, name, relaxed, partial(changed, text, name))
     content = file.content
     if own.is_engine_json(content):
         return own.read(file)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 import orchestrator as so
 from orchestrator.audit import formats
 from orchestrator.audit.document import content_of, leaves
+from orchestrator.errors import InputError
 
 SAMPLE = Path(__file__).parent / "samples" / "ds_config.json"
 LLAMA = {
@@ -37,7 +38,7 @@ def test_a_ds_config_becomes_its_plan_and_nothing_is_left_out() -> None:
     assert plan.training.grad_accum_dtype == "bf16"  # DeepSpeed sums in the model's type unless data_types says otherwise
     assert found.legal
     assert found.fits
-    assert found.reading.unknown == ("zero_optimization.not_a_key=1",)
+    assert found.reading.unknown == ("not_a_key=1",)
     assert 'zero_optimization.offload_param.device="cpu"' in found.reading.unpriced
     assert "steps_per_print=10" in found.reading.beside
     assert any("recompute" in what for what in formats.read(SAMPLE.read_text(), str(SAMPLE)).reading.assumed)
@@ -316,13 +317,62 @@ def test_what_the_ds_config_of_a_trainers_command_says_is_said_with_its_place(tm
     assert f"  ({by_what['offload_optimizer on -> off'].elsewhere})\n" in str(found)
 
 
-def test_two_precisions_are_refused_as_deepspeed_refuses_them(tmp_path: Path) -> None:
-    """runtime/config.py, 0.19.8: "bfloat16 and fp16 modes cannot be simultaneously enabled"."""
+REFUSED = {
+    "two precisions": ('"bf16": {"enabled": true}, "fp16": {"enabled": true}', "fp16 and bf16 are both enabled: DeepSpeed takes one"),
+    "a slip in a strict section": ('"zero_optimization": {"overlap_com": true}', "zero_optimization.overlap_com: DeepSpeed refuses what it "
+                                   "does not know there; did you mean overlap_comm?"),
+    "a section that is none": ('"bf16": true', "bf16=true: is a section, with `enabled`"),
+    "a section twice": ('"bf16": {"enabled": true}, "bf16": {"enabled": false}', "bf16 twice in one section: DeepSpeed refuses that"),
+    "a batch in quotes": ('"gradient_accumulation_steps": "4"', 'gradient_accumulation_steps="4": a text, and DeepSpeed divides numbers'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_deepspeed_refuses_is_illegal(case: str, tmp_path: Path) -> None:
+    """DeepSpeed's own reader of the same file says so too."""
+    said, problem = REFUSED[case]
     file = tmp_path / "ds_config.json"
-    file.write_text(json.dumps({"train_batch_size": 64, "bf16": {"enabled": True}, "fp16": {"enabled": True}}))
+    file.write_text(f'{{"train_batch_size": 64, {said}}}')
     found = so.audit(file, recipe="gpt2_xl", gpus=8, cluster="dgx_a100_80gb")
-    assert not found.legal
-    assert found.problem == "fp16 and bf16 are both enabled: DeepSpeed takes one of them"
+    assert (found.legal, found.problem) == (False, problem)
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("case", REFUSED)
+def test_deepspeed_refuses_it_itself(case: str, tmp_path: Path) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    file = tmp_path / "ds_config.json"
+    file.write_text(f'{{"train_batch_size": 64, {REFUSED[case][0]}}}')
+    with pytest.raises((AssertionError, ValueError, TypeError, AttributeError)):
+        DeepSpeedConfig(str(file))
+
+
+def test_comments_and_a_last_comma_are_read_as_deepspeed_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(
+        '{\n  // for 8 GPUs\n  "train_batch_size": 64,\n  "zero_optimization": {"stage": 2,},\n  "bf16": {"enabled": true},\n}\n'
+    )
+    found = so.audit(file, recipe="gpt2_xl", gpus=8, cluster="dgx_a100_80gb")
+    assert found.plan is not None
+    assert (found.plan.zero_stage, found.plan.training.precision, found.legal) == (2, "bf16", True)
+    file.write_text('{"distributed_type": "DEEPSPEED", "num_processes": 8,}')
+    with pytest.raises(InputError, match="is not JSON"):
+        so.audit(file, recipe="gpt2_xl", gpus=8, cluster="dgx_a100_80gb")
+
+
+def test_an_offload_to_a_disk_has_seconds_that_no_price_knows(tmp_path: Path) -> None:
+    """And is one to the host's memory at other stages, which take the disk for no offload."""
+    file = tmp_path / "ds_config.json"
+    offload = {"device": "nvme", "nvme_path": "/local"}
+    file.write_text(json.dumps({"train_batch_size": 64, "zero_optimization": {"stage": 3, "offload_optimizer": offload}}))
+    found = so.audit(file, recipe="gpt2_xl", gpus=8, cluster="dgx_a100_80gb")
+    where = "zero_optimization.offload_optimizer.device"
+    assert f'{where}="nvme"' in found.reading.slower
+    source = formats.read(file.read_text(), str(file))
+    changed = source.edited(found.setup, replace(found.setup, zero_stage=1), 8)
+    assert changed is not None
+    assert dict(leaves(content_of(changed, file.name)))[where] == "cpu"
 
 
 @pytest.mark.parametrize(
