@@ -29,6 +29,7 @@ from orchestrator.report.text import choice
 from orchestrator.rl.job import GENERATES_NOTHING, WRITTEN
 from orchestrator.screen import SearchProgress, next_text, not_here_text, notes_text, screen, show_found
 from orchestrator.search.unasked import seconds_of
+from orchestrator.strategy.legality import plan_only
 from orchestrator.units import format_amount, format_seconds
 
 SHOWN_TRIED: Final = 3
@@ -120,6 +121,10 @@ def _plan(words: Sequence[str]) -> None:
         show_found(screen(), answer.settings, answer.found)
         for line in fuller_lines(answer):
             print(line)
+        plan = answer.plan
+        only = plan_only(ENGINES[plan.engine].capabilities(plan.cluster.software), plan.model, plan.training)
+        if only is not None and not out:  # with a folder the notes say it
+            print(f"plan only: engine={plan.engine} does not train this model here: {only}")
         print(next_text(answer.settings, "" if out else "out=FOLDER writes it"))
     if out:
         folder, job = answer.write_job(out[0])

@@ -65,4 +65,5 @@ def check_untouched(fields: dict[str, Any], traced: Traced, name: str) -> None:
     base = families.of_traced(traced, name)
     for field, value in fields.items():
         if field not in ("name", "traced") and value != getattr(base, field):
-            raise InputError(f"model.{field}", value, f"the layers of {traced.model_class} are recorded, with {getattr(base, field)}")
+            why = f"the layers of {traced.model_class} are recorded, with {getattr(base, field)}"
+            raise InputError(f"model.{field}", value, f"{why}; a config.json that says another is recorded anew")
