@@ -25,6 +25,7 @@ SOMETHING: dict[type, dict[str, Any]] = {
         "bucket_itemsize": 2,  # bf16
         "message_parameters": (0, 0),
         "flash_attention": True,
+        "fused_permutations": True,
         "logits_bytes": 8.0,  # 16 bits, their fp32 copy, 16 bits of softmax
         "fp32_gradient_fusion": True,
         "layers": "megatron",
