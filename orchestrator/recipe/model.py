@@ -261,6 +261,18 @@ def _lengths(path: str | None, tokenizer: str | None, said: str | None, seq_leng
     return lengths
 
 
+def check_ids(architecture: Architecture, training: Training, merged: Flat) -> None:
+    """Raises InputError for samples with a token id that the model has not, with which every rank would end once the job has started."""
+    if training.lengths is None or architecture.vision is not None or (path := _samples_here(merged)) is None:
+        return
+    tokenizer = data_settings(merged, RunSettings())["tokenizer"]
+    largest = max(one.largest_id for one in supervised.counted(path, tokenizer).samples)
+    known = architecture.vocab_size if architecture.traced is None else architecture.traced.token_ids
+    if largest >= known:
+        by = f"tokenizer={tokenizer}" if tokenizer else "the byte tokenizer"
+        raise InputError("model.vocab_size", known, f"is too small: by {by} data={path} has token id {largest}")
+
+
 def tokens_of_an_image(vision: Vision | None, said: int | None) -> int:
     """Tokens of an image: the tower's own number, else `said`, else as many as are assumed; 0 of a model that looks at none."""
     return 0 if vision is None else vision.image_tokens or said or IMAGE_TOKENS

@@ -42,6 +42,7 @@ from orchestrator.recipe.layers import (
 from orchestrator.recipe.machine import cluster_of, counted, limit_of
 from orchestrator.recipe.model import (
     architecture_of,
+    check_ids,
     check_positions,
     check_precision,
     label_of,
@@ -320,6 +321,7 @@ def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, m
         architecture = with_routing(architecture, value_of(merged, "model.routing", None))
         job = rl_job(merged, architecture, model_of)
         training = with_images(at_length(job, training), architecture, merged)
+        check_ids(architecture, training, merged)
         families.describe_for(architecture, training)
         check_positions(architecture, training)
         if training.lora is not None and architecture.traced is None:

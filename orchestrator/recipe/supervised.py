@@ -44,16 +44,18 @@ ROUNDED: Final = 64
 
 
 class Sample(NamedTuple):
-    """A sample's tokens, and the runs of them that are an answer's, each from, to."""
+    """A sample's tokens, and the runs of them that are an answer's, each from, to; the largest id among them, 0 where only their number is
+    known."""
 
     tokens: int
     answers: tuple[tuple[int, int], ...]
+    largest_id: int = 0
 
     @classmethod
     def of(cls, encoded: Encoded) -> Sample:
         ids, answer = encoded
         edges = [at for at in range(len(ids) + 1) if (at < len(ids) and answer[at]) != (at > 0 and answer[at - 1])]
-        return cls(len(ids), tuple(zip(edges[::2], edges[1::2], strict=True)))
+        return cls(len(ids), tuple(zip(edges[::2], edges[1::2], strict=True)), max(ids, default=0))
 
     def learnt(self, length: int) -> int:
         """Tokens of its answers among the first `length`; nothing predicts the first of all."""

@@ -565,7 +565,8 @@ def test_a_plan_that_no_engine_here_trains_says_so_before_it_is_written(tmp_path
     """It was said behind out= alone. A soft cap is in no engine's layers."""
     config = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_size": 256, "intermediate_size": 1024,
               "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024,
-              "max_position_embeddings": 512, "sliding_window": 256, "attn_logit_softcapping": 50.0, "query_pre_attn_scalar": 64}  # fmt: skip
+              "max_position_embeddings": 512, "sliding_window": 256, "attn_logit_softcapping": 50.0,
+              "query_pre_attn_scalar": 64}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = [f"model.hf_config={tmp_path / 'config.json'}", "gpus=8", "cluster=dgx_h100", "train.seq_length=512"]
     assert main(["plan", *words, "train.global_batch_size=64"]) == 0

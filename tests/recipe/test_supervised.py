@@ -266,6 +266,13 @@ def test_a_length_that_leaves_no_answer_is_refused_before_a_start(tmp_path: Path
         settings("recipe=llama_tiny", "task=sft", f"data={data}", "train.seq_length=64")
 
 
+def test_an_id_that_the_model_has_not_is_refused_before_a_start(pairs: str) -> None:
+    """A text byte by byte has ids up to 255: ranks found that once the job had started."""
+    words = ("recipe=llama_tiny", "task=sft", f"data={pairs}", "gpus=2", "cluster=cpu")
+    with pytest.raises(InputError, match=r"model.vocab_size=64: is too small: by the byte tokenizer data=.* has token id \d\d"):
+        settings(*words, "model.vocab_size=64")
+
+
 def test_epochs_of_samples_that_are_padded_after_all_are_counted_so(pairs: str) -> None:
     """Under Ulysses without flash attention none shares a sequence: an epoch is ten of them in place of five."""
     words = ("recipe=llama_tiny", "task=sft", f"data={pairs}", "pin.cp=2", "gpus=2", "cluster=cpu", "train.seq_length=256",
