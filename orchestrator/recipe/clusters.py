@@ -305,6 +305,8 @@ def _gpus(raw: Any, where: str, mixed: str) -> Gpu:
 def _gpu(raw: Any, where: str) -> Gpu:
     if isinstance(raw, str):
         if raw not in GPUS:
+            if kinds := [name for name in GPUS if name.lower().startswith(f"{raw.lower()}-")]:
+                raise InputError(f"{where}: gpu", shown(raw), "is of several kinds", kinds)
             raise unknown(f"{where}: gpu", shown(raw), "is not in the catalog", raw, GPUS)
         return GPUS[raw]
     if not isinstance(raw, dict):

@@ -67,6 +67,7 @@ def test_a_resolved_configuration_has_the_field_and_a_recipe_may_say_it(tmp_path
         ("cluster.levels.nvlink.bandwith=3 GB/s", "is no key; did you mean cluster.levels.NAME.bandwidth?"),
         ("cluster.levels.nvlink.bandwidth=3", "needs a number and a unit"),
         ("cluster.gpu=H2000", "is not in the catalog; did you mean H200"),
+        ("cluster.gpu=h100", "is of several kinds; choose one of H100-SXM-80GB, "),
         ("cluster.mixd=slowest", "is no key; did you mean cluster.mixed?"),
         ("cluster.gpu.peak_flops.int4=1 TFLOP/s", "is no key here"),
         ("cluster.software.apex=maybe", "is neither; choose one of true, false"),
