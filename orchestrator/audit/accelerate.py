@@ -106,8 +106,8 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
     kept = [line for line in reading.assumed if not (line.startswith("recompute=") and kind == "FSDP")]
     setup |= {"tp": tp if reading.setup.tp == 1 else reading.setup.tp, "cp": cp * sp if reading.setup.cp == 1 else reading.setup.cp}
     return replace(reading, keys=keys, setup=replace(reading.setup, **setup), accumulation=None, missing=missing,
-                   steps=None if steps == 1 else steps, divided=steps > 1, assumed=tuple(kept), unpriced=(*host, *reading.unpriced), fsdp=kind == "FSDP",
-                   elsewhere=reading.elsewhere if kind == "FSDP" else reading.elsewhere | BY_THE_MODEL)  # fmt: skip
+                   steps=None if steps == 1 else steps, divided=steps > 1, assumed=tuple(kept), unpriced=(*host, *reading.unpriced),
+                   fsdp=kind == "FSDP", elsewhere=reading.elsewhere if kind == "FSDP" else reading.elsewhere | BY_THE_MODEL)  # fmt: skip
 
 
 def places(reading: Reading, name: str) -> dict[str, str]:
