@@ -31,7 +31,7 @@ def is_ds_config(value: object) -> bool:
 def by_hjson(text: str) -> dict[str, Any] | None:
     """A ds_config with comments, or commas behind the last of a list, as DeepSpeed reads it (runtime/config.py:444); None: it is none, or
     hjson is not installed."""
-    with suppress(ImportError, ValueError):
+    with suppress(ImportError, ValueError, RecursionError):
         import hjson
 
         if is_ds_config(found := hjson.loads(text)):
@@ -48,7 +48,7 @@ def repeated(text: str) -> list[str]:
         found.extend(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         return dict(pairs)
 
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         json.loads(text, object_pairs_hook=noted)
     return found
 
@@ -177,8 +177,14 @@ def _refused(content: Mapping[str, Any]) -> list[str]:
 
 def _with_meant(lines: Iterable[str]) -> tuple[str, ...]:
     """Settings that nobody knows, each with the known one that it looks like."""
-    meant = {line: nearest(line.partition("=")[0], paths()) for line in lines}
-    return tuple(f"{line} (did you mean {close}?)" if close else line for line, close in meant.items())
+    known = [path.rpartition(".") for path in paths()]
+    found = []
+    for line in lines:
+        section, _, name = line.partition("=")[0].rpartition(".")
+        beside = [one for of, _, one in known if of == section]
+        close = nearest(name, beside) if beside else nearest(section.partition(".")[0], {of.partition(".")[0] for of, *_ in known if of})
+        found.append(f"{line} (did you mean {close}?)" if close else line)
+    return tuple(found)
 
 
 # -------------------------------------------------------------------------------------------------------------------- editing
