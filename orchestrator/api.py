@@ -40,6 +40,7 @@ from orchestrator.model.training import SEEING
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
+from orchestrator.recipe.keys import GROUPS
 from orchestrator.recipe.layers import flatten, group_of, leaves
 from orchestrator.recipe.whole_data import check_first_texts
 from orchestrator.report.comparison import Comparison, compared, measured_in
@@ -90,7 +91,8 @@ def _machine() -> detect.Machine:
 def loader(keys: Mapping[str, Any], instead: str) -> Load:
     """A function that reads the settings of these keys with others over them, each by full name or as a mapping of its group; it raises
     InputError, and so does this. `instead`: what writes or starts."""
-    tree = twice_refused(recipe.as_texts(keys))
+    said = {name: value for name, value in keys.items() if not (value == {} and name in GROUPS)}  # train=more, of which there is none
+    tree = twice_refused(recipe.as_texts(said))
     for name in STARTS:
         if name in tree:
             raise InputError(name, shown(tree[name]), f"is for a run: {instead}")

