@@ -336,10 +336,21 @@ class LayerPrices:
         passes, launch = (forward, backward), (forward_launch, backward_launch)
         bound = self._bounded(layer, recompute, strategy, micro_batch_size, passes, launch, plain.behind_dispatch_s, alone)
         causes["overhead"] += (bound[0] + bound[1]) - (forward + backward)
-        if copy_s:
-            causes["offload"] += sum([copy_s - seconds for seconds in bound if copy_s > seconds])
-            bound = max(bound[0], copy_s), max(bound[1], copy_s)
+        carried_s = self._carried_seconds(strategy, micro_batch_size, dense.carried_bytes) if dense.carried_bytes else 0.0
+        if copy_s or carried_s:
+            copies = copy_s, copy_s + carried_s
+            causes["offload"] += sum([copied - seconds for copied, seconds in zip(copies, bound, strict=True) if copied > seconds])
+            bound = max(bound[0], copies[0]), max(bound[1], copies[1])
         return *bound, causes
+
+    def _carried_seconds(self, strategy: Strategy, micro_batch_size: int, nbytes: float) -> float:
+        """Seconds for which so many bytes of gradients (`Replica.carried_bytes`) are on the host's link in a micro-batch's backward, in the
+        mean over a step's: at stage 2 the first micro-batch's go down alone, and where it is the only one they do so behind it."""
+        c, cluster = self._workload.calibration, self._workload.cluster
+        if strategy.zero_stage < SHARDED_FROM_STAGE["weight"]:
+            m = max(1, self._workload.training.global_batch_size // (strategy.mesh.dp * micro_batch_size))
+            nbytes *= 0.0 if m == 1 else 1 - 1 / (2 * m)
+        return nbytes / (cluster.host_bandwidth * c.host_efficiency)
 
     def _offloaded(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, modules: str

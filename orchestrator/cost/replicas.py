@@ -37,6 +37,8 @@ class Replica(NamedTuple):
     optimizer_s: float
     in_passes: tuple[tuple[Traffic, float], ...]
     """What travels in every micro-batch, with its seconds (ZeRO-2's reductions, ZeRO-3's gathers)."""
+    carried_bytes: float = 0.0
+    """Bytes of gradients that go over the host's link in every micro-batch's backward (`ReplicaPrices.carried_bytes`)."""
 
     def beside(self, other: Replica) -> Replica:
         """The sum of this copy and another of the same rank."""
@@ -47,6 +49,7 @@ class Replica(NamedTuple):
             self.gather_s + other.gather_s,
             self.optimizer_s + other.optimizer_s,
             (*self.in_passes, *other.in_passes),
+            self.carried_bytes + other.carried_bytes,
         )
 
 
@@ -154,7 +157,21 @@ class ReplicaPrices:
         held = states(trained, per_parameter, strategy)
         if frozen:
             held = held._replace(weights=held.weights + states(frozen, of_frozen, strategy).weights)
-        return Replica(held, sync, gather, self._optimizer_seconds(trained, per_parameter, strategy), tuple(in_passes))
+        update = self._optimizer_seconds(trained, per_parameter, strategy)
+        return Replica(held, sync, gather, update, tuple(in_passes), self.carried_bytes(trained, strategy))
+
+    def carried_bytes(self, parameters: float, strategy: Strategy) -> float:
+        """Bytes that DeepSpeed carries over the host's link in the backward of a micro-batch behind the first, to add so many trained
+        parameters' gradients to the sums that it keeps beside an offloaded optimizer: the rank's part comes up, and goes down again.
+        Stage 2 keeps it in the weights' type (runtime/zero/stage_1_and_2.py:1809, async_accumulate_grad_in_cpu_via_gpu), stage 3 in that
+        of sums (runtime/zero/stage3.py:2022, partition_grads); stage 1 sums on the GPU. Without a GPU there is nothing to carry."""
+        w, stage = self._workload, strategy.zero_stage
+        offloads = strategy.offload_optimizer and w.traits.bucket_elements and not w.cluster.is_cpu
+        if not offloads or stage < SHARDED_FROM_STAGE["gradient"]:
+            return 0.0
+        sums = ITEMSIZE["fp32" if w.training.precision == "fp32" else w.training.grad_accum_dtype]
+        itemsize = sums if stage >= SHARDED_FROM_STAGE["weight"] else w.weight_itemsize
+        return 2 * itemsize * parameters / dp.share("gradient", strategy)
 
     def _messages(self, parameters: int, strategy: Strategy, ranks: int) -> float | None:
         """Messages in which so many parameters travel once a step; None: `Calibration.layers_per_message` says how many. Megatron-core's

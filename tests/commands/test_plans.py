@@ -577,5 +577,5 @@ def test_a_plan_that_no_engine_here_trains_says_so_before_it_is_written(tmp_path
 def test_an_empty_group_of_keys_from_python_says_nothing() -> None:
     """`train=more` of a loop, whose `more` is empty at times."""
     assert so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", train={}).plan == so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu").plan
-    with pytest.raises(so.InputError, match="foo={}: is no key"):
+    with pytest.raises(so.InputError, match=r"foo=\{\}: is no key"):
         so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", foo={})

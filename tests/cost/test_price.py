@@ -410,6 +410,26 @@ def test_the_cheapest_grid_is_often_neither_pure_model_nor_pure_batch() -> None:
     assert all(1 < best[gpus] < gpus for gpus in (16, 32, 64))
 
 
+@pytest.mark.parametrize(
+    ("stage", "batch", "itemsize", "copies"), [(3, 64, 4, 2.0), (3, 8, 4, 2.0), (2, 64, 2, 2 - 1 / 8), (2, 8, 2, 0.0), (1, 64, 2, 0.0)]
+)
+def test_deepspeeds_sums_beside_an_offloaded_optimizer_go_over_the_hosts_link_in_every_micro_batch(
+    stage: int, batch: int, itemsize: int, copies: float
+) -> None:
+    """8 ranks, 8 micro-batches or one: an eighth of the gradients comes up and goes down, in fp32 at stage 3 and in bf16 at stage 2,
+    where the first micro-batch's go down alone. Backward takes what is longer."""
+    traits, choices = replace(DEEPSPEED, bucket_elements=500_000_000), {"dp": 8, "zero_stage": stage, "num_microbatches": batch // 8}
+    slow, fast = (
+        cost_model(cluster=replace(a100(), host_bandwidth=rate), traits=traits, global_batch_size=batch, grad_accum_dtype="fp32")
+        for rate in (1e6, 1e15)
+    )
+    offloaded, stays = candidate(**choices, offload_optimizer=True), candidate(**choices)
+    here, there = (model.layer(offloaded, "decoder", "none") for model in (slow, fast))
+    carried = copies * itemsize * here.parameters / 8 / (1e6 * slow.calibration.host_efficiency)
+    assert (here.forward_s, here.backward_s) == pytest.approx((there.forward_s, max(carried, there.backward_s)))
+    assert slow.layer(stays, "decoder", "none").backward_s == pytest.approx(there.backward_s), "nothing is carried that stays"
+
+
 def test_a_bubble_costs_nothing_where_ranks_share_cores() -> None:
     """Four stages on the cores of two ranks, 8 micro-batches: the work of all over the cores in place of (8 + 3) / 8 of it; with 2 micro-
     batches a rank is alone on its cores most of the time, and those bound it: half its time while all work."""
