@@ -18,10 +18,11 @@ On 2026-11-28, 2 cores of an AMD EPYC, 2 gloo ranks at nice -20 without autogrou
 megatron-core 0.16.1, three models (GPT of 4 layers of 288, Llama of 4 of 128, Qwen3 of 8 of 384): chosen 1.1, 0 and 0% behind the fastest,
 seconds off by 8.4, .6 and 8.3% in the median of the meshes, tune=5 0, 2.7 and 0% behind. DeepSpeed, on 2026-11-29: chosen 0, 2.0 and 0%
 behind, seconds off by 6.7, 6.6 and 16.9%, tune=5 0, 4.1 and 0% behind (the one of 4.1: steps of .3 s, of two plans that one run has 27%
-apart and the next 8% the other way). Four ranks on these two cores, megatron-core, the first model, on 2026-11-29: chosen 0% behind,
-tune=5 2.0%, seconds off by 8.2% (an interleaved pipeline by 31%: it was priced below all its work over all the cores, which is mended
-since; so priced 7.5%, that one 20%); before fc2c72c4 (launches of cores come on top of their computing) 0, 5.6 and 23%. (Before 1e8142fe
-the profile could not say that these cores are faster than the catalogue's: chosen up to 34% behind, seconds off by up to 40%.)
+apart and the next 8% the other way). Four ranks on two such cores, on 2026-11-29, every run at nice -20 (another machine for
+megatron-core's first model, whose seconds are those of before e84fbed8): megatron-core, chosen 0, 0 and 0% behind, seconds off by
+8.2, 11.2 and 3.5%, tune=5 2.0, 0 and 0% behind; DeepSpeed, 0, 0 and 0%, 14.6, 7.6 and 2.7%, 0, 0 and 0%. The same plan differs by up to
+15% from run to run there. (Before 1e8142fe the profile could not say that these cores are faster than the catalogue's: chosen up to 34%
+behind, seconds off by up to 40%.)
 """
 
 from __future__ import annotations
