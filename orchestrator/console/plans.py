@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ from orchestrator.report.comparison import comparison_tables, measured_in, sweep
 from orchestrator.report.memory import risk_key
 from orchestrator.report.text import choice
 from orchestrator.rl.job import GENERATES_NOTHING, WRITTEN
-from orchestrator.screen import SearchProgress, next_text, not_here_text, notes_text, screen, show_found
+from orchestrator.screen import FILE_WIDTH, SearchProgress, next_text, not_here_text, notes_text, screen, show_found
 from orchestrator.search.unasked import seconds_of
 from orchestrator.strategy.legality import plan_only
 from orchestrator.units import format_amount, format_seconds
@@ -124,7 +125,7 @@ def _plan(words: Sequence[str]) -> None:
         plan = answer.plan
         only = plan_only(ENGINES[plan.engine].capabilities(plan.cluster.software), plan.model, plan.training)
         if only is not None and not out:  # with a folder the notes say it
-            print(f"plan only: engine={plan.engine} does not train this model here: {only}")
+            print(textwrap.shorten(f"plan only: {only}", FILE_WIDTH - 1, placeholder=" ..."))
         print(next_text(answer.settings, "" if out else "out=FOLDER writes it"))
     if out:
         folder, job = answer.write_job(out[0])
