@@ -357,7 +357,8 @@ def test_a_job_that_stopped_before_its_end_says_so(name: Scheduler, tmp_path: Pa
 
 @pytest.mark.engines
 def test_two_nodes_train_and_another_scheduler_goes_on(tmp_path: Path) -> None:
-    words = ("recipe=gpt_tiny", "gpus=2", "cluster=cpu", "slurm.nodes=2", "train.save_every=2", "launch=none", "write=pbs,lsf")
+    words = ("recipe=gpt_tiny", "gpus=2", "cluster=cpu", "engine=megatron", "slurm.nodes=2", "train.save_every=2", "launch=none")
+    words = (*words, "write=pbs,lsf")
     folder = tmp_path / "run"
     assert main(["run", *words, "train.steps=4", f"out={folder}"]) == 0
     done = allocated("pbs", folder / "job.pbs", ["localhost", "127.0.0.1"])
