@@ -211,7 +211,7 @@ class Audit:
 
     @property
     def heavier(self) -> tuple[str, ...]:
-        """Settings of the file that take memory of which the prediction knows nothing, as much as a GPU's and more."""
+        """Settings of the file that take gigabytes of which the prediction knows nothing."""
         return tuple(one for one in self.reading.unpriced if HEAVIER.search(one))
 
     @property

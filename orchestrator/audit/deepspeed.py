@@ -157,6 +157,7 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
 STRICT: Final = ("zero_optimization", "fp16", "bf16")
 """Sections in which DeepSpeed refuses what it does not know (runtime/config_utils.py, DeepSpeedConfigModel)."""
 ON_NVME: Final = "zero_optimization.offload_optimizer.device"
+"""Where a ds_config says "nvme", an offload whose reads and writes of a disk have no price."""
 
 
 def _refused(content: Mapping[str, Any]) -> list[str]:

@@ -79,7 +79,8 @@ def fits_text(audit: Audit, judged: Judged) -> str:
     if audit.fits:
         return f"fits: {need}{chance_text(judged)}"
     if not judged.lacking_bytes:
-        by = f"a price that knows nothing of {audit.heavier[0].split()[0]}" if audit.heavier else "the price of a part of it"
+        unknown = audit.heavier[0].partition("=")[0].split()[0] if audit.heavier else ""
+        by = f"a price that knows nothing of {unknown}" if unknown else "the price of a part of it"
         return f"can't be told: {need}, by {by}"
     lacks = f"lacks {format_bytes(judged.lacking_bytes)}: {need}{chance_text(judged)}"
     if audit.fits is False:

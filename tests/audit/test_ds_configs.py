@@ -346,6 +346,22 @@ def test_deepspeed_refuses_it_itself(case: str, tmp_path: Path) -> None:
     file.write_text(f'{{"train_batch_size": 64, {REFUSED[case][0]}}}')
     with pytest.raises((AssertionError, ValueError, TypeError, AttributeError)):
         DeepSpeedConfig(str(file))
+    file.write_text('{"train_batch_size": 64, "bf16": {"enabled": true}, "zero_optimization": {"overlap_comm": true}}')
+    assert DeepSpeedConfig(str(file)).train_batch_size == 64, "what it takes without a fault"
+
+
+AXOLOTL = "base_model: a/b\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 1024\nmicro_batch_size: 1\nbf16: true\n"
+
+
+@pytest.mark.parametrize("more", ["lora_modules_to_save: [embed_tokens, lm_head]", "attn_implementation: eager"])
+def test_what_takes_gigabytes_without_a_price_is_no_plain_fit(more: str, tmp_path: Path) -> None:
+    """Whole modules beside adapters, with all their states, and attention that keeps its scores."""
+    file = tmp_path / "train.yaml"
+    for added, fits in (("", True), (more, None)):
+        file.write_text(AXOLOTL + added)
+        found = so.audit(file, recipe="llama3_8b", gpus=8, cluster="dgx_h100")
+        assert found.fits is fits
+    assert f"by a price that knows nothing of {more.partition(':')[0]}\n" in str(found)
 
 
 def test_comments_and_a_last_comma_are_read_as_deepspeed_reads_them(tmp_path: Path) -> None:
