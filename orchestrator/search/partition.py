@@ -143,6 +143,8 @@ class Partitions:
         self.best: Best | None = None
         self._path: list[Way] = []
         self._cut: _Cut | None = None
+        self._critical: list[CriticalPath] = []
+        """Critical paths of partitions, the one that last was longer than a limit first."""
 
     def _bounds(self) -> tuple[list[dict[int, tuple[float, float]]], list[dict[int, float]], list[dict[int, float]]]:
         """For each stage and state, the least over the ways to complete the partition: seconds that a micro-batch takes forward, and
@@ -299,11 +301,26 @@ class Partitions:
             self._path.pop()
 
     def _simulate(self, ways: Sequence[Way], limit: float = INFINITE) -> float:
+        """Seconds of a partition's step, or where they are above the limit, any above it that the step does not undercut."""
         self.spent += self.pipeline.passes
-        seconds = self.pipeline.score(ways, limit)
+        seconds = self._on_known(ways, limit)
+        if seconds is None:
+            seconds = self.pipeline.score(ways, limit)
         if seconds < self.best.seconds if self.best is not None else seconds <= self.upper:
             self.best = Best(seconds, tuple(ways))
         return seconds
+
+    def _on_known(self, ways: Sequence[Way], limit: float) -> float | None:
+        """Seconds of a step that are above the limit by the critical path of another partition; None where none of them is as long."""
+        if limit == INFINITE or not self._critical:
+            return None
+        times, besides = self._of_ways(ways), max(way.optimizer_s for way in ways) + self.pipeline.once_s
+        for place, path in enumerate(self._critical):
+            seconds = path.seconds(times) + besides
+            if seconds > limit * (1 + ROUNDING):
+                self._critical.insert(0, self._critical.pop(place))
+                return seconds
+        return None
 
     def _climb(self, start: Best) -> None:
         """Goes on from a partition to a better one that differs by a layer which is in another stage, as long as there is one."""
@@ -410,6 +427,7 @@ class Partitions:
 
         def add(path: CriticalPath) -> None:
             paths.append(path)
+            self._critical.append(path)
             payoffs.append([path.seconds(times) for times in partitions])
 
         for _ in range(min(most, NODES_WALKED // len(graph.costs))):

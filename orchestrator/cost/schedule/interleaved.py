@@ -104,10 +104,10 @@ class Interleaved(Schedule):
             # The ranks that have a forward, and a backward, in this slot: both ranges are contiguous. The others stay where they are.
             low, high = max(0, slot - end + 1), min(pp, slot + 1)
             from_last = f_end[-1] if not late else around[0][-1 - waited] if slot > waited else 0.0
-            came = list(map(add, [from_last, *f_end[:-1]], f_hop))
+            before = [from_last, *f_end[:-1]]
             if watched:
-                margins.extend(map(sub, b_end, came))
-            f_end = _ended(b_end, came, f_cost, low, high)
+                margins.extend(map(sub, b_end, map(add, before, f_hop)))
+            f_end = _ended(b_end, before, f_hop, f_cost, low, high)
             low, high = max(0, full - slot), min(pp, full - slot + end)
             if low < high:
                 b_cost, b_hop = rows.backward(slot - full)
@@ -118,10 +118,10 @@ class Interleaved(Schedule):
                     b_cost, b_hop = b_cost[:many] + costs[many:], b_hop[:many] + transfers[many:]
                     waited = last_rows.group - pp
                 from_first = b_end[0] if not late else around[1][-1 - waited]
-                came = list(map(add, [*b_end[1:], from_first], b_hop))
+                before = [*b_end[1:], from_first]
                 if watched:
-                    margins.extend(map(sub, f_end, came))
-                b_end = _ended(f_end, came, b_cost, low, high)
+                    margins.extend(map(sub, f_end, map(add, before, b_hop)))
+                b_end = _ended(f_end, before, b_hop, b_cost, low, high)
             else:
                 b_end = f_end[:]
             if late:
@@ -166,13 +166,15 @@ _Row = tuple[float, ...]
 """A number for each rank of a pipeline."""
 
 
-def _ended(own: list[float], came: list[float], costs: Sequence[float], low: int, high: int) -> list[float]:
-    """The seconds at which the passes of ranks `low` to `high` end; the other ranks' stay as they are."""
+def _ended(own: list[float], before: list[float], hops: _Row, costs: _Row, low: int, high: int) -> list[float]:
+    """The seconds at which the passes of ranks `low` to `high` end, behind their own last pass and behind the neighbour's and a transfer;
+    the other ranks' stay as they are."""
     if low == 0 and high == len(own):
-        return [(mine if mine > other else other) + cost for mine, other, cost in zip(own, came, costs, strict=True)]
+        passes = zip(own, before, hops, costs, strict=True)
+        return [(mine if mine > (other := end + hop) else other) + cost for mine, end, hop, cost in passes]
     found = own[:]
-    passes = zip(own[low:high], came[low:high], costs[low:high], strict=True)
-    found[low:high] = [(mine if mine > other else other) + cost for mine, other, cost in passes]
+    passes = zip(own[low:high], before[low:high], hops[low:high], costs[low:high], strict=True)
+    found[low:high] = [(mine if mine > (other := end + hop) else other) + cost for mine, end, hop, cost in passes]
     return found
 
 
