@@ -18,7 +18,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import expm1, log, log1p
+from math import expm1, log, log1p, sqrt
 from pathlib import Path
 from statistics import NormalDist, mean, median, stdev
 from typing import Any, Final
@@ -65,6 +65,8 @@ that share cores with whatever else runs (measured here: a third)."""
 ALIKE: Final = (4.0, 0.6, 0.38, 0.02)
 """The parts of the variance of a price's error, in units of that of a difference between two plans: what is common to all plans (a slower
 machine), to those of one mesh, of one micro-batch as well, and a plan's own."""
+ANY_MACHINE: Final = 100.0
+"""The variance of what all runs' logarithms share, where it is not known: runs say then which plan is faster, and nothing else."""
 HALF: Final = 0.6745
 """Standard deviations of a normal distribution that half of all lie within."""
 UNPUBLISHED: Final = 0.15
@@ -145,8 +147,8 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
     if not any(trial.runs_s for trial in trials):
         first = f"; the first: {trials[0].why}" if trials else ""
         raise LaunchError(f"tune={settings.tune}: none of {len(trials)} plans ran to its end{first}; see {folder}")
-    best = likeliest(settings, trials)
     chosen = learned_settings(settings, folder, trials)
+    best = likeliest(chosen, trials)
     if learned(settings, best.plan.engine, folder, trials) is None:  # its trials have no timers
         chosen = settings
     prices = Planner(chosen).prices_for(best.plan.engine)
@@ -188,20 +190,24 @@ def contenders(trials: Sequence[Trial], rounds: int) -> list[Trial]:
 
 
 def likeliest(settings: Settings, trials: Sequence[Trial]) -> Trial:
-    """The trial of the plan that is likely the fastest: by its runs where these tell it, else by runs and price together, each weighed by
-    the inverse of how far it may be off, squared (the mean of a normal distribution that was measured, Gelman et al. 2013, 2.5)."""
+    """The trial of the plan that is likely the fastest: by its runs where these tell it, else by runs and price together. The prices'
+    errors are those of `may_take`: plans that share much are priced in the right order though none of them is priced right. The runs' are
+    as large as their rounds differ (Rasmussen and Williams, 2006, equation 2.25)."""
     rounds = max(len(trial.runs_s) for trial in trials)
     close = contenders([trial for trial in trials if len(trial.runs_s) == rounds], rounds)
     if len(close) == 1:
         return close[0]
-    each = [[mean(ratios) for ratios in zip(*(slower(trial, other) for other in close), strict=True)] for trial in close]
+    import numpy as np  # as in `may_take`
+
+    each = np.array([[mean(ratios) for ratios in zip(*(slower(trial, other) for other in close), strict=True)] for trial in close])
     drift = log1p(DRIFT_ON_SHARED_CORES if settings.cluster.is_cpu else DRIFT)
-    error = drift / 2 if rounds == 1 else mean(map(stdev, each)) / rounds**0.5
-    deviation = _deviation(settings)
-    weight = deviation**2 / (deviation**2 + error**2)
-    prices = [Planner(settings).prices_for(trial.plan.engine).priced(trial.plan).prediction.step_time_s for trial in close]
-    places = [weight * median(runs) + (1 - weight) * log(seconds) for runs, seconds in zip(each, prices, strict=True)]
-    return close[places.index(min(places))]
+    error = drift / 2 if rounds == 1 else sqrt(each.var(axis=1, ddof=1).sum() / (len(close) - 1) / rounds)
+    prices = np.log([Planner(settings).prices_for(trial.plan.engine).priced(trial.plan).prediction.step_time_s for trial in close])
+    alike = np.array([[_alike(one.plan, other.plan) for other in close] for one in close])
+    shared = alike / 2 * _deviation(settings) ** 2 + ANY_MACHINE
+    off = np.median(each, axis=1) - prices
+    seconds = prices + shared @ np.linalg.solve(shared + error**2 * np.eye(len(close)), off)
+    return close[int(seconds.argmin())]
 
 
 def with_rounds(settings: Settings, how: str, folder: Path, trials: Sequence[Trial]) -> list[Trial]:

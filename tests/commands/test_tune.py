@@ -305,6 +305,29 @@ def test_of_plans_that_runs_can_not_tell_apart_price_says_which(tmp_path: Path) 
     assert taken((1.0, 1.2, 1.01), (0.6, 0.5, 0.5)) == 2
 
 
+def test_price_tells_plans_apart_that_share_most_of_what_it_may_be_wrong_in(tmp_path: Path) -> None:
+    """The dearer by 5% is .5% ahead in runs that scatter by 2%: that is believed of another mesh, not of another ZeRO stage alone."""
+    settings = settings_of(tmp_path / "out", "tune=2")
+    cheap = Planner(settings).fastest(Planner(settings).space(top_k=60)).plan
+    meshes = [replace(cheap, tp=2, dp=cheap.dp // 2), replace(cheap, zero_stage=2)]
+    assert len({plan.candidate.mesh for plan in (cheap, *meshes)}) == 2
+    assert meshes[1].candidate.micro_batch_size == cheap.candidate.micro_batch_size
+
+    class Prices:
+        """The cheap plan's seconds, 5% more for every other."""
+
+        def priced(self, plan: Plan) -> Plan:
+            dear = 1.0 if plan.candidate == cheap.candidate else 1.05
+            return replace(cheap, predicted=replace(cheap.prediction, step_time_s=dear * seconds(cheap)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Planner, "prices_for", lambda *_: Prices())
+        for other, taken in zip(meshes, (2, 1), strict=True):
+            runs = zip((cheap, other), ((1.02, 1.0, 1.005), (1.0, 1.01, 1.0)), strict=True)
+            trials = [Trial(number=at, plan=plan, runs_s=each, peak_memory_bytes=None) for at, (plan, each) in enumerate(runs, 1)]
+            assert tuning.likeliest(settings, trials).number == taken
+
+
 def test_one_replica_under_two_zero_stages_is_one_plan(tmp_path: Path) -> None:
     """Neither a search's best plans nor a tune's have it twice."""
     settings = settings_of(tmp_path / "out", "tune=5", "pin.dp=1")
