@@ -148,7 +148,7 @@ def epochs_of(training: Training, multiple: int) -> float:
 
 def unusual_lines(plan: Plan) -> list[str]:
     """What stands in the recipe or the cluster's YAML and is hardly meant: host memory of a node in place of a GPU's, a warm-up that is a
-    large part of the training."""
+    large part of the training, experts that nothing balances."""
     cluster, training, lines = plan.cluster, plan.training, []
     host, gpu = cluster.host_memory, cluster.gpu.memory
     if not cluster.is_cpu and not gpu * LEAST_HOST <= host <= MOST_HOST:
@@ -157,6 +157,8 @@ def unusual_lines(plan: Plan) -> list[str]:
     if training.warmup > LONG_WARMUP * training.steps:
         share = f"{100 * training.warmup / training.steps:.0f}% of the training"
         lines.append(f"warm-up: the rate rises for {training.warmup:,} of {training.steps:,} steps, {share} (train.warmup=)")
+    if training.task == "pretrain" and training.lora is None and any(not part.balanced for part in plan.model.experts):
+        lines.append("experts: no loss and no bias balances their load, so a few may get all tokens (model.aux_loss_coeff=0.001)")
     return lines
 
 

@@ -13,6 +13,7 @@ from orchestrator.audit.ramp import grown, ramp, scheduled
 from orchestrator.audit.reading import Reading, Setup, listed, recipe_keys
 from orchestrator.engines.passthrough import FLAG_OF, flags
 from orchestrator.errors import InputError
+from orchestrator.model.parts.experts import USUALLY_OVER
 from orchestrator.model.shared import SENTINELS
 from orchestrator.recipe.clusters import on_hub, read_named
 from orchestrator.recipe.layers import flatten
@@ -328,8 +329,12 @@ def _experts(f: Fields, layers: int, width: int) -> tuple[dict[str, Any], list[i
         part["normalized"] = False
     coefficient = f.get("moe_aux_loss_coeff")
     coefficient = float(coefficient[0] if isinstance(coefficient, list) else coefficient)
-    if coefficient and f.given.get("moe_router_load_balancing_type") not in ("none", ["none"]):
+    balanced = f.given.get("moe_router_load_balancing_type") or "aux_loss"
+    over = {kind: over for over, kind in words.BALANCED_OVER.items()}.get(balanced[0] if isinstance(balanced, list) else balanced)
+    if coefficient and over:
         part["aux_loss_coeff"] = coefficient
+        if over != USUALLY_OVER[part.get("score", "softmax")]:
+            part["aux_loss_over"] = over
     return part, _pattern(f.get("moe_layer_freq", 1), layers)
 
 

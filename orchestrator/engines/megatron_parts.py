@@ -28,9 +28,6 @@ OWN_LOOP: Final = (
 """Parts that our worker trains under megatron-core's own training loop alone, each with a test of parity: DeepSpeed reduces all gradients
 over one group, and no case trains latent attention, multi-token prediction, windows or sinks there."""
 
-SIGMOID_BALANCE: Final = "seq_aux_loss"
-"""DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
-
 PLANNED: Final = {
     "yarn_rope": "our worker sets YaRN's frequencies as DeepSeek has them alone (4,096 positions, betas 32 and 1, latent attention)",
     "linear_rope": "our worker does not scale rotary positions linearly, which Megatron-core does by --rotary-seq-len-interpolation-factor",
@@ -164,7 +161,7 @@ PARTS: Final[Table] = (
         Term("moe_router_pre_softmax", "", of=lambda experts: experts.score == "sigmoid" or not experts.normalized),
         fixed("moe_router_dtype", "fp32"),
         Term("moe_router_load_balancing_type", "", of=lambda experts: (
-            "none" if not experts.aux_loss_coeff else SIGMOID_BALANCE if experts.score == "sigmoid" else "aux_loss")),
+            words.BALANCED_OVER[experts.balanced_over] if experts.aux_loss_coeff else "none")),
         Term("moe_aux_loss_coeff", "aux_loss_coeff"),
         *words.ROUTING,
     )),

@@ -30,7 +30,7 @@ FREE_WORDS: Final = ("dropout", "token_id", "label", "version", "dtype", "cache"
 """Words of a configuration's fields that may differ between a checkpoint and a model of the same shapes."""
 FREE_FIELDS: Final = ("name", "hidden_dropout", "attention_dropout", "make_vocab_size_divisible_by")
 """What may differ between a checkpoint and its further training; the number of positions too where no table of weights bounds them."""
-BALANCE: Final = ("aux_loss_coeff", "bias_update_rate", "routing")
+BALANCE: Final = ("aux_loss_coeff", "aux_loss_over", "bias_update_rate", "routing")
 """Fields of experts that may differ between a checkpoint and its further training."""
 COMPUTED: Final = {"kv_channels": "head_dim", "num_query_groups": "query_groups"}
 """Fields that may be left out, by what they are then: two models are the same where these are."""

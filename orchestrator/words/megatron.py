@@ -176,6 +176,8 @@ ALIASES: Final = {
 }  # fmt: skip
 """Other names of settings, in TransformerConfig, older releases and other tools."""
 
+BALANCED_OVER: Final = {"micro_batch": "aux_loss", "sequence": "seq_aux_loss", "global_batch": "global_aux_loss"}
+"""moe_router_load_balancing_type by the tokens among which the loss balances experts (`Experts.balanced_over`)."""
 EXPERT_SETTINGS: Final = terms.names(EXPERTS, ROUTING) | {
     "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_aux_loss_coeff",
 }  # fmt: skip

@@ -14,6 +14,7 @@ from orchestrator.audit import changes, formats, megatron, script, shell
 from orchestrator.audit.audit import Audit
 from orchestrator.audit.reading import LISTS, Setup
 from orchestrator.engines import ENGINES
+from orchestrator.engines.megatron_parts import config_fields
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.planning import Planner
@@ -384,6 +385,17 @@ def test_a_file_that_cannot_be_audited_is_one_error(text: str, keys: dict[str, o
     given = {name: value for name, value in {"gpus": 16, "cluster": "dgx_h100", **keys}.items() if value is not None}
     with pytest.raises(so.InputError, match=message.replace("(", r"\(")):
         so.audit(file, **given)
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss", "global_aux_loss", "none"])
+def test_the_loss_that_balances_experts_is_read_as_it_is_said(tmp_path: Path, score: str, kind: str) -> None:
+    experts = "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 2048 --swiglu --disable-bias-linear --moe-aux-loss-coeff 1e-3"
+    router = f"--moe-router-score-function {score} --moe-router-load-balancing-type {kind}"
+    found = audited(tmp_path, f"{MODEL} {REST} {experts} {router} --use-distributed-optimizer", gpus=8)
+    assert found.plan is not None
+    said = config_fields(found.plan.model)
+    assert (said["moe_router_load_balancing_type"], said["moe_aux_loss_coeff"]) == (kind, 0.0 if kind == "none" else 1e-3)
 
 
 def test_overlaps_of_the_experts_exchange_are_read_and_priced(tmp_path: Path) -> None:

@@ -536,7 +536,7 @@ def test_a_notebook_shows_what_the_commands_print(folder: Path, capsys: pytest.C
     assert "step time" in str(compared)
 
 
-def test_host_memory_and_a_warm_up_that_are_hardly_meant_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_memory_a_warm_up_and_experts_that_are_hardly_meant_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     def lines(*words: str) -> list[str]:
         text = said(capsys, "plan", "recipe=llama3_8b", "gpus=8", "cluster=dgx_h100", *words).splitlines()
         return [line for line in text if line.startswith(("cluster.host_memory", "warm-up"))]
@@ -545,6 +545,8 @@ def test_host_memory_and_a_warm_up_that_are_hardly_meant_are_said(capsys: pytest
     small, long = lines("train.tokens=100B", "cluster.host_memory=256 MB")
     assert small.startswith("cluster.host_memory: 244.1 MiB is of one GPU (1.9 GiB a node of 8): hardly any machine has that")
     assert long == "warm-up: the rate rises for 8,000 of 23,842 steps, 34% of the training (train.warmup=)"
+    unbalanced = ("recipe=qwen3_30b_a3b", "gpus=16", "model.aux_loss_coeff=0", "engine=megatron")
+    assert "experts: no loss and no bias balances their load" in said(capsys, "plan", "cluster=dgx_h100", *unbalanced)
     (node,) = lines("train.tokens=500B", "cluster.host_memory=2 TB")
     assert "1862.6 GiB is of one GPU (14901.2 GiB a node of 8)" in node
 

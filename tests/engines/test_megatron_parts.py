@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.engines.megatron_parts import CLAMPED, SIGMOID_BALANCE, config_fields
+from orchestrator.engines.megatron_parts import CLAMPED, config_fields
 from orchestrator.engines.passthrough import flags_of
 from orchestrator.model.architecture import Architecture, Run
 from orchestrator.model.parts.attention import GroupedQueryAttention
@@ -53,7 +53,7 @@ def test_deepseek_v3s_router_is_its_paper_s() -> None:
         "moe_router_score_function": "sigmoid",
         "moe_router_pre_softmax": True,
         "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": SIGMOID_BALANCE,
+        "moe_router_load_balancing_type": "seq_aux_loss",
         "moe_aux_loss_coeff": 1e-4,
         "moe_shared_expert_intermediate_size": 2048,
         "moe_router_topk_scaling_factor": 2.5,
@@ -69,7 +69,10 @@ def test_a_plain_router_has_no_more_than_it_needs() -> None:
     assert found["moe_router_load_balancing_type"] == "none"
     assert found["moe_router_pre_softmax"] is False, "of the chosen ones alone, which sums to one"
     assert of_experts(replace(EXPERTS, normalized=False))["moe_router_pre_softmax"] is True
-    assert of_experts(replace(EXPERTS, aux_loss_coeff=0.1))["moe_router_load_balancing_type"] == "aux_loss"
+    balanced = replace(EXPERTS, aux_loss_coeff=0.1)
+    assert of_experts(balanced)["moe_router_load_balancing_type"] == "aux_loss"
+    assert of_experts(replace(balanced, aux_loss_over="sequence"))["moe_router_load_balancing_type"] == "seq_aux_loss"
+    assert of_experts(replace(balanced, aux_loss_over="global_batch"))["moe_router_load_balancing_type"] == "global_aux_loss"
     assert len(found) == 9
 
 

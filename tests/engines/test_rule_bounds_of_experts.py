@@ -202,6 +202,11 @@ def test_autoep_takes_the_experts_that_it_is_told_of() -> None:
             {},
             "model.aux_loss_coeff=0.25: transformers' MixtralForCausalLM has no loss that balances experts; model.aux_loss_coeff=0 leaves",
         ),
+        (
+            replace(MOE, feed_forward=replace(SIX, aux_loss_coeff=0.25, aux_loss_over="sequence")),
+            {},
+            "model.aux_loss_coeff=0.25: transformers' losses balance experts within a micro-batch, this model's within a sequence; ",
+        ),
     )
     held(
         autoep.capacity,

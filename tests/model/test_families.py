@@ -272,6 +272,24 @@ DEEPSEEK_ROPE = {
 }
 
 
+@pytest.mark.parametrize(
+    ("kind", "said", "coefficient", "over"),
+    [
+        ("deepseek_v2", {"aux_loss_alpha": 0.003, "seq_aux": True}, 0.003, "sequence"),
+        ("deepseek_v2", {"aux_loss_alpha": 0.003, "seq_aux": False}, 0.003, "micro_batch"),
+        ("deepseek_v2", {}, 0.001, "sequence"),
+        ("deepseek_v2", {"aux_loss_alpha": 0.0}, 0.0, "micro_batch"),
+        ("deepseek_v3", {"aux_loss_alpha": 0.001, "seq_aux": True}, 0.001, "sequence"),
+        ("deepseek_v3", {"aux_loss_alpha": 0.001, "seq_aux": False}, 0.001, "micro_batch"),
+        ("deepseek_v3", {}, 0.0, "sequence"),
+    ],
+)
+def test_deepseeks_loss_of_balance_is_its_own_codes(kind: str, said: dict[str, Any], coefficient: float, over: str) -> None:
+    """modeling_deepseek.py beside DeepSeek-V2's weights, MoEGate: alpha and seq_aux; V3's bias balances without."""
+    (experts,) = from_hf_config(DEEPSEEK_CONFIG | {"model_type": kind, "first_k_dense_replace": 0, **said}, "x").experts
+    assert (experts.aux_loss_coeff, experts.balanced_over) == (coefficient, over)
+
+
 def test_deepseeks_own_yarn_is_told_from_any_other() -> None:
     """DeepSeek-V3's config.json trains; Kimi K2's betas, or a mscale of cosines alone, are planned alone."""
     words = {"latent_yarn", "yarn_rope"}

@@ -40,9 +40,12 @@ def capacity(_: Candidate, workload: Workload) -> str | None:
 def sigmoid_balance(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     for part in a.experts:
-        if part.score == "sigmoid" and part.aux_loss_coeff:
-            why = f"model.aux_loss_coeff={part.aux_loss_coeff}: transformers' {class_of(a).model} has no loss that balances experts"
-            return f"{why}; {NO_BALANCE} leaves it out"
+        if part.aux_loss_coeff and (part.score == "sigmoid" or part.balanced_over != "micro_batch"):
+            why = f"transformers' {class_of(a).model} has no loss that balances experts"
+            if part.score == "softmax":
+                over = part.balanced_over.replace("_", " ")
+                why = f"transformers' losses balance experts within a micro-batch, this model's within a {over}"
+            return f"model.aux_loss_coeff={part.aux_loss_coeff}: {why}; {NO_BALANCE} leaves it out"
     return None
 
 

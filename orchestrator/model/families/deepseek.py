@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.decoder import decoder, first_dense, router_groups
 from orchestrator.model.families.hf import Family, HfConfig
-from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.experts import USUALLY_OVER, Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
 
 
@@ -32,6 +34,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         scaling=config.number("routed_scaling_factor", 1.0 if second else 2.5),
         **router_groups(config, None if second else 8, None if second else 4),
         expert_bias=not second,
+        **_balance(config, second),
     )
     return decoder(
         config,
@@ -42,6 +45,15 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         pattern=first_dense(config, mixer, experts, 0 if second else 3),
         mtp_num_layers=int(config.number("num_nextn_predict_layers", 0)),
     )
+
+
+def _balance(config: HfConfig, second: bool) -> dict[str, Any]:
+    """Fields of Experts, from `aux_loss_alpha` and `seq_aux`, which DeepSeek's own code has and transformers' classes keep unread. A
+    DeepSeek-V2 that does not say them has those of its class there (configuration_deepseek.py): nothing else balances a softmax."""
+    coefficient = config.number("aux_loss_alpha", DEEPSEEK_V2_ALPHA if second else 0.0)
+    over = "sequence" if config.flag("seq_aux", True) else "micro_batch"
+    usual = USUALLY_OVER["softmax" if second else "sigmoid"]
+    return {"aux_loss_coeff": coefficient, "aux_loss_over": None if over == usual else over} if coefficient else {}
 
 
 def _yarn(config: HfConfig) -> dict[str, float | None]:
@@ -56,6 +68,8 @@ def _yarn(config: HfConfig) -> dict[str, float | None]:
     return {"yarn_mscale": mscale, "yarn_mscale_all_dim": all_dim or None} if all_dim or mscale == 1.0 else {}
 
 
+DEEPSEEK_V2_ALPHA = 0.001
+"""`aux_loss_alpha` of DeepSeek-V2's own class."""
 YARN = {"original_max_position_embeddings": (0.0, 4096.0), "beta_fast": (32.0, 32.0), "beta_slow": (1.0, 1.0)}
 """Fields of YaRN: (what each is where a config.json is silent, what it must be), which Megatron-core's latent attention has by itself
 (MLATransformerConfig) and its command line of 0.16 can't change."""

@@ -19,6 +19,11 @@ PERMUTED_MOVED: Final = 2 * (READ + WRITE)
 """Bytes per element that go to their experts' order and back (mcore transformer/moe/token_dispatcher.py: permute, unpermute)."""
 
 
+BalancedOver = Literal["micro_batch", "sequence", "global_batch"]
+USUALLY_OVER: Final[dict[str, BalancedOver]] = {"softmax": "micro_batch", "sigmoid": "sequence"}
+"""Tokens among which experts are balanced where nobody says it, by the router's score (DeepSeek-V3, section 2.1.2)."""
+
+
 class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind", omit_defaults=True):
     """Activation and biases are the architecture's. Experts are divided by ep, and each of them by etp."""
 
@@ -46,8 +51,9 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     bias_update_rate: float = 1e-3
     """Change of `expert_bias` in a step (DeepSeek-V3, section 4.2)."""
     aux_loss_coeff: float = 0.0
-    """Coefficient of the loss that balances the experts' load (Switch Transformers, section 2.2): over a micro-batch where scores are a
-    softmax, over a sequence where they are sigmoids (DeepSeek-V3, section 2.1.2)."""
+    """Coefficient of the loss that balances the experts' load (Switch Transformers, section 2.2)."""
+    aux_loss_over: BalancedOver | None = None
+    """Tokens among which that loss balances it; None: as `USUALLY_OVER` says."""
     capacity_factor: float | None = None
     """The most tokens that an expert takes of a rank's micro-batch, as a multiple of its even share; the others pass it by (GShard,
     arXiv 2006.16668, section 2.2). None: all that are sent to it, which is called dropless."""
@@ -82,6 +88,16 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             ("expert_mlp_bias", a.add_bias_linear),
         )
         yield from (word for word, used in words if used)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether a loss or a bias balances the experts' load."""
+        return bool(self.aux_loss_coeff) or self.expert_bias
+
+    @property
+    def balanced_over(self) -> BalancedOver:
+        """Tokens among which `aux_loss_coeff` balances the load."""
+        return self.aux_loss_over or USUALLY_OVER[self.score]
 
     @property
     def computed_share(self) -> float:
