@@ -1,15 +1,16 @@
 """A benchmark, not a test: models that nobody fitted, drawn by a seed: is the plan after a profile near the fastest of every mesh?
 
     python tests/benchmarks/unseen_gloo.py [out=FOLDER] [seed=20261128] [models=3] [first=1] [ranks=2] [engine=megatron] [rounds=3]
-                                           [steps=6] [tune=5] [limit_s=1500]
+                                           [steps=6] [tune=5] [tuned_rounds=ROUNDS] [limit_s=1500]
 
 Family, depth, width, length and batch of each model come from the seed. A model is profiled once; then every mesh that the engine takes
 (tp, pp, cp and the replicas that are left), each with three micro-batches around the one that the profile's price takes, then each mesh
 with the micro-batch that was fastest, `rounds` times there and back, with the plan that is chosen unpinned in each round. What a mesh
 leaves open (stages of chunks, ZeRO, recompute) the search decides by the same prices. A plan's seconds are the median of the steps of
 all its runs, each divided by how much longer its round took than the others (these machines' speed drifts by a third within minutes).
-tune=0 leaves the tune out, `first` and `models` are the numbers of the first and the last model. Nothing is begun after `limit_s` seconds;
-the same command with the same out= goes on.
+tune=0 leaves the tune out; the plan that it takes and the fastest run in turn `tuned_rounds` times (one run of a plan differs from the
+next by 3 to 5%, so that the median of three may be off by as much as is asked). `first` and `models` are the numbers of the first and the
+last model. Nothing is begun after `limit_s` seconds; the same command with the same out= goes on.
 
 What a prediction is off by is of the speed that the machine had in the profile: before each run as many processes as ranks take the
 profile's yardstick for a second, and the median over the runs, divided by the profile's own, is divided out of the seconds.
@@ -203,7 +204,7 @@ class Bench:
             found[mesh] = [name, *(other for other, plan in others.items() if plan)]
         return found
 
-    def judge(self, rounds: int, tune: int) -> dict[str, float] | None:
+    def judge(self, rounds: int, tune: int, tuned_rounds: int) -> dict[str, float] | None:
         """Figures by name; None where some runs are left."""
         self.profile()
         if self.plan(CHOSEN, {}) is None:
@@ -232,13 +233,14 @@ class Bench:
             "error of the seconds, median": median(map(abs, errors.values())),
         }
         if tune:
-            if (behind := self.tuned(tune, min(best, key=seconds.__getitem__), rounds)) is None:
+            last = rounds + (tuned_rounds or rounds)
+            if (behind := self.tuned(tune, min(best, key=seconds.__getitem__), range(rounds + 1, last + 1))) is None:
                 return None
             figures["tuned behind the fastest"] = behind
         return figures
 
-    def tuned(self, plans: int, fastest: str, rounds: int) -> float | None:
-        """How much longer than the fastest the plan of tune= takes, at least 0, both run in turn again; None: time is over."""
+    def tuned(self, plans: int, fastest: str, rounds: range) -> float | None:
+        """How much longer than the fastest the plan of tune= takes, at least 0, both run in turn in these rounds; None: time is over."""
         out = self.folder / "tuned"
         if not (out / "status.json").is_file():
             if time.monotonic() > self.until:
@@ -249,10 +251,10 @@ class Bench:
         if shape(taken) == shape(self.runs.plans[fastest]):
             return 0.0
         (self.folder / "plans" / "tuned.json").write_text(to_json(taken))
-        for number in range(rounds + 1, 2 * rounds + 1):
+        for number in rounds:
             for name in ("tuned", fastest)[:: 1 if number % 2 else -1]:
                 self.run(name, number)
-        if len(self.runs.seconds.get("tuned", ())) < rounds:
+        if len(self.runs.seconds.get("tuned", ())) < len(rounds):
             return None
         return max(self.runs.of_all("tuned") / self.runs.of_all(fastest) - 1, 0.0)
 
@@ -267,6 +269,7 @@ def main(words: Sequence[str]) -> int:
         "rounds": "3",
         "steps": "6",
         "tune": "5",
+        "tuned_rounds": "0",
         "limit_s": "1500",
     }
     given = defaults | arguments(words, ("out", *defaults))
@@ -277,7 +280,8 @@ def main(words: Sequence[str]) -> int:
     for number in numbers:
         model = draw(int(given["seed"]), number)
         print(f"model {number + 1}: {' '.join(f'{key}={value}' for key, value in model.keys.items())}", flush=True)
-        found = Bench(folder / f"model-{number + 1}", model, given, until).judge(int(given["rounds"]), int(given["tune"]))
+        bench = Bench(folder / f"model-{number + 1}", model, given, until)
+        found = bench.judge(*(int(given[key]) for key in ("rounds", "tune", "tuned_rounds")))
         judged += [found] if found else []
     figures = {name: ", ".join(f"{one[name]:.1%}" for one in judged) for name in (judged[0] if judged else ())}
     return concluded(figures, len(judged), len(numbers), folder)
