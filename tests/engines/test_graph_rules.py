@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hand_plans import LLAMA, candidate, make_plan
 from msgspec.structs import replace
-from test_rules import BUFFERED, MIXTURE, SHARED, SIX, STATES, workload
+from test_rules import BUFFERED, MIXTURE, RULES, SHARED, SIX, STATES, workload
 
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.engines.megatron_versions import RELEASES
-from orchestrator.engines.rules import graphs, options
+from orchestrator.engines.rules import graphs
 from orchestrator.engines.transformer_config import engine_fields, recompute_modules
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Run
@@ -62,7 +62,7 @@ def test_modules_are_refused_exactly_where_the_installed_release_refuses_them() 
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     software = Software(megatron_core=megatron.core.__version__)
-    checks = (graphs.modules_fit, graphs.beside_overlap, graphs.beside_recompute)
+    checks = (graphs.modules_fit, RULES["cuda_graph_overlap"], graphs.beside_recompute)
     differ, refused = [], 0
     for name, choices in grid():
         model = MODELS[name]
@@ -138,14 +138,14 @@ def test_experts_of_one_size_are_replayed_with_the_whole_step() -> None:
     choices = {"cuda_graph_impl": "full_iteration", "moe_token_dispatcher_type": "flex", "ep": 2, "dp": 8}
     whole = candidate(**choices)
     given = workload(BUFFERED, gpu="B200", software=later)
-    assert graphs.cuda_graphs.check(whole, given) is options.rank_capacity.check(whole, given) is None
+    assert RULES["cuda_graphs"].check(whole, given) is RULES["rank_capacity"].check(whole, given) is None
     for gpu, software, dispatcher, why in (
         ("H100-SXM-80GB", later, "flex", "on H100-SXM-80GB: it is HybridEP's"),
         ("B200", later, "alltoall", "moe_token_dispatcher_type=alltoall on B200"),
         ("B200", Software(megatron_core="0.16.1"), "flex", "0.16.1 has none"),
     ):
         other = candidate(**choices | {"moe_token_dispatcher_type": dispatcher})
-        assert why in (options.rank_capacity.check(other, workload(BUFFERED, gpu=gpu, software=software)) or "")
+        assert why in (RULES["rank_capacity"].check(other, workload(BUFFERED, gpu=gpu, software=software)) or "")
     plan = make_plan(model=BUFFERED, gpu="B200", software=later, ep=2)
     flags = {
         flag: values for flag, *values in megatron_flags(replace(plan, moe_token_dispatcher_type="flex", cuda_graph_impl="full_iteration"))
@@ -185,7 +185,9 @@ def test_weight_gradients_are_delayed_past_a_graph_where_a_kernel_adds_them_up_i
         (MIXTURE, "moe_router", bare, ""),
         (shared, "moe_router", bare, "needs Apex"),
     ):
-        found = graphs.beside_overlap.check(candidate(dp=8, cuda_graph_modules=modules, **choices), workload(model, software=software))
+        found = RULES["cuda_graph_overlap"].check(
+            candidate(dp=8, cuda_graph_modules=modules, **choices), workload(model, software=software)
+        )
         assert (found or "").endswith(why) if not why else why in (found or ""), (modules, found)
 
 

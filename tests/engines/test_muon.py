@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hand_plans import LLAMA, LLAMA3_8B, candidate
 from msgspec.structs import replace
-from test_rules import workload
+from test_rules import RULES, workload
 
 import orchestrator as so
 from orchestrator.audit import formats
@@ -16,7 +16,6 @@ from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.muon import padding
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
-from orchestrator.engines.rules import zero
 from orchestrator.errors import NoPlanError
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
@@ -48,7 +47,7 @@ def muon(model: Any = LLAMA, software: Software = LATER, **fields: Any) -> Workl
     ],
 )
 def test_the_rule_holds_by_release(given: Workload, choices: dict[str, Any], why: str | None) -> None:
-    found = zero.muon.check(candidate(**({"dp": 8} | choices)), given)
+    found = RULES["muon"].check(candidate(**({"dp": 8} | choices)), given)
     assert found is None if why is None else why in str(found)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hand_plans import BARE, BERT, GPT, LLAMA, T5, candidate
 from msgspec.structs import replace
-from test_rules import workload
+from test_rules import RULES, workload
 
 from orchestrator.engines.deepspeed import rules as ds
-from orchestrator.engines.rules import graphs, mesh, model, options, precision, recompute, zero
+from orchestrator.engines.rules import graphs, mesh, model, options, precision, recompute
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Architecture, Run
 from orchestrator.model.families import describe
@@ -120,7 +120,7 @@ def test_a_window_as_long_as_the_sequence_hides_nothing_from_ulysses() -> None:
         (BERT, {"cp": 1}, None),
     )
     held(
-        ds.ulysses_heads,
+        RULES["ulysses"],
         (LLAMA, {"cp": 8}, None),
         (LLAMA, {"cp": 2}, None),
         (LLAMA, {"cp": 1}, None),
@@ -128,9 +128,9 @@ def test_a_window_as_long_as_the_sequence_hides_nothing_from_ulysses() -> None:
         (replace(LLAMA, num_attention_heads=12, num_query_groups=6), {"cp": 4}, "cp=4 neither divides num_query_groups=6"),
         (replace(LLAMA, num_attention_heads=12, num_query_groups=6), {"cp": 12}, None),
     )
-    held(ds.autotp_without_ulysses, (LLAMA, {"tp": 2}, None), (LLAMA, {"cp": 2}, None), (LLAMA, {"tp": 2, "cp": 2}, "tp=2 cp=2"))
+    held(RULES["autotp_x"], (LLAMA, {"tp": 2}, None), (LLAMA, {"cp": 2}, None), (LLAMA, {"tp": 2, "cp": 2}, "tp=2 cp=2"))
     held(
-        ds.ulysses_offload,
+        RULES["offload_ulysses"],
         (LLAMA, {"cp": 2}, None),
         (LLAMA, {"offload_optimizer": True}, None),
         (LLAMA, {"cp": 2, "offload_optimizer": True}, "offload_optimizer with cp=2"),
@@ -177,8 +177,8 @@ def test_hpz_takes_groups_of_two_or_more_ranks_that_divide_the_world() -> None:
         (GPT, {"tp": 2}, None),
         (workload(GPT, lora=Lora(rank=4)), {"tp": 2}, "tp=2 with lora.rank=4"),
     )
-    held(ds.lora_hpz, (workload(LLAMA, lora=Lora(rank=4)), {}, None), (LLAMA, {"zero_shard_size": 2}, None))
-    held(ds.lora_offload, (workload(LLAMA, lora=Lora(rank=4)), {}, None), (LLAMA, {"offload_optimizer": True}, None))
+    held(RULES["lora_hpz"], (workload(LLAMA, lora=Lora(rank=4)), {}, None), (LLAMA, {"zero_shard_size": 2}, None))
+    held(RULES["lora_offload"], (workload(LLAMA, lora=Lora(rank=4)), {}, None), (LLAMA, {"offload_optimizer": True}, None))
     away = {"offload_activations": True, "recompute": "full"}
     held(
         ds.activation_offload,
@@ -204,33 +204,38 @@ def test_hpz_takes_groups_of_two_or_more_ranks_that_divide_the_world() -> None:
 
 def test_tensor_and_context_parallelism_divide_what_they_cut() -> None:
     held(
-        mesh.groups,
+        RULES["groups_tp"],
         (LLAMA, {"tp": 2}, None),
         (LLAMA, {"tp": 4}, None),
         (LLAMA, {"tp": 8}, None),
         (replace(LLAMA, num_query_groups=6, num_attention_heads=12), {"tp": 4}, "tp=4 neither divides num_query_groups=6"),
     )
     held(
-        mesh.sp_sequence,
+        RULES["sp_seq_div"],
         (LLAMA, {"tp": 8, "sequence_parallel": True}, None),
         (workload(LLAMA, seq_length=63), {"tp": 2}, None),
         (workload(LLAMA, seq_length=60), {"tp": 2, "cp": 2, "sequence_parallel": True}, None),
         (workload(LLAMA, seq_length=60), {"tp": 4, "cp": 2, "sequence_parallel": True}, "sequence_parallel: tp*cp=8 does not"),
     )
     held(
-        mesh.cp_sequence,
+        RULES["cp_seq"],
         (LLAMA, {"cp": 2}, None),
         (workload(LLAMA, seq_length=63), {"cp": 1}, None),
         (workload(LLAMA, seq_length=66), {"cp": 2}, "2*cp=4 does not divide seq_length=66"),
     )
     held(
-        mesh.cp_attention,
+        RULES["cp_te"],
         (LLAMA, {"cp": 2}, None),
         (NO_TE, {"cp": 1}, None),
         (NO_TE, {"cp": 2}, "cp=2 needs Transformer Engine's"),
         (workload(LLAMA, gpu="cpu"), {"cp": 2}, None),
     )
-    held(mesh.cp_family, (BERT, {"cp": 1}, None), (LLAMA, {"cp": 2}, None), (BERT, {"cp": 2}, "cp=2: in megatron-core every rank of bert"))
+    held(
+        RULES["cp_family"],
+        (BERT, {"cp": 1}, None),
+        (LLAMA, {"cp": 2}, None),
+        (BERT, {"cp": 2}, "cp=2: in megatron-core every rank of bert"),
+    )
     before = {"order": PP_BEFORE_DP, "dp": 2}
     held(
         mesh.expert_order,
@@ -243,7 +248,7 @@ def test_tensor_and_context_parallelism_divide_what_they_cut() -> None:
     whole = {"sequence_parallel": True, "tp": 2}
     apex = replace(BARE, apex=True)
     held(
-        mesh.sp_norm,
+        RULES["sp_norm_local"],
         (NO_TE, {"tp": 2}, None),
         (LLAMA, whole, None),
         (workload(LLAMA, gpu="cpu"), whole, None),
@@ -268,14 +273,14 @@ def test_sequences_end_with_the_positions_and_heads_divide_the_width() -> None:
         (replace(GPT, num_attention_heads=6, kv_channels=8), {}, None),
     )
     held(
-        model.no_query_groups,
+        RULES["no_gqa"],
         (LLAMA, {}, None),
         (replace(BERT, num_query_groups=8), {}, None),
         (replace(BERT, num_query_groups=4), {}, "num_query_groups=4 of 8 heads: megatron-core's bert"),
     )
     rope = replace(BERT, position_embedding="rope")
     held(
-        model.position_kind,
+        RULES["position_embedding"],
         (LLAMA, {}, None),
         (replace(LLAMA, position_embedding="none"), {}, None),
         (rope, {}, None),
@@ -289,7 +294,7 @@ def test_sequences_end_with_the_positions_and_heads_divide_the_width() -> None:
     )
     needs = "position_embedding=relative needs Transformer Engine's attention, on GPUs"
     held(
-        model.relative_attention,
+        RULES["relative_te"],
         (T5, {}, None),
         (workload(T5, software=BARE), {}, needs),
         (NO_TE, {}, None),
@@ -300,19 +305,19 @@ def test_sequences_end_with_the_positions_and_heads_divide_the_width() -> None:
 def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> None:
     attention, latent = {"mixer": GroupedQueryAttention()}, {"mixer": LATENT.mixer}
     held(
-        model.mixer_kinds,
+        RULES["mixer_kinds"],
         (LATENT, {}, None),
         (pattern(attention, {"mixer": NET}), {}, None),
         (pattern(attention, latent), {}, "latent attention in some layers"),
     )
     held(
-        model.latent_positions,
+        RULES["latent_rope"],
         (LATENT, {}, None),
         (replace(LLAMA, position_embedding="none"), {}, None),
         (replace(LATENT, position_embedding="none"), {}, "position_embedding=none: latent attention has rotary"),
     )
     held(
-        model.latent_sequence,
+        RULES["latent_sp"],
         (LATENT, {}, None),
         (LATENT, {"tp": 2, "sequence_parallel": True}, None),
         (LLAMA, {"tp": 2}, None),
@@ -320,7 +325,7 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
     )
     mtp = replace(LLAMA, mtp_num_layers=1)
     held(
-        model.prediction_positions,
+        RULES["mtp_positions"],
         (mtp, {}, None),
         (replace(mtp, position_embedding="none"), {}, None),
         (GPT, {}, None),
@@ -328,7 +333,7 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
     )
     tied = replace(mtp, tie_embeddings=True)
     held(
-        model.prediction_tied,
+        RULES["mtp_tied"],
         (tied, {}, None),
         (mtp, {"pp": 2}, None),
         (replace(LLAMA, tie_embeddings=True), {"pp": 2}, None),
@@ -366,7 +371,7 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
         ),
     )
     held(
-        model.tower_unplanned,
+        RULES["tower_unplanned"],
         (LLAMA, {"cp": 2}, None),
         (seeing, {}, None),
         (seeing, {"cp": 2}, "cp=2 of qwen3_vl: every rank of a sequence looks at all of its images"),
@@ -389,8 +394,8 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
         (pattern(attention, four, attention, mtp_num_layers=1, num_layers=3), {}, None),
     )
     mamba = replace(LLAMA, mixer=Mamba2(num_heads=8, head_dim=8, state_size=4, num_groups=2))
-    held(model.state_space_groups, (mamba, {"tp": 2}, None), (LLAMA, {"tp": 8}, None), (mamba, {"tp": 4}, "tp=4 does not divide mamba2"))
-    held(model.state_space_sequence, (mamba, {}, None), (LLAMA, {"cp": 2}, None), (mamba, {"cp": 2}, "cp=2 with Mamba-2 layers"))
+    held(RULES["mamba_groups"], (mamba, {"tp": 2}, None), (LLAMA, {"tp": 8}, None), (mamba, {"tp": 4}, "tp=4 does not divide mamba2"))
+    held(RULES["mamba_cp"], (mamba, {}, None), (LLAMA, {"cp": 2}, None), (mamba, {"cp": 2}, "cp=2 with Mamba-2 layers"))
     nets = replace(LLAMA, mixer=NET)
     other, gated = {"mixer": replace(NET, key_head_dim=4)}, {"mixer": GroupedQueryAttention(output_gate=True)}
     held(
@@ -405,16 +410,16 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
         (pattern({"mixer": NET}, {"mixer": mamba.mixer}), {}, "gated delta nets beside another mixer"),
         (pattern(gated, attention), {}, "gates of attention's output in some layers only"),
     )
-    held(model.delta_heads, (nets, {"tp": 4}, None), (LLAMA, {"tp": 8}, None), (nets, {"tp": 8}, "tp=8 does not divide gated_delta_net"))
+    held(RULES["delta_heads"], (nets, {"tp": 4}, None), (LLAMA, {"tp": 8}, None), (nets, {"tp": 8}, "tp=8 does not divide gated_delta_net"))
     held(
-        model.delta_norm,
+        RULES["delta_norm"],
         (nets, {}, None),
         (LLAMA, {"tp": 2}, None),
         (nets, {"tp": 2, "sequence_parallel": True}, None),
         (nets, {"tp": 2}, "tp=2 without sequence_parallel"),
     )
     held(
-        model.delta_sequence,
+        RULES["delta_cp"],
         (nets, {}, None),
         (LLAMA, {"cp": 2}, None),
         (nets, {"cp": 2}, "cp=2 with gated delta nets: Megatron-core 0.16"),
@@ -484,7 +489,7 @@ def test_the_precision_aware_optimizer_is_transformer_engines_adam_over_divided_
     aware = {"precision_aware_optimizer": True}
     one = {"zero_stage": 1}
     held(
-        precision.precision_aware,
+        RULES["precision_aware"],
         (workload(LLAMA, **aware), one, None),
         (LLAMA, {"zero_stage": 0}, None),
         (workload(LLAMA, optimizer="sgd", **aware), one, "precision_aware_optimizer with optimizer=sgd"),
@@ -494,7 +499,7 @@ def test_the_precision_aware_optimizer_is_transformer_engines_adam_over_divided_
         (workload(LLAMA, **aware), {"zero_stage": 0}, "precision_aware_optimizer needs the distributed optimizer"),
     )
     held(
-        precision.one_gradient_buffer,
+        RULES["one_gradient_buffer"],
         (LLAMA, {}, None),
         (workload(LLAMA, grad_accum_dtype="bf16"), {}, "grad_accum_dtype=bf16 and"),
         (workload(LLAMA, grad_accum_dtype="bf16", grad_reduce_dtype="bf16"), {}, None),
@@ -505,9 +510,14 @@ def test_modules_are_recomputed_where_they_are_and_keep_something() -> None:
     def mode(name: str) -> dict[str, Any]:
         return {"recompute": name}
 
-    held(recompute.recompute_mlp, (LLAMA, mode("mlp"), None), (GPT, mode("full"), None), (GPT, mode("mlp"), "recompute=mlp with add_bias"))
     held(
-        recompute.recompute_norms,
+        RULES["recompute_mlp_bias"],
+        (LLAMA, mode("mlp"), None),
+        (GPT, mode("full"), None),
+        (GPT, mode("mlp"), "recompute=mlp with add_bias"),
+    )
+    held(
+        RULES["recompute_fused_norm"],
         (NO_TE, mode("layernorm"), None),
         (LLAMA, mode("mlp"), None),
         (CPU, mode("layernorm"), None),
@@ -522,14 +532,14 @@ def test_modules_are_recomputed_where_they_are_and_keep_something() -> None:
         (LLAMA, mode("core_attn+mlp"), "recompute=core_attn+mlp: flash attention keeps no scores"),
     )
     held(
-        recompute.recompute_latent,
+        RULES["recompute_latent"],
         (LATENT, mode("mla_up_proj"), None),
         (LLAMA, mode("full"), None),
         (LLAMA, mode("mla_up_proj"), "recompute=mla_up_proj: mla_up_proj is a module of latent"),
     )
     delayed = workload(MOE, precision="fp8")
     held(
-        recompute.recompute_experts,
+        RULES["recompute_experts"],
         (MOE, mode("moe_act"), None),
         (LLAMA, mode("full"), None),
         (LLAMA, mode("moe_act"), "recompute=moe_act: moe_act is a module of exp"),
@@ -544,7 +554,7 @@ def test_modules_are_recomputed_where_they_are_and_keep_something() -> None:
 def test_options_are_taken_where_megatron_has_what_they_need() -> None:
     overlap = {"tp_comm_overlap": True, "sequence_parallel": True}
     held(
-        options.tp_comm_overlap,
+        RULES["tp_comm_overlap"],
         (NO_TE, {"tp": 2}, None),
         (LLAMA, overlap | {"tp": 8}, None),
         (workload(LLAMA, world=16), overlap | {"tp": 9}, "tp_comm_overlap: tp=9 reaches beyond the 8 GPUs of node"),
@@ -569,7 +579,7 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
         (replace(LLAMA, hidden_dropout=0.1), graph | {"recompute": "selective"}, None),
     )
     held(
-        graphs.cuda_graphs,
+        RULES["cuda_graphs"],
         (MOE, {}, None),
         (LLAMA, graph, None),
         (NO_TE, graph, "cuda_graph_impl=local needs Trans"),
@@ -640,7 +650,7 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
     )
     apart = {"moe_permute_fusion": False}
     held(
-        options.permute_fusion,
+        RULES["permute_fusion"],
         (LLAMA, {}, None),
         (LLAMA, apart, "moe_permute_fusion=false does nothing: a dense model"),
         (MOE, apart, None),
@@ -655,7 +665,7 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
     )
     kept, narrow = {"fp8_param_gather": True}, workload(LLAMA, precision="fp8", fp8_recipe="delayed")
     held(
-        options.fp8_weights,
+        RULES["fp8_weights"],
         (LLAMA, {}, None),
         (narrow, {}, None),
         (narrow, kept | {"zero_stage": 1}, None),
@@ -666,7 +676,7 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
     hosted, aware = {"offload_optimizer": True, "zero_stage": 1}, workload(LLAMA, precision_aware_optimizer=True)
     delayed, mxfp8 = (workload(LLAMA, precision="fp8", fp8_recipe=name, precision_aware_optimizer=True) for name in ("delayed", "mxfp8"))
     held(
-        zero.megatron_offload,
+        RULES["optimizer_offload"],
         (LLAMA, {}, None),
         (aware, hosted, None),
         (delayed, hosted | {"fp8_param_gather": True}, None),
@@ -677,7 +687,7 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
     )
     fsdp = {"megatron_fsdp": True, "zero_stage": 3}
     held(
-        options.megatron_fsdp,
+        RULES["mfsdp"],
         (LLAMA, fsdp, None),
         (LLAMA, {"pp": 2}, None),
         (LLAMA, fsdp | {"pp": 2}, "megatron_fsdp with pp=2"),
@@ -686,7 +696,7 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
     )
     summed = {"reduce_scatter_with_fp32_accumulation": True}
     held(
-        options.fp32_accumulation,
+        RULES["fp32_accumulation"],
         (LLAMA, {}, None),
         (LLAMA, summed | {"zero_stage": 1}, None),
         (LLAMA, summed | {"zero_stage": 2}, "reduce_scatter_with_fp32_accumulation with zero_stage=2: it takes"),
@@ -701,7 +711,7 @@ def test_experts_overlap_where_megatrons_combined_schedule_takes_them() -> None:
     new = Software(megatron_core="0.19.0")
     said = "overlap_moe_expert_parallel_comm: "
     held(
-        options.expert_overlap,
+        RULES["expert_overlap"],
         (LLAMA, {}, None),
         (MOE, lap | {"ep": 2}, None),
         (MOE, lap | {"ep": 6}, f"{said}ep=6, one expert a rank: Megatron-core 0.16.1"),
@@ -733,7 +743,7 @@ def test_experts_overlap_where_megatrons_combined_schedule_takes_them() -> None:
     )
     late = {"delay_wgrad_compute": True}
     held(
-        options.delayed_weight_gradients,
+        RULES["delayed_weight_gradients"],
         (NO_TE, {}, None),
         (MOE, late | lap, None),
         (MOE, late, "delay_wgrad_compute needs overlap_moe"),

@@ -7,7 +7,7 @@ from typing import Any
 from hand_plans import BERT, GPT, LLAMA, T5
 from msgspec.structs import replace
 from test_rule_bounds import LATENT, MOE, SIX, held, pattern, with_host
-from test_rules import workload
+from test_rules import RULES, workload
 
 from orchestrator.engines.deepspeed import experts as autoep
 from orchestrator.engines.deepspeed import fine_tuning as sft
@@ -35,14 +35,14 @@ def test_experts_are_divided_evenly_over_ranks_that_there_are() -> None:
         (pattern({"feed_forward": SIX}, {"feed_forward": FOUR}), {"ep": 6}, "ep=6 does not divide num_experts=4"),
     )
     held(
-        experts.expert_widths,
+        RULES["experts_etp"],
         (LLAMA, {}, None),
         (MOE, {"etp": 32}, None),
         (LLAMA, {"etp": 2}, "etp=2: a dense model"),
         (MOE, {"etp": 64}, "etp=64 does not divide the experts' ffn_hidden_size=32"),
     )
     held(
-        experts.experts_together,
+        RULES["experts_ep1"],
         (LLAMA, {"tp": 2}, None),
         (MOE, {"tp": 2, "etp": 2}, None),
         (MOE, {"tp": 2, "ep": 2}, None),
@@ -58,7 +58,7 @@ def test_experts_are_divided_evenly_over_ranks_that_there_are() -> None:
         (MOE, {"ep": 16, "tp": 2}, None),
     )
     held(
-        experts.experts_sequence,
+        RULES["experts_sp"],
         (LLAMA, {"tp": 2}, None),
         (MOE, {}, None),
         (MOE, {"tp": 2, "sequence_parallel": True}, None),
@@ -66,7 +66,7 @@ def test_experts_are_divided_evenly_over_ranks_that_there_are() -> None:
     )
     biased = replace(MOE, add_bias_linear=True)
     held(
-        experts.expert_biases,
+        RULES["experts_biases"],
         (biased, {}, None),
         (MOE, {"tp": 2}, None),
         (replace(LLAMA, add_bias_linear=True), {"tp": 2}, None),
@@ -100,7 +100,7 @@ def test_pipelines_go_with_the_stages_of_zero_and_precisions_that_they_can_reduc
     own = two | {"schedule": "deepspeed_1f1b"}
     held(pipeline.t5_pipeline, (T5, {}, None), (LLAMA, two, None), (T5, two, "pp=2: Megatron has no pipeline for T5"))
     held(
-        pipeline.megatron_pipeline_zero,
+        RULES["pp_zero_megatron"],
         (LLAMA, {"zero_stage": 0}, None),
         (LLAMA, two | {"zero_stage": 1}, None),
         (LLAMA, own | {"zero_stage": 0}, None),
@@ -108,9 +108,9 @@ def test_pipelines_go_with_the_stages_of_zero_and_precisions_that_they_can_reduc
         (LLAMA, two | {"zero_stage": 2}, "zero_stage=2 with schedule=1f1b"),
     )
     half = workload(LLAMA, precision="fp16")
-    held(pipeline.megatron_pipeline_fp16, (half, {}, None), (half, own, None), (LLAMA, two, None), (half, two, "precision=fp16 with sched"))
+    held(RULES["pp_fp16"], (half, {}, None), (half, own, None), (LLAMA, two, None), (half, two, "precision=fp16 with sched"))
     held(
-        pipeline.deepspeed_pipeline_zero,
+        RULES["pp_zero0"],
         (LLAMA, two | {"zero_stage": 0}, None),
         (LLAMA, own | {"zero_stage": 1}, None),
         (workload(LLAMA, precision="fp32"), own | {"zero_stage": 0}, None),
@@ -154,13 +154,13 @@ def test_states_are_divided_and_moved_where_the_optimizer_can() -> None:
     )
     sgd = workload(LLAMA, optimizer="sgd")
     held(
-        zero.distributed_adam,
+        RULES["distopt_adam"],
         (sgd, {"zero_stage": 0}, None),
         (LLAMA, {"zero_stage": 1}, None),
         (sgd, {"zero_stage": 1}, "optimizer=sgd with zero_stage=1"),
     )
     held(
-        zero.unsharded_accumulation,
+        RULES["gad_mix"],
         (LLAMA, {"zero_stage": 1}, None),
         (workload(LLAMA, grad_accum_dtype="bf16"), {"zero_stage": 0}, None),
         (LLAMA, {"zero_stage": 0}, "zero_stage=0 sums gradients in bf16; grad_accum_dtype=fp32 needs"),
@@ -168,7 +168,7 @@ def test_states_are_divided_and_moved_where_the_optimizer_can() -> None:
     )
     away = {"offload_optimizer": True, "zero_stage": 1}
     held(
-        zero.offload,
+        RULES["offload_needs"],
         (workload(LLAMA, gpu="cpu"), {}, None),
         (LLAMA, away, None),
         (LLAMA, away | {"pp": 2, "schedule": "deepspeed_1f1b"}, None),
@@ -192,7 +192,7 @@ def test_autoep_takes_the_experts_that_it_is_told_of() -> None:
     sigmoid = replace(SIX, score="sigmoid", aux_loss_coeff=0.25)
     assert autoep.balance(replace(mixtral, feed_forward=sigmoid)) == {}
     held(
-        autoep.sigmoid_balance,
+        RULES["expert_balance"],
         (LLAMA, {}, None),
         (MOE, {}, None),
         (replace(MOE, feed_forward=replace(SIX, aux_loss_coeff=0.25)), {}, None),
@@ -209,7 +209,7 @@ def test_autoep_takes_the_experts_that_it_is_told_of() -> None:
         ),
     )
     held(
-        autoep.capacity,
+        RULES["capacity"],
         (LLAMA, {}, None),
         (MOE, {}, None),
         (replace(MOE, feed_forward=replace(SIX, capacity_factor=1.5)), {}, "experts.capacity_factor=1.5: transformers' experts"),
@@ -220,7 +220,7 @@ def test_autoep_takes_the_experts_that_it_is_told_of() -> None:
 def test_autoep_goes_with_the_choices_that_were_tried() -> None:
     stages = [(MOE, {"ep": 2, "zero_stage": stage}, None) for stage in (1, 2, 3)]
     held(
-        autoep.alone,
+        RULES["autoep"],
         *stages,
         (MOE, {"zero_stage": 0, "offload_optimizer": True}, None),
         (MOE, {"ep": 2, "zero_stage": 0}, "zero_stage=0 with ep=2"),
@@ -230,7 +230,7 @@ def test_autoep_goes_with_the_choices_that_were_tried() -> None:
         (MOE, {"ep": 2, "zero_stage": 2, "offload_optimizer": True}, "offload_optimizer with ep=2"),
     )
     held(
-        autoep.one_tensor_rank,
+        RULES["experts_autotp"],
         (LLAMA, {"tp": 2}, None),
         (MOE, {"ep": 2}, None),
         (MOE, {"tp": 2}, "tp=2 with experts: AutoTP refuses tr"),
@@ -238,9 +238,11 @@ def test_autoep_goes_with_the_choices_that_were_tried() -> None:
         (MOE, {"tp": 2, "ep": 2, "zero_stage": 3}, "tp=2 with experts: AutoTP refuses transformers' own plan of them, and no"),
     )
     half = workload(MOE, precision="fp16")
-    held(autoep.autoep_training, (half, {}, None), (MOE, {"ep": 2}, None), (half, {"ep": 2}, "ep=2 with precision fp16"))
+    held(RULES["autoep_fp16"], (half, {}, None), (MOE, {"ep": 2}, None), (half, {"ep": 2}, "ep=2 with precision fp16"))
     adapted = workload(MOE, lora=Lora(rank=4))
-    held(autoep.adapters, (MOE, {}, None), (workload(LLAMA, lora=Lora(rank=4)), {}, None), (adapted, {}, "lora.rank=4: the weights of"))
+    held(
+        RULES["lora_experts"], (MOE, {}, None), (workload(LLAMA, lora=Lora(rank=4)), {}, None), (adapted, {}, "lora.rank=4: the weights of")
+    )
     n = describe(LLAMA, 64).parameters
     given, full = workload(MOE), workload(MOE, precision="fp32")
     held(
@@ -268,7 +270,7 @@ def test_samples_are_packed_where_none_sees_another() -> None:
         (workload(T5, **padded), {}, "task=sft is for decoders: this model is an encoder-decoder"),
     )
     held(
-        sft.packed_ulysses,
+        RULES["packed_ulysses"],
         (workload(LLAMA, **packed), {}, None),
         (workload(LLAMA, **padded), {"cp": 2}, None),
         (LLAMA, {"cp": 2}, None),
@@ -278,7 +280,7 @@ def test_samples_are_packed_where_none_sees_another() -> None:
     )
     several = {"micro_batch_size": 2}
     held(
-        sft.packed_one_by_one,
+        RULES["packed_flash"],
         (workload(LLAMA, **packed), {}, None),
         (workload(LLAMA, **padded), several, None),
         (workload(LLAMA, **packed), several, "micro_batch_size=2 with data.packing"),
@@ -288,14 +290,14 @@ def test_samples_are_packed_where_none_sees_another() -> None:
         (workload(LLAMA, gpu="cpu", **packed), several, None),
     )
     held(
-        sft.packed_states,
+        RULES["packed_states"],
         (workload(states, **padded), {}, None),
         (states, {}, None),
         (workload(LLAMA, **packed), {}, None),
         (workload(states, **packed), {}, "data.packing: a state space"),
     )
     held(
-        sft.adapters_of_states,
+        RULES["lora_states"],
         (states, {}, None),
         (workload(LLAMA, lora=Lora(rank=4)), {}, None),
         (workload(states, lora=Lora(rank=4)), {}, "lora.rank=4: adapters beside"),
@@ -314,7 +316,7 @@ def test_recorded_models_are_fine_tuned_where_they_are_decoders_of_text() -> Non
         return replace(given, model=replace(given.model, architecture=replace(GPT, traced=traced)))
 
     held(
-        sft.recorded_models,
+        RULES["recorded"],
         (of(None, task="sft", packing=True, lora=Lora(rank=4)), {}, None),
         (of(text), {}, None),
         (of(text, lora=Lora(rank=4)), {}, "lora.rank=4 of NewForCausalLM, whose layers were recorded: only a reader's"),

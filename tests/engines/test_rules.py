@@ -9,8 +9,8 @@ from hand_plans import BARE, BERT, GPT, LLAMA, T5, candidate, cluster, make_plan
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES, hf_config, megatron_parts
-from orchestrator.engines.rules.rule import CHOSEN, FACTS, Refusal
-from orchestrator.hardware.spec import Software
+from orchestrator.engines.rules.rule import CHOSEN, FACTS, Refusal, Undivided
+from orchestrator.hardware.spec import Cluster, Software
 from orchestrator.model.architecture import Run
 from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora
@@ -42,6 +42,7 @@ def workload(
     return Workload(model=spec, training=training, cluster=cluster(gpu, world, software))
 
 
+RULES = {rule.id: rule for engine in ENGINES.values() for rule in engine.capabilities(Software()).rules}
 KEPT = {"keep_fp8_transpose_cache": True, "megatron_fsdp": True, "fp8_param_gather": True, "zero_stage": 3}
 CROWDED_HOST = replace(workload(), cluster=replace(workload().cluster, host_memory=1000))
 
@@ -351,10 +352,12 @@ def test_every_rule_has_a_case_that_it_refuses(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_facts_that_a_rule_forbids_are_known_ones(engine: str) -> None:
     parts = {*megatron_parts.TRAINED, *megatron_parts.OWN_LOOP, *megatron_parts.PLANNED, *hf_config.PARTS}
-    known = {*CHOSEN, *FACTS, *Training.__struct_fields__, *Architecture.__struct_fields__, "recompute", "release", *parts}
+    known = {*CHOSEN, *FACTS, *Training.__struct_fields__, *Architecture.__struct_fields__, *Cluster.__struct_fields__,
+             "recompute", "release", "graphed", *parts}  # fmt: skip
     for rule in ENGINES[engine].capabilities(Software()).rules:
         if isinstance(rule.check, Refusal):
-            words = " ".join([rule.check.where, *(also for also, _ in rule.check.cases)]).replace("!", "").split()
+            facts = [case[0] for case in rule.check.cases if not isinstance(case, Undivided)]
+            words = " ".join([rule.check.where, *facts]).replace("!", "").split()
             assert {word.partition("=")[0].partition(".")[0] for word in words} <= known, rule.id
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 from msgspec.structs import replace
 
 from orchestrator.engines.hf_config import DEEPSEEK_V3, GLM4_MOE, MIXTRAL, QWEN3_MOE, class_of
 from orchestrator.engines.rules.experts import experts, experts_fold
 from orchestrator.engines.rules.rule import NO_BALANCE, refused, rule
+from orchestrator.model.parts.experts import BalancedOver
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -28,54 +29,6 @@ def balance(a: Architecture) -> dict[str, float]:
     times; {}: it has none."""
     found = next((part.aux_loss_coeff for part in a.experts if part.score == "softmax"), 0.0)
     return {"expert_balance": found} if found else {}
-
-
-@rule("capacity", "transformers/models/*/modeling_*.py: no capacity", "model")
-def capacity(_: Candidate, workload: Workload) -> str | None:
-    found = next((part.capacity_factor for part in workload.model.architecture.experts if part.capacity_factor is not None), None)
-    return None if found is None else f"experts.capacity_factor={found}: transformers' experts take every token, and AutoEP's do"
-
-
-@rule("expert_balance", "transformers/models/deepseek_v3/modeling_deepseek_v3.py: no router loss", "model")
-def sigmoid_balance(_: Candidate, workload: Workload) -> str | None:
-    a = workload.model.architecture
-    for part in a.experts:
-        if part.aux_loss_coeff and (part.score == "sigmoid" or part.balanced_over != "micro_batch"):
-            why = f"transformers' {class_of(a).model} has no loss that balances experts"
-            if part.score == "softmax":
-                over = part.balanced_over.replace("_", " ")
-                why = f"transformers' losses balance experts within a micro-batch, this model's within a {over}"
-            return f"model.aux_loss_coeff={part.aux_loss_coeff}: {why}; {NO_BALANCE} leaves it out"
-    return None
-
-
-one_tensor_rank = refused(
-    "experts_autotp",
-    "autoep: deepspeed/module_inject/tp_plan_converter.py:45, auto_ep_folding.py:241; zero/stage_1_and_2.py:2682",
-    "tp ep zero_stage", "tp experts",
-    ("!ep", "tp={mesh.tp} with experts: AutoTP refuses transformers' own plan of them, and takes them beside AutoEP alone (ep above 1)"),
-    ("!zero_stage=3", "tp={mesh.tp} with ep={mesh.ep} and zero_stage={strategy.zero_stage}: DeepSpeed clips by a norm without most of the "
-     "experts there"),
-    "tp={mesh.tp} with experts: AutoTP refuses transformers' own plan of them, and no plan of the attention alone is written here",
-)  # fmt: skip
-alone = refused(
-    "autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220", "ep cp zero_stage zero_shard_size offload_optimizer", "ep",
-    ("!zero_stage",
-     "zero_stage=0 with ep={mesh.ep}: DeepSpeed averages norms of different experts there, silently wrong; 1 to 3 are right"),
-    ("zero_stage=3 cp",
-     "zero_stage=3 with ep={mesh.ep} and cp={mesh.cp}: AutoEP has stage 3 without sequence parallelism only; 1 and 2 are right"),
-    ("zero_shard_size",
-     "zero_shard_size={strategy.zero_shard_size} with ep={mesh.ep}: AutoEP has no second copy of divided weights"),
-    ("offload_optimizer", "offload_optimizer with ep={mesh.ep}: never tried here"),
-)  # fmt: skip
-autoep_training = refused(
-    "autoep_fp16", "ours: nobody has tried it", "ep", "ep precision=fp16",
-    "ep={mesh.ep} with precision fp16: nobody has tried its loss scale with experts that ranks don't share",
-)  # fmt: skip
-adapters = refused(
-    "lora_experts", "peft: target_modules are linears", "model", "lora experts",
-    "lora.rank={lora.rank}: the weights of transformers' experts are no linears, which peft's adapters are for",
-)  # fmt: skip
 
 
 @rule("autoep_class", "autoep: deepspeed/module_inject/auto_ep_presets/registry.py", "ep")
@@ -105,6 +58,37 @@ def built_in_host_memory(candidate: Candidate, workload: Workload) -> str | None
 EXPERT_RULES: Final = (
     replace(experts, engine_rule="autoep: deepspeed/module_inject/auto_ep_config.py validate_autoep_post_detection"),
     replace(experts_fold, engine_rule="autoep: deepspeed/utils/groups.py _create_expert_and_data_parallel"),
-    capacity, sigmoid_balance, one_tensor_rank, known_to_autoep, alone, autoep_training, adapters, built_in_host_memory,
+    refused("capacity", "transformers/models/*/modeling_*.py: no capacity", "model", "experts.capacity_factor",
+            "experts.capacity_factor={e.capacity_factor}: transformers' experts take every token, and AutoEP's do"),
+    refused("expert_balance", "transformers/models/deepseek_v3/modeling_deepseek_v3.py: no router loss", "model",
+            "experts.aux_loss_coeff",
+            ("experts.score=sigmoid", "model.aux_loss_coeff={e.aux_loss_coeff}: transformers' {hf.model} has no loss that balances experts; "
+             f"{NO_BALANCE} leaves it out"),
+            *((f"experts.balanced_over={over}", "model.aux_loss_coeff={e.aux_loss_coeff}: transformers' losses balance experts within a "
+               f"micro-batch, this model's within a {over.replace('_', ' ')}; {NO_BALANCE} leaves it out")
+              for over in get_args(BalancedOver) if over != "micro_batch")),
+    refused("experts_autotp",
+            "autoep: deepspeed/module_inject/tp_plan_converter.py:45, auto_ep_folding.py:241; zero/stage_1_and_2.py:2682",
+            "tp ep zero_stage", "tp experts",
+            ("!ep",
+             "tp={mesh.tp} with experts: AutoTP refuses transformers' own plan of them, and takes them beside AutoEP alone (ep above 1)"),
+            ("!zero_stage=3", "tp={mesh.tp} with ep={mesh.ep} and zero_stage={strategy.zero_stage}: DeepSpeed clips by a norm without most "
+             "of the experts there"),
+            "tp={mesh.tp} with experts: AutoTP refuses transformers' own plan of them, and no plan of the attention alone is written here"),
+    known_to_autoep,
+    refused("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220",
+            "ep cp zero_stage zero_shard_size offload_optimizer", "ep",
+            ("!zero_stage",
+             "zero_stage=0 with ep={mesh.ep}: DeepSpeed averages norms of different experts there, silently wrong; 1 to 3 are right"),
+            ("zero_stage=3 cp",
+             "zero_stage=3 with ep={mesh.ep} and cp={mesh.cp}: AutoEP has stage 3 without sequence parallelism only; 1 and 2 are right"),
+            ("zero_shard_size",
+             "zero_shard_size={strategy.zero_shard_size} with ep={mesh.ep}: AutoEP has no second copy of divided weights"),
+            ("offload_optimizer", "offload_optimizer with ep={mesh.ep}: never tried here")),
+    refused("autoep_fp16", "ours: nobody has tried it", "ep", "ep precision=fp16",
+            "ep={mesh.ep} with precision fp16: nobody has tried its loss scale with experts that ranks don't share"),
+    refused("lora_experts", "peft: target_modules are linears", "model", "lora experts",
+            "lora.rank={lora.rank}: the weights of transformers' experts are no linears, which peft's adapters are for"),
+    built_in_host_memory,
 )  # fmt: skip
 """The rules for models with experts."""

@@ -10,25 +10,6 @@ from orchestrator.model.lora import linear_names
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
-packed_ulysses = refused(
-    "packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:296, :546", "cp", "cp packing !flash",
-    "cp={mesh.cp} with data.packing: without flash attention samples would see each other; data.packing=false pads them instead",
-)  # fmt: skip
-"""Ulysses drops the mask between samples, and gathers their positions, by which flash attention alone tells them apart."""
-packed_one_by_one = refused(
-    "packed_flash", "transformers/modeling_flash_attention_utils.py:574", "micro_batch_size", "!micro_batch_size=1 packing flash",
-    "micro_batch_size={candidate.micro_batch_size} with data.packing: flash attention would let packed samples see each other; "
-    "1 sequence at a time",
-)  # fmt: skip
-"""Flash attention tells samples apart by position ids in a batch of one sequence alone, and without a word not at all in others."""
-packed_states = refused(
-    "packed_states", "transformers/models/mamba2/modeling_mamba2.py: no positions", "model", "packing mamba2",
-    "data.packing: a state space would carry one sample's state to the next; data.packing=false pads them instead",
-)  # fmt: skip
-"""transformers tells packed samples apart by their positions in attention's masks alone."""
-adapters_of_states = refused("lora_states", "ours: nobody has tried it", "model", "lora mamba2",
-                             "lora.rank={lora.rank}: adapters beside the linears of Mamba-2 layers were never tried here")  # fmt: skip
-
 
 @rule("lora_linears", "peft/tuners/lora/config.py, target_modules: names of transformers' linears", "model")
 def linears(_: Candidate, workload: Workload) -> str | None:
@@ -41,19 +22,7 @@ def linears(_: Candidate, workload: Workload) -> str | None:
     return f"lora.targets={','.join(lora.fused)}: these are megatron-core's linears (engine=megatron); transformers has {known}"
 
 
-whole_quantised_linears = refused(
-    "quantised_linears", "transformers/integrations/bitsandbytes.py:196; peft's docs, accelerate/deepspeed.md", "tp", "tp lora lora.bits",
-    "tp={mesh.tp} with lora.bits={lora.bits}: AutoTP would cut packed weights, and knows nothing of their scales",
-)  # fmt: skip
-"""Packed pairs have no columns, and scales of rows stay whole."""
-whole_int8_weights = refused(
-    "int8_zero3", "bitsandbytes/nn/modules.py:1159; LLaMA-Factory's model_utils/quantization.py:198", "zero_stage",
-    "zero_stage=3 lora lora.bits=8",
-    "zero_stage=3 with lora.bits=8: bitsandbytes keeps 8-bit weights beside what ZeRO-3 divides; 4 bits are divided",
-)  # fmt: skip
-"""A Linear8bitLt keeps its weight in its own state too, where nothing divides or frees it."""
-
-
+OTHER_THAN_TEXT: Final = "task=sft of {a.traced.model_class}, whose layers were recorded: transformers' decoders of text alone have it"
 INT8_FROM: Final = 7.5
 """First compute capability, Turing's, that LLM.int8 runs on."""
 
@@ -67,32 +36,38 @@ def int8_products(_: Candidate, workload: Workload) -> str | None:
     return f"lora.bits=8 on {gpu.name}: LLM.int8 needs compute capability {INT8_FROM}, this has {gpu.compute_capability}; 4 bits run"
 
 
-OTHER_THAN_TEXT: Final = "task=sft of {a.traced.model_class}, whose layers were recorded: transformers' decoders of text alone have it"
-recorded_models = refused(
-    "recorded", "ours: linears and heads of a recorded model have no names here", "model", "traced",
-    ("lora", "lora.rank={lora.rank} of {a.traced.model_class}, whose layers were recorded: only a reader's models have it"),
-    ("task=sft !traced.text_stack=decoder", OTHER_THAN_TEXT),
-    ("task=sft !traced.config", OTHER_THAN_TEXT),
-    ("task=sft packing", "data.packing=true of {a.traced.model_class}, whose layers may mix packed samples: data.packing=false"),
-)  # fmt: skip
-seeing_models = refused(
-    "seeing", "ours: nobody has tried it", "model", "vision",
-    ("packing", "data.packing=true of {a.vision.model_type}, which looks at images: data.packing=false"),
-    ("lora lora.bits", "lora.bits={lora.bits} of {a.vision.model_type}, which looks at images: "
-     "its adapters are trained beside 16-bit weights alone"),
-)  # fmt: skip
-
 FINE_TUNING_RULES: Final = (
     decoder_only,
-    seeing_models,
-    recorded_models,
-    packed_states,
-    adapters_of_states,
+    refused("seeing", "ours: nobody has tried it", "model", "vision",
+            ("packing", "data.packing=true of {a.vision.model_type}, which looks at images: data.packing=false"),
+            ("lora lora.bits", "lora.bits={lora.bits} of {a.vision.model_type}, which looks at images: "
+             "its adapters are trained beside 16-bit weights alone")),
+    refused("recorded", "ours: linears and heads of a recorded model have no names here", "model", "traced",
+            ("lora", "lora.rank={lora.rank} of {a.traced.model_class}, whose layers were recorded: only a reader's models have it"),
+            ("task=sft !traced.text_stack=decoder", OTHER_THAN_TEXT),
+            ("task=sft !traced.config", OTHER_THAN_TEXT),
+            ("task=sft packing", "data.packing=true of {a.traced.model_class}, whose layers may mix packed samples: data.packing=false")),
+    # transformers tells packed samples apart by their positions in attention's masks alone.
+    refused("packed_states", "transformers/models/mamba2/modeling_mamba2.py: no positions", "model", "packing mamba2",
+            "data.packing: a state space would carry one sample's state to the next; data.packing=false pads them instead"),
+    refused("lora_states", "ours: nobody has tried it", "model", "lora mamba2",
+            "lora.rank={lora.rank}: adapters beside the linears of Mamba-2 layers were never tried here"),
     linears,
-    whole_quantised_linears,
-    whole_int8_weights,
+    # Packed pairs have no columns, and scales of rows stay whole.
+    refused("quantised_linears", "transformers/integrations/bitsandbytes.py:196; peft's docs, accelerate/deepspeed.md", "tp",
+            "tp lora lora.bits",
+            "tp={mesh.tp} with lora.bits={lora.bits}: AutoTP would cut packed weights, and knows nothing of their scales"),
+    # A Linear8bitLt keeps its weight in its own state too, where nothing divides or frees it.
+    refused("int8_zero3", "bitsandbytes/nn/modules.py:1159; LLaMA-Factory's model_utils/quantization.py:198", "zero_stage",
+            "zero_stage=3 lora lora.bits=8",
+            "zero_stage=3 with lora.bits=8: bitsandbytes keeps 8-bit weights beside what ZeRO-3 divides; 4 bits are divided"),
     int8_products,
-    packed_ulysses,
-    packed_one_by_one,
-)
+    # Ulysses drops the mask between samples, and gathers their positions, by which flash attention alone tells them apart.
+    refused("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:296, :546", "cp", "cp packing !flash",
+            "cp={mesh.cp} with data.packing: without flash attention samples would see each other; data.packing=false pads them instead"),
+    # Flash attention tells samples apart by position ids in a batch of one sequence alone, and without a word not at all in others.
+    refused("packed_flash", "transformers/modeling_flash_attention_utils.py:574", "micro_batch_size", "!micro_batch_size=1 packing flash",
+            "micro_batch_size={candidate.micro_batch_size} with data.packing: flash attention would let packed samples see each other; "
+            "1 sequence at a time"),
+)  # fmt: skip
 """The rules for supervised samples and adapters."""

@@ -10,7 +10,7 @@ from orchestrator.engines import hf_config as hf
 from orchestrator.engines.deepspeed.experts import EXPERT_RULES, beyond_host
 from orchestrator.engines.deepspeed.fine_tuning import FINE_TUNING_RULES
 from orchestrator.engines.rules.model import head_groups, head_width, positions
-from orchestrator.engines.rules.rule import divides, divides_sequences, first, refused, rule
+from orchestrator.engines.rules.rule import SEQUENCES, Undivided, first, refused, rule
 from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES, deepspeed_host_states, lacks_host
 from orchestrator.model.hugging_face import divides_head
 from orchestrator.model.traced import Traced
@@ -67,17 +67,8 @@ def autotp_divides(candidate: Candidate, workload: Workload) -> str | None:
     if a.traced is not None:
         units = a.traced.tp_divides
         return f"tp={tp} does not divide {units}, of heads and widths of {a.traced.model_class} the common divisor" if units % tp else None
-    given = (
-        ("num_attention_heads", a.num_attention_heads),
-        ("num_query_groups", a.query_groups),
-        ("ffn_hidden_size", a.ffn_hidden_size),
-        *((("vocab_size", a.vocab_size),) if divides_head(a) else ()),
-    )
-    return first(divides(tp, "tp", value, name) for name, value in given)
-
-
-autotp_without_ulysses = refused("autotp_x", "autotp_x: deepspeed/runtime/engine.py:957", "tp cp", "tp cp",
-                                 "tp={mesh.tp} cp={mesh.cp}: AutoTP takes the place of the mpu that Ulysses needs")  # fmt: skip
+    wholes = ("num_attention_heads", "num_query_groups", "ffn_hidden_size", *(("vocab_size",) if divides_head(a) else ()))
+    return first(Undivided("tp", whole).why(candidate, workload) for whole in wholes)
 
 
 @rule("autotp_host", "autotp: deepspeed/runtime/engine.py:942-1080", "tp", "tp")
@@ -98,25 +89,6 @@ def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
     short = next((window for window in map(hf.window_of, a.each_layer()) if window is not None and window < length), None)
     seen = "tokens: Ulysses drops the mask, and every token would see all before it"
     return None if short is None else f"cp={cp} with a window of {short} {seen}"
-
-
-@rule("ulysses", "ulysses: runtime/sequence_parallel/ulysses_sp.py:143-152", "cp")
-def ulysses_heads(candidate: Candidate, workload: Workload) -> str | None:
-    cp, a = candidate.mesh.cp, workload.model.architecture
-    if a.num_attention_heads % cp:
-        return f"cp={cp} does not divide num_attention_heads={a.num_attention_heads}"
-    if a.query_groups % cp and cp % a.query_groups:
-        return f"cp={cp} neither divides num_query_groups={a.query_groups} nor is a multiple of it"
-    return None
-
-
-@rule("ulysses_seq", "ulysses: runtime/sequence_parallel/ulysses_sp.py:707", "cp")
-def ulysses_sequence(candidate: Candidate, workload: Workload) -> str | None:
-    return divides_sequences(candidate.mesh.cp, "cp", workload)
-
-
-ulysses_offload = refused("offload_ulysses", "ours: nobody has tried it", "offload_optimizer cp", "offload_optimizer cp",
-                          "offload_optimizer with cp={mesh.cp}: never tried under Ulysses")  # fmt: skip
 
 
 @rule("hpz", "hpz: deepspeed/runtime/zero/partition_parameters.py:1118, utils/groups.py", "zero_shard_size zero_stage tp cp")
@@ -146,12 +118,6 @@ def lora_tensor_parallel(candidate: Candidate, workload: Workload) -> str | None
     if lora is None or tp == 1 or (model.traced is None and hf.class_of(model) in PLAIN_CLASSES):
         return None
     return f"tp={tp} with lora.rank={lora.rank}: adapters are divided with the linears of Llama, Qwen2 and Qwen3 alone"
-
-
-lora_hpz = refused("lora_hpz", "ours: nobody has tried it", "zero_stage zero_shard_size", "zero_shard_size lora",
-                   "zero_shard_size={strategy.zero_shard_size} with lora.rank={lora.rank}: never tried with frozen weights")  # fmt: skip
-lora_offload = refused("lora_offload", "ours: nobody has tried it", "offload_optimizer", "offload_optimizer lora",
-                       "offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few")  # fmt: skip
 
 
 @rule(
@@ -207,12 +173,6 @@ def activation_offload(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-eight_bit_adam = refused(
-    "eight_bit_adam", "transformers/training_args.py: OptimizerNames.ADAMW_8BIT; bitsandbytes/optim/adamw.py, whose kernels are a GPU's",
-    "model", "eight_bit cpu", "optimizer={training.optimizer} is bitsandbytes', on GPUs",
-)  # fmt: skip
-
-
 @rule(
     "activations_host",
     "activation offload: runtime/activation_checkpointing/offload_activations.py:153 (_empty_cpu_like)",
@@ -230,12 +190,38 @@ def activations_host(candidate: Candidate, workload: Workload) -> str | None:
     return lacks_host("offload_activations", needed, workload.cluster)
 
 
+NEVER_TRIED: Final = "ours: nobody has tried it"
 DEEPSPEED_RULES: Final = (
     replace(positions, engine_rule="transformers: n_positions, max_position_embeddings of the model's config"),
     replace(head_width, engine_rule="transformers/models/gpt2/modeling_gpt2.py GPT2Attention"),
     replace(head_groups, engine_rule="transformers/models/llama/modeling_llama.py repeat_kv"),
-    hf_architecture, autotp_family, autotp_divides, autotp_host, autotp_without_ulysses, ulysses_family, ulysses_heads, ulysses_sequence,
-    hpz, lora_tensor_parallel, lora_hpz, lora_offload, tiles, activation_offload, activations_host, eight_bit_adam, *EXPERT_RULES,
-    *FINE_TUNING_RULES, *DEEPSPEED_ZERO_RULES, ulysses_offload,
+    hf_architecture,
+    autotp_family,
+    autotp_divides,
+    autotp_host,
+    refused("autotp_x", "autotp_x: deepspeed/runtime/engine.py:957", "tp cp", "tp cp",
+            "tp={mesh.tp} cp={mesh.cp}: AutoTP takes the place of the mpu that Ulysses needs"),
+    ulysses_family,
+    refused("ulysses", "ulysses: runtime/sequence_parallel/ulysses_sp.py:143-152", "cp", "", Undivided("cp", "num_attention_heads"),
+            Undivided("cp", "num_query_groups", or_multiple=True)),
+    refused("ulysses_seq", "ulysses: runtime/sequence_parallel/ulysses_sp.py:707", "cp", "",
+            *(Undivided("cp", length) for length in SEQUENCES)),
+    hpz,
+    lora_tensor_parallel,
+    refused("lora_hpz", NEVER_TRIED, "zero_stage zero_shard_size", "zero_shard_size lora",
+            "zero_shard_size={strategy.zero_shard_size} with lora.rank={lora.rank}: never tried with frozen weights"),
+    refused("lora_offload", NEVER_TRIED, "offload_optimizer", "offload_optimizer lora",
+            "offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few"),
+    tiles,
+    activation_offload,
+    activations_host,
+    refused("eight_bit_adam",
+            "transformers/training_args.py: OptimizerNames.ADAMW_8BIT; bitsandbytes/optim/adamw.py, whose kernels are a GPU's", "model",
+            "eight_bit cpu", "optimizer={training.optimizer} is bitsandbytes', on GPUs"),
+    *EXPERT_RULES,
+    *FINE_TUNING_RULES,
+    *DEEPSPEED_ZERO_RULES,
+    refused("offload_ulysses", NEVER_TRIED, "offload_optimizer cp", "offload_optimizer cp",
+            "offload_optimizer with cp={mesh.cp}: never tried under Ulysses"),
 )  # fmt: skip
 """The rules of DeepSpeed's engine on transformers' layers."""

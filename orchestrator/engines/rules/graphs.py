@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.megatron_versions import release_of
-from orchestrator.engines.rules.rule import first, rule
+from orchestrator.engines.rules.rule import first, refused, rule
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.strategy.graphs import by_layer, graphed_modules
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
@@ -13,26 +12,6 @@ from orchestrator.strategy.workload import Workload
 
 SOURCE: Final = "core/transformer/transformer_config.py:1716-1829"
 GRAPHS: Final = "cuda_graph_impl cuda_graph_modules"
-
-
-@rule("cuda_graphs", SOURCE, GRAPHS)
-def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
-    """Whether graphs are for this machine, release and model."""
-    strategy, cluster, a = candidate.strategy, workload.cluster, workload.model.architecture
-    impl, said = strategy.cuda_graph_impl, f"cuda_graph_impl={strategy.cuda_graph_impl}"
-    if strategy.cuda_graph_modules is not None and not by_layer(strategy):
-        return f"cuda_graph_modules={strategy.cuda_graph_modules} with {said}: modules are for graphs of layers"
-    if impl == "none":
-        return None
-    if not cluster.software.transformer_engine or cluster.is_cpu:
-        return f"{said} needs Transformer Engine's random numbers, on GPUs"
-    if not a.experts:
-        return None
-    fixed = (part.pad_to_capacity or part.rank_capacity_factor is not None for part in a.experts)
-    if impl == "full_iteration" and not all(fixed):
-        # ours: nothing asks for it, and the copy of the experts' counts to the host ends the capture (moe/token_dispatcher.py:672)
-        return f"{said} with experts: a graph has as many tokens in every step: it needs their rank_capacity_factor, or pad_to_capacity"
-    return None
 
 
 @rule("cuda_graph_modules", SOURCE, f"{GRAPHS} moe_token_dispatcher_type overlap_moe_expert_parallel_comm", "cuda_graph_impl")
@@ -57,33 +36,6 @@ def modules_fit(candidate: Candidate, workload: Workload) -> str | None:
     return next((f"cuda_graph_modules={'+'.join(modules)}: {why}" for holds, why in refused if holds), None)
 
 
-@rule(
-    "cuda_graph_overlap",
-    "core/transformer/transformer_config.py:1898-1920; core/transformer/transformer_layer.py:1262 and training/arguments.py:1829 of 0.19",
-    f"{GRAPHS} overlap_moe_expert_parallel_comm delay_wgrad_compute moe_shared_expert_overlap",
-    where="cuda_graph_impl overlap_moe_expert_parallel_comm",
-)
-def beside_overlap(candidate: Candidate, workload: Workload) -> str | None:
-    """Whether the graphs go with the exchange of tokens beside another micro-batch, and with weight gradients that it delays."""
-    strategy, a, software = candidate.strategy, workload.model.architecture, workload.cluster.software
-    said, modules = f"cuda_graph_impl={strategy.cuda_graph_impl} with overlap_moe_expert_parallel_comm", graphed_modules(strategy, a)
-    release = release_of(software.megatron_core)
-    if strategy.cuda_graph_impl != "transformer_engine" and not release.overlaps_experts_in_any_graph:
-        return f"{said}: Megatron-core {release.version} has it with transformer_engine"
-    if strategy.cuda_graph_impl == "transformer_engine" and (not modules or {"moe", "mlp"} & {*modules}):
-        return f"{said}: feed-forwards can't be graphs, which run apart from their layer"
-    inside = "attn" in modules or (
-        "moe_router" in modules and any(part.shared_ffn_hidden_size for part in a.experts) and not strategy.moe_shared_expert_overlap
-    )
-    if not strategy.delay_wgrad_compute or not inside:
-        return None
-    if not software.apex:
-        return f"{said} and delay_wgrad_compute: needs Apex, whose kernel adds a graph's weight gradients up where they are"
-    if "attn" in modules and (a.add_bias_linear or a.add_qkv_bias):
-        return f"{said} and delay_wgrad_compute: attention has biases"
-    return None
-
-
 @rule("cuda_graph_recompute", SOURCE, f"{GRAPHS} overlap_moe_expert_parallel_comm moe_token_dispatcher_type recompute", "cuda_graph_impl")
 def beside_recompute(candidate: Candidate, workload: Workload) -> str | None:
     """Whether the graphs can compute again what this mode drops."""
@@ -104,5 +56,32 @@ def beside_recompute(candidate: Candidate, workload: Workload) -> str | None:
     )
 
 
-GRAPH_RULES: Final = (cuda_graphs, modules_fit, beside_overlap, beside_recompute)
+IMPL: Final = "cuda_graph_impl={strategy.cuda_graph_impl}"
+GRAPH_RULES: Final = (
+    refused("cuda_graphs", SOURCE, GRAPHS, "",
+            *((f"cuda_graph_modules cuda_graph_impl={impl}",
+               f"cuda_graph_modules={{strategy.cuda_graph_modules}} with {IMPL}: modules are for graphs of layers")
+              for impl in ("none", "full_iteration")),
+            ("cuda_graph_impl !te", f"{IMPL} needs Transformer Engine's random numbers, on GPUs"),
+            # ours: nothing asks for it, and the copy of the experts' counts to the host ends the capture (moe/token_dispatcher.py:672)
+            ("cuda_graph_impl=full_iteration experts_vary", f"{IMPL} with experts: a graph has as many tokens in every step: it needs "
+             "their rank_capacity_factor, or pad_to_capacity")),
+    modules_fit,
+    # Whether the graphs go with the exchange of tokens beside another micro-batch, and with weight gradients that it delays.
+    refused("cuda_graph_overlap", "core/transformer/transformer_config.py:1898-1920; core/transformer/transformer_layer.py:1262 and "
+            "training/arguments.py:1829 of 0.19", f"{GRAPHS} overlap_moe_expert_parallel_comm delay_wgrad_compute "
+            "moe_shared_expert_overlap", "cuda_graph_impl overlap_moe_expert_parallel_comm",
+            *((facts, f"{IMPL} with overlap_moe_expert_parallel_comm{why}") for facts, why in (
+                ("!cuda_graph_impl=transformer_engine !release.overlaps_experts_in_any_graph",
+                 ": Megatron-core {release.version} has it with transformer_engine"),
+                *((f"cuda_graph_impl=transformer_engine {held}", ": feed-forwards can't be graphs, which run apart from their layer")
+                  for held in ("!graphed", "graphed.moe", "graphed.mlp")),
+                *((f"delay_wgrad_compute {held} !software.apex",
+                   " and delay_wgrad_compute: needs Apex, whose kernel adds a graph's weight gradients up where they are")
+                  for held in ("graphed.attn", "graphed.moe_router experts.shared_ffn_hidden_size !moe_shared_expert_overlap")),
+                *((f"delay_wgrad_compute graphed.attn {biases}", " and delay_wgrad_compute: attention has biases")
+                  for biases in ("add_bias_linear", "add_qkv_bias")),
+            ))),
+    beside_recompute,
+)  # fmt: skip
 """Rules of CUDA graphs."""

@@ -6,11 +6,9 @@ from typing import Final
 
 from orchestrator.engines.megatron_parts import delta_nets
 from orchestrator.engines.megatron_versions import release_of
-from orchestrator.engines.rules.rule import divides, first, refused, rule, sequence_lengths
-from orchestrator.model.architecture import Architecture
+from orchestrator.engines.rules.rule import NUMBERS, SEQUENCES, Undivided, first, refused, rule
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
-from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
@@ -18,46 +16,13 @@ from orchestrator.strategy.workload import Workload
 @rule("seq_pos", "seq_pos: megatron/training/arguments.py:830", "model")
 def positions(_: Candidate, workload: Workload) -> str | None:
     available = workload.model.architecture.max_position_embeddings
-    for name, length in sequence_lengths(workload).items():
-        if length > available:
-            return f"{name}={length} is above max_position_embeddings={available}"
-    return None
-
-
-@rule("hidden_heads", "hidden_heads: megatron/training/arguments.py:814", "model")
-def head_width(_: Candidate, workload: Workload) -> str | None:
-    a = workload.model.architecture
-    if a.kv_channels is not None:
-        return None
-    return divides(a.num_attention_heads, "num_attention_heads", a.hidden_size, "hidden_size")
-
-
-@rule("head_groups", "core/tensor_parallel/utils.py divide(), transformer/attention.py:300", "model")
-def head_groups(_: Candidate, workload: Workload) -> str | None:
-    a = workload.model.architecture
-    return divides(a.query_groups, "num_query_groups", a.num_attention_heads, "num_attention_heads")
-
-
-@rule("position_embedding", "models/gpt/gpt_model.py, models/bert/bert_model.py, models/T5/t5_model.py: position_embedding_type", "model")
-def position_kind(_: Candidate, workload: Workload) -> str | None:
-    a = workload.model.architecture
-    kinds = ("learned_absolute", "rope", *{"decoder": ("none",), "encoder_decoder": ("relative",)}.get(a.stack, ()))
-    if a.position_embedding in kinds:
-        return _rotary_base(a)
-    return f"position_embedding={a.position_embedding}: megatron-core's {a.family} has {', '.join(kinds)}"
+    lengths = ((name, length) for name in SEQUENCES for length in NUMBERS[name](workload.model))
+    return first(f"{name}={length} is above max_position_embeddings={available}" for name, length in lengths if length > available)
 
 
 ROTARY_BASE: Final = 10000
 """Base of the rotary frequencies of BertModel and T5Model, which give RotaryEmbedding no other than its default, and no scaling
 (bert_model.py:118, t5_model.py:206)."""
-
-
-def _rotary_base(a: Architecture) -> str | None:
-    if a.position_embedding != "rope" or a.stack == "decoder":
-        return None
-    if a.rotary_base != ROTARY_BASE:
-        return f"rotary_base={a.rotary_base}: megatron-core's {a.family} has {ROTARY_BASE}"
-    return None if a.rope_scaling_factor is None else f"rope_scaling_factor={a.rope_scaling_factor:g}: megatron-core's {a.family} has none"
 
 
 @rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", "model")
@@ -73,13 +38,6 @@ def window_kinds(_: Candidate, workload: Workload) -> str | None:
     if a.mtp_num_layers and windows and attentions[0].window != attentions[-1].window:
         return "a prediction layer after windows in some layers: megatron-core gives it the window of the first layer, not the last's"
     return None
-
-
-@rule("mamba_groups", "core/ssm/mamba_mixer.py:258", "tp")
-def state_space_groups(candidate: Candidate, workload: Workload) -> str | None:
-    mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
-    groups = (mixer.num_groups for mixer in mixers if isinstance(mixer, Mamba2))
-    return first(divides(candidate.mesh.tp, "tp", count, "mamba2.num_groups") for count in groups)
 
 
 @rule("hybrid_stages", "core/ssm/mamba_block.py:172-221 of 0.16.1, core/transformer/transformer_config.py:1359-1418", "software pp")
@@ -104,12 +62,6 @@ def delta_kinds(_: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("delta_heads", "core/transformer/transformer_config.py:975", "tp")
-def delta_heads(candidate: Candidate, workload: Workload) -> str | None:
-    nets = delta_nets(workload.model.architecture)
-    return first(divides(candidate.mesh.tp, "tp", net.num_key_heads, "gated_delta_net.num_key_heads") for net in nets)
-
-
 TOWERS: Final = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Kinds of models that look at images whose tower Megatron-Bridge builds of Megatron's layers; other kinds' is transformers', undivided."""
 NO_CHUNKS: Final = ("qwen3_vl", "qwen3_vl_moe")
@@ -118,14 +70,6 @@ core/transformer/transformer_layer.py:188, core_v0.19.0, asserts it). Qwen3.5's 
 
 
 UNPLANNED: Final = "tower_unplanned"
-tower_unplanned = refused(
-    UNPLANNED, "ours: what has no price of the models that Megatron-Bridge trains on images", "model cp", "vision",
-    (" ".join(f"!vision.model_type={kind}" for kind in TOWERS),
-     f"model.vision of {{a.vision.model_type}}: Megatron-Bridge has Megatron's layers in the towers of {', '.join(TOWERS)} alone"),
-    ("task=sft packing",
-     "data.packing=true of {a.vision.model_type}, which looks at images: engine=megatron plans it with each sample by itself"),
-    ("cp", "cp={mesh.cp} of {a.vision.model_type}: every rank of a sequence looks at all of its images, which is not priced"),
-)  # fmt: skip
 
 
 @rule("tower", "Megatron-Bridge 067f987, models/qwen_vl/modelling_qwen3_vl/model.py, transformer_config.py (get_vision_model_config)",
@@ -145,60 +89,62 @@ def tower(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-no_query_groups = refused(
-    "no_gqa", "bert: core/models/bert; cross attention: core/transformer/attention.py CrossAttention", "model", "!decoder grouped",
-    "num_query_groups={a.query_groups} of {a.num_attention_heads} heads: megatron-core's {a.family} has no grouped queries",
-)  # fmt: skip
-mixer_kinds = refused(
-    "mixer_kinds", "core/models/gpt/gpt_layer_specs.py: get_gpt_decoder_layer_specs", "model", "latent_attention mixed",
-    "latent attention in some layers and another mixer in others: megatron-core has one for all layers",
-)  # fmt: skip
-relative_attention = refused(
-    "relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", "model", "relative_bias !te",
-    "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias",
-)  # fmt: skip
-latent_positions = refused(
-    "latent_rope", "core/transformer/multi_latent_attention.py: rope_type", "model", "latent_attention !position_embedding=rope",
-    "position_embedding={a.position_embedding}: latent attention has rotary positions of its own",
-)  # fmt: skip
-prediction_positions = refused(
-    "mtp_positions", "megatron/training/arguments.py:1229", "model", "mtp !position_embedding=rope !position_embedding=none",
-    "position_embedding={a.position_embedding}: Megatron has multi-token prediction with rope and none",
-)  # fmt: skip
-prediction_tied = refused(
-    "mtp_tied", "core/models/common/language_module/language_module.py:343", "pp", "pp mtp tie_embeddings",
-    "pp={mesh.pp} with mtp_num_layers={a.mtp_num_layers} and tied embeddings: the last stage has the table twice, "
-    "and can't name its weights",
-)  # fmt: skip
-latent_sequence = refused(
-    "latent_sp",
-    "core/transformer/multi_latent_attention.py:608 (the gather of k_pos_emb sums its gradient with sequence parallelism only)",
-    "tp sequence_parallel", "tp !sequence_parallel latent_attention",
-    "tp={mesh.tp} without sequence_parallel: nothing sums the gradient of latent keys' rotary part, silently wrong",
-)  # fmt: skip
-delta_norm = refused(
-    "delta_norm", "core/distributed/finalize_model_grads.py:353 (norms with sequence_parallel, and those of queries and keys by name)",
-    "tp sequence_parallel", "tp !sequence_parallel gated_delta_net",
-    "tp={mesh.tp} without sequence_parallel: nothing sums the gradient of a gated delta net's norm, silently wrong",
-)  # fmt: skip
-delta_sequence = refused(
-    "delta_cp", "core/transformer/transformer_config.py:983; from 0.19 ours: no price", "cp", "cp gated_delta_net",
-    ("release.delta_net_divides_sequences",
-     "cp={mesh.cp} with gated delta nets: Megatron-core exchanges sequence shards for their heads, which is not priced here"),
-    "cp={mesh.cp} with gated delta nets: Megatron-core {software.megatron_core} has them in whole sequences alone",
-)  # fmt: skip
-state_space_sequence = refused(
-    "mamba_cp", "core/ssm/mamba_context_parallel.py; ours: no price", "cp", "cp mamba2",
-    "cp={mesh.cp} with Mamba-2 layers: Megatron-core exchanges sequence shards for their heads, which is not priced here",
-)  # fmt: skip
-hybrid_chunks = refused(
-    "hybrid_chunks", "ours: Megatron-Bridge 0.6.2, provide; core/ssm/mamba_block.py:173", "vpp", "vpp single_part_layers",
-    "vpp={candidate.vpp} with layers of one part: Megatron-Bridge's hybrid models have no interleaving",
-)  # fmt: skip
-
+head_width = refused("hidden_heads", "hidden_heads: megatron/training/arguments.py:814", "model", "!kv_channels",
+                     Undivided("num_attention_heads", "hidden_size"))  # fmt: skip
+head_groups = refused("head_groups", "core/tensor_parallel/utils.py divide(), transformer/attention.py:300", "model", "",
+                      Undivided("num_query_groups", "num_attention_heads"))  # fmt: skip
+POSITIONS: Final = "position_embedding={a.position_embedding}: megatron-core's {a.family} has learned_absolute, rope"
 MODEL_RULES: Final = (
-    positions, head_width, head_groups, no_query_groups, position_kind, mixer_kinds, latent_positions, latent_sequence, window_kinds,
-    state_space_groups, state_space_sequence, hybrid_stages, hybrid_chunks, delta_kinds, delta_heads, delta_norm, delta_sequence,
-    prediction_positions, prediction_tied, relative_attention, tower, tower_unplanned,
+    positions,
+    head_width,
+    head_groups,
+    refused("no_gqa", "bert: core/models/bert; cross attention: core/transformer/attention.py CrossAttention", "model", "!decoder grouped",
+            "num_query_groups={a.query_groups} of {a.num_attention_heads} heads: megatron-core's {a.family} has no grouped queries"),
+    refused("position_embedding", "models/gpt/gpt_model.py, models/bert/bert_model.py, models/T5/t5_model.py: position_embedding_type",
+            "model", "",
+            ("decoder position_embedding=relative", f"{POSITIONS}, none"),
+            ("encoder_decoder position_embedding=none", f"{POSITIONS}, relative"),
+            ("encoder !position_embedding=learned_absolute !position_embedding=rope", POSITIONS),
+            (f"!decoder position_embedding=rope !rotary_base={ROTARY_BASE}",
+             f"rotary_base={{a.rotary_base}}: megatron-core's {{a.family}} has {ROTARY_BASE}"),
+            ("!decoder position_embedding=rope rope_scaling_factor",
+             "rope_scaling_factor={a.rope_scaling_factor:g}: megatron-core's {a.family} has none")),
+    refused("mixer_kinds", "core/models/gpt/gpt_layer_specs.py: get_gpt_decoder_layer_specs", "model", "latent_attention mixed",
+            "latent attention in some layers and another mixer in others: megatron-core has one for all layers"),
+    refused("latent_rope", "core/transformer/multi_latent_attention.py: rope_type", "model", "latent_attention !position_embedding=rope",
+            "position_embedding={a.position_embedding}: latent attention has rotary positions of its own"),
+    refused("latent_sp", "core/transformer/multi_latent_attention.py:608 (the gather of k_pos_emb sums its gradient with "
+            "sequence parallelism only)", "tp sequence_parallel", "tp !sequence_parallel latent_attention",
+            "tp={mesh.tp} without sequence_parallel: nothing sums the gradient of latent keys' rotary part, silently wrong"),
+    window_kinds,
+    refused("mamba_groups", "core/ssm/mamba_mixer.py:258", "tp", "", Undivided("tp", "mamba2.num_groups")),
+    refused("mamba_cp", "core/ssm/mamba_context_parallel.py; ours: no price", "cp", "cp mamba2",
+            "cp={mesh.cp} with Mamba-2 layers: Megatron-core exchanges sequence shards for their heads, which is not priced here"),
+    hybrid_stages,
+    refused("hybrid_chunks", "ours: Megatron-Bridge 0.6.2, provide; core/ssm/mamba_block.py:173", "vpp", "vpp single_part_layers",
+            "vpp={candidate.vpp} with layers of one part: Megatron-Bridge's hybrid models have no interleaving"),
+    delta_kinds,
+    refused("delta_heads", "core/transformer/transformer_config.py:975", "tp", "", Undivided("tp", "gated_delta_net.num_key_heads")),
+    refused("delta_norm", "core/distributed/finalize_model_grads.py:353 (norms with sequence_parallel, and those of queries and keys by "
+            "name)", "tp sequence_parallel", "tp !sequence_parallel gated_delta_net",
+            "tp={mesh.tp} without sequence_parallel: nothing sums the gradient of a gated delta net's norm, silently wrong"),
+    refused("delta_cp", "core/transformer/transformer_config.py:983; from 0.19 ours: no price", "cp", "cp gated_delta_net",
+            ("release.delta_net_divides_sequences",
+             "cp={mesh.cp} with gated delta nets: Megatron-core exchanges sequence shards for their heads, which is not priced here"),
+            "cp={mesh.cp} with gated delta nets: Megatron-core {software.megatron_core} has them in whole sequences alone"),
+    refused("mtp_positions", "megatron/training/arguments.py:1229", "model", "mtp !position_embedding=rope !position_embedding=none",
+            "position_embedding={a.position_embedding}: Megatron has multi-token prediction with rope and none"),
+    refused("mtp_tied", "core/models/common/language_module/language_module.py:343", "pp", "pp mtp tie_embeddings",
+            "pp={mesh.pp} with mtp_num_layers={a.mtp_num_layers} and tied embeddings: the last stage has the table twice, and can't name "
+            "its weights"),
+    refused("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", "model", "relative_bias !te",
+            "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias"),
+    tower,
+    refused(UNPLANNED, "ours: what has no price of the models that Megatron-Bridge trains on images", "model cp", "vision",
+            (" ".join(f"!vision.model_type={kind}" for kind in TOWERS),
+             f"model.vision of {{a.vision.model_type}}: Megatron-Bridge has Megatron's layers in the towers of {', '.join(TOWERS)} alone"),
+            ("task=sft packing",
+             "data.packing=true of {a.vision.model_type}, which looks at images: engine=megatron plans it with each sample by itself"),
+            ("cp", "cp={mesh.cp} of {a.vision.model_type}: every rank of a sequence looks at all of its images, which is not priced")),
 )  # fmt: skip
 """The rules of megatron-core's models."""

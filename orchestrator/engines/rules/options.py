@@ -16,31 +16,6 @@ from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
 
-@rule(
-    "tp_comm_overlap",
-    "tp_comm_overlap: megatron/training/arguments.py:915; training/initialize.py _initialize_tp_communicators; "
-    "core/extensions/transformer_engine.py:531; Transformer Engine, pytorch/module/base.py fill_userbuffers_buffer_for_all_gather",
-    "model tp sequence_parallel tp_comm_overlap",
-    where="tp_comm_overlap",
-)
-def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
-    """Whether linears exchange by user buffers. Of latent attention's they know none: with the first, Megatron turns the overlap off in the
-    configuration that all layers share."""
-    strategy, cluster, tp = candidate.strategy, workload.cluster, candidate.mesh.tp
-    if not cluster.software.transformer_engine or cluster.is_cpu:
-        return "tp_comm_overlap needs Transformer Engine's user buffers, on GPUs"
-    if "latent_attention" in workload.model.architecture.features():
-        return "tp_comm_overlap with latent attention does nothing: Megatron turns it off, as user buffers know none of its linears"
-    if workload.training.precision == "fp8" and workload.training.fp8_recipe == "blockwise":
-        return "tp_comm_overlap with fp8_recipe=blockwise: user buffers take no tensors that are scaled so"
-    if workload.model.decoder_seq_length not in (None, workload.model.seq_length):
-        return f"tp_comm_overlap: user buffers are for seq_length={workload.model.seq_length} alone, not for decoder_seq_length too"
-    if not strategy.sequence_parallel:
-        return "tp_comm_overlap needs sequence_parallel"
-    inner = cluster.levels[0]
-    return None if tp <= inner.size else f"tp_comm_overlap: tp={tp} reaches beyond the {inner.size} GPUs of {inner.name}"
-
-
 @rule("user_buffers_mxfp8", "Transformer Engine, pytorch/module/base.py: fill_userbuffers_buffer_for_all_gather",
       "model tp cp tp_comm_overlap micro_batch_size", "tp_comm_overlap precision=fp8 fp8_recipe=mxfp8")  # fmt: skip
 def whole_blocks(candidate: Candidate, workload: Workload) -> str | None:
@@ -115,22 +90,6 @@ def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("rank_capacity", "core/transformer/transformer_config.py:1692-1706 (0.19)", "moe_token_dispatcher_type")
-def rank_capacity(candidate: Candidate, workload: Workload) -> str | None:
-    cluster, kind = workload.cluster, candidate.strategy.moe_token_dispatcher_type
-    factor = next(
-        (part.rank_capacity_factor for part in workload.model.architecture.experts if part.rank_capacity_factor is not None), None
-    )
-    if factor is None:
-        return None
-    release, said = release_of(cluster.software.megatron_core), f"experts.rank_capacity_factor={factor:g}"
-    if not release.has_rank_capacity:
-        return f"{said}: Megatron-core {release.version} has none"
-    if kind != "flex" or cluster.is_cpu or flex_backend(cluster.gpu) != "hybridep":
-        return f"{said} with moe_token_dispatcher_type={kind} on {cluster.gpu.name}: it is HybridEP's, which is flex from Blackwell on"
-    return None
-
-
 @rule("shared_expert_overlap", "core/transformer/transformer_config.py:1090", "moe_shared_expert_overlap moe_token_dispatcher_type",
       "moe_shared_expert_overlap")  # fmt: skip
 def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
@@ -143,77 +102,6 @@ def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | Non
     return None
 
 
-expert_overlap = refused(
-    "expert_overlap", "core/transformer/transformer_config.py:1852-1906",
-    "overlap_moe_expert_parallel_comm moe_token_dispatcher_type moe_shared_expert_overlap megatron_fsdp ep etp pp vpp recompute",
-    "overlap_moe_expert_parallel_comm",
-    *((facts, f"overlap_moe_expert_parallel_comm: {why}") for facts, why in (
-        ("!experts", "a dense model has no experts"),
-        ("!ep", "with ep=1 tokens travel nowhere"),
-        ("moe_token_dispatcher_type=allgather", "moe_token_dispatcher_type=allgather: Megatron-core has it with alltoall and flex"),
-        ("release.overlap_needs_several_experts moe_token_dispatcher_type=alltoall !etp one_expert_a_rank",
-         "ep={mesh.ep}, one expert a rank: Megatron-core {release.version} frees tokens that backward needs; 0.19 and flex do not"),
-        ("pp !vpp", "pp={mesh.pp} needs vpp above 1"),
-        ("recompute=full", "recompute=full: it takes recompute of modules only"),
-        ("recompute.mlp experts_alone",
-         "recompute={strategy.recompute}: it computes no experts again, and all layers of this model have them"),
-        ("precision=fp32", "in fp32: Megatron-core has it for 16-bit models"),
-        ("moe_shared_expert_overlap", "with moe_shared_expert_overlap: Megatron-core takes one of both"),
-        ("mtp_num_layers !mtp_num_layers=1", "mtp_num_layers={a.mtp_num_layers}: it takes one"),
-        ("mtp_num_layers !pp release.overlap_of_prediction_needs_pipeline",
-         "mtp_num_layers=1 with pp=1: Megatron-core {release.version} needs a pipeline for it"),
-        ("megatron_fsdp !release.overlaps_experts_with_fsdp",
-         "with megatron_fsdp: Megatron-core {release.version} gathers weights by the layers' own calls, which it does not make"),
-    )),
-)  # fmt: skip
-"""Whether Megatron's combined 1F1B, a forward beside a backward pass layer by layer, takes this."""
-delayed_weight_gradients = refused(
-    "delayed_weight_gradients",
-    "core/transformer/transformer_config.py:1909; training/arguments.py:1209; Transformer Engine d0067d0, pytorch/module/_common.py:312",
-    "delay_wgrad_compute overlap_moe_expert_parallel_comm", "delay_wgrad_compute",
-    ("!overlap_moe_expert_parallel_comm", "delay_wgrad_compute needs overlap_moe_expert_parallel_comm"),
-    ("!te", "delay_wgrad_compute needs Transformer Engine's linears, on GPUs"),
-    ("lora", "delay_wgrad_compute with lora.rank={lora.rank}: Transformer Engine waits for gradients that frozen weights have not"),
-    ("frozen_language",
-     "delay_wgrad_compute with train.freeze=language: Transformer Engine waits for gradients that frozen weights have not"),
-)  # fmt: skip
-permute_fusion = refused(
-    "permute_fusion", "core/transformer/moe/token_dispatcher.py:642, 838; _HybridEPManager asks for it nowhere (:978)",
-    "moe_permute_fusion moe_token_dispatcher_type", "!moe_permute_fusion",
-    ("!experts", "moe_permute_fusion=false does nothing: a dense model has no experts"),
-    ("cpu", "moe_permute_fusion=false does nothing on a CPU: the fused kernels are Transformer Engine's"),
-    ("moe_token_dispatcher_type=flex hybridep", "moe_permute_fusion=false does nothing with moe_token_dispatcher_type=flex on {gpu.name}: "
-     "HybridEP puts tokens in order itself"),
-)  # fmt: skip
-"""Whether tokens are permuted by Megatron's own kernels at all, fused or not."""
-megatron_fsdp = refused(
-    "mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", "megatron_fsdp pp", "megatron_fsdp",
-    ("cpu", "megatron_fsdp needs GPUs"),
-    ("pp", "megatron_fsdp with pp={mesh.pp}: its mesh has no pipeline"),
-    ("!optimizer=adamw", "megatron_fsdp with optimizer={training.optimizer}: Adam only"),
-)  # fmt: skip
-fp8_weights = refused(
-    "fp8_weights", "core/transformer/transformer_config.py:1027; training/arguments.py:655", "fp8_param_gather zero_stage",
-    "fp8_param_gather",
-    ("!precision=fp8", "fp8_param_gather with precision={training.precision}: it keeps the weights of FP8 products"),
-    ("!zero_stage", "fp8_param_gather with zero_stage=0: the distributed optimizer casts and gathers them"),
-)  # fmt: skip
-
-
-BEYOND_ZERO_1: Final = (
-    "reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage}: it takes the place of the reduce-scatter of Megatron's "
-    "distributed optimizer, zero_stage=1"
-)
-fp32_accumulation = refused(
-    "fp32_accumulation", "core/distributed/param_and_grad_buffer.py:158-165",
-    "reduce_scatter_with_fp32_accumulation zero_stage zero_shard_size", "reduce_scatter_with_fp32_accumulation",
-    ("!zero_stage=1", BEYOND_ZERO_1),
-    ("megatron_fsdp", BEYOND_ZERO_1),
-    ("zero_shard_size", "reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage} and "
-     "zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance of the optimizer"),
-)  # fmt: skip
-
-
 @rule("ddp_bucket", "core/distributed/distributed_data_parallel.py:65-69", "dp cp ddp_bucket_size overlap_grad_reduce megatron_fsdp",
       "ddp_bucket_size")  # fmt: skip
 def ddp_bucket(candidate: Candidate, workload: Workload) -> str | None:
@@ -221,22 +109,6 @@ def ddp_bucket(candidate: Candidate, workload: Workload) -> str | None:
     if not strategy.overlap_grad_reduce or workload.cluster.is_cpu or candidate.mesh.dp * candidate.mesh.cp == 1:
         return f"{said} does nothing: there is no overlap_grad_reduce with dp*cp above 1 on GPUs, without which all is one bucket"
     return f"{said} with megatron_fsdp: its units are of whole modules" if strategy.megatron_fsdp else None
-
-
-OF_FSDP_AND_FP8: Final = (
-    "keep_fp8_transpose_cache with zero_stage={strategy.zero_stage} does nothing: it is of megatron_fsdp and fp8_param_gather "
-    "with zero_stage=3"
-)
-fp8_transposes = refused(
-    "fp8_transposes",
-    "core/distributed/fsdp/mcore_fsdp_adapter.py:161; fsdp/src/megatron_fsdp/mixed_precision.py:192, fully_shard.py:241",
-    "keep_fp8_transpose_cache megatron_fsdp fp8_param_gather zero_stage", "keep_fp8_transpose_cache",
-    *((facts, OF_FSDP_AND_FP8) for facts in ("!megatron_fsdp", "!fp8_param_gather", "!zero_stage=3")),
-    ("fp8_recipe=mxfp8", "keep_fp8_transpose_cache with fp8_recipe=mxfp8 does nothing: both copies of MXFP8 weights are kept anyway"),
-    ("has_mxfp8 !fp8_recipe=blockwise", "keep_fp8_transpose_cache on {gpu.name} does nothing: its products of "
-     "fp8_recipe={training.fp8_recipe} take weights as they are"),
-)  # fmt: skip
-"""Where Megatron's FSDP gives no transposed FP8 weight back, or makes none, so that there is nothing to keep."""
 
 
 @rule(
@@ -305,8 +177,99 @@ def _offload_beside_graphs(candidate: Candidate, workload: Workload, said: str, 
     return None
 
 
+BUFFERED: Final = "experts.rank_capacity_factor={e.rank_capacity_factor:g}"
+BEYOND_ZERO_1: Final = (
+    "reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage}: it takes the place of the reduce-scatter of Megatron's "
+    "distributed optimizer, zero_stage=1"
+)
+OF_FSDP_AND_FP8: Final = (
+    "keep_fp8_transpose_cache with zero_stage={strategy.zero_stage} does nothing: it is of megatron_fsdp and fp8_param_gather "
+    "with zero_stage=3"
+)
 OPTION_RULES: Final = (
-    tp_comm_overlap, whole_blocks, cp_kind, dispatcher, rank_capacity, shared_expert_overlap, expert_overlap, delayed_weight_gradients,
-    permute_fusion, fp32_accumulation, fp8_weights, fp8_transposes, ddp_bucket, offloaded_modules, megatron_fsdp,
+    # Whether linears exchange by user buffers. Of latent attention's they know none: with the first, Megatron turns the overlap off in the
+    # configuration that all layers share.
+    refused("tp_comm_overlap", "tp_comm_overlap: megatron/training/arguments.py:915; training/initialize.py "
+            "_initialize_tp_communicators; core/extensions/transformer_engine.py:531; Transformer Engine, pytorch/module/base.py "
+            "fill_userbuffers_buffer_for_all_gather", "model tp sequence_parallel tp_comm_overlap", "tp_comm_overlap",
+            ("!te", "tp_comm_overlap needs Transformer Engine's user buffers, on GPUs"),
+            ("latent_attention",
+             "tp_comm_overlap with latent attention does nothing: Megatron turns it off, as user buffers know none of its linears"),
+            ("precision=fp8 fp8_recipe=blockwise",
+             "tp_comm_overlap with fp8_recipe=blockwise: user buffers take no tensors that are scaled so"),
+            ("two_lengths",
+             "tp_comm_overlap: user buffers are for seq_length={training.seq_length} alone, not for decoder_seq_length too"),
+            ("!sequence_parallel", "tp_comm_overlap needs sequence_parallel"),
+            ("tp_beyond_inner", "tp_comm_overlap: tp={mesh.tp} reaches beyond the {inner.size} GPUs of {inner.name}")),
+    whole_blocks,
+    cp_kind,
+    dispatcher,
+    refused("rank_capacity", "core/transformer/transformer_config.py:1692-1706 (0.19)", "moe_token_dispatcher_type",
+            "experts.rank_capacity_factor",
+            ("!release.has_rank_capacity", f"{BUFFERED}: Megatron-core {{release.version}} has none"),
+            *((facts, f"{BUFFERED} with moe_token_dispatcher_type={{strategy.moe_token_dispatcher_type}} on {{gpu.name}}: it is "
+               "HybridEP's, which is flex from Blackwell on") for facts in ("!moe_token_dispatcher_type=flex", "cpu", "!hybridep"))),
+    shared_expert_overlap,
+    # Whether Megatron's combined 1F1B, a forward beside a backward pass layer by layer, takes this.
+    refused("expert_overlap", "core/transformer/transformer_config.py:1852-1906",
+            "overlap_moe_expert_parallel_comm moe_token_dispatcher_type moe_shared_expert_overlap megatron_fsdp ep etp pp vpp recompute",
+            "overlap_moe_expert_parallel_comm",
+            *((facts, f"overlap_moe_expert_parallel_comm: {why}") for facts, why in (
+                ("!experts", "a dense model has no experts"),
+                ("!ep", "with ep=1 tokens travel nowhere"),
+                ("moe_token_dispatcher_type=allgather", "moe_token_dispatcher_type=allgather: Megatron-core has it with alltoall and flex"),
+                ("release.overlap_needs_several_experts moe_token_dispatcher_type=alltoall !etp one_expert_a_rank", "ep={mesh.ep}, one "
+                 "expert a rank: Megatron-core {release.version} frees tokens that backward needs; 0.19 and flex do not"),
+                ("pp !vpp", "pp={mesh.pp} needs vpp above 1"),
+                ("recompute=full", "recompute=full: it takes recompute of modules only"),
+                ("recompute.mlp experts_alone",
+                 "recompute={strategy.recompute}: it computes no experts again, and all layers of this model have them"),
+                ("precision=fp32", "in fp32: Megatron-core has it for 16-bit models"),
+                ("moe_shared_expert_overlap", "with moe_shared_expert_overlap: Megatron-core takes one of both"),
+                ("mtp_num_layers !mtp_num_layers=1", "mtp_num_layers={a.mtp_num_layers}: it takes one"),
+                ("mtp_num_layers !pp release.overlap_of_prediction_needs_pipeline",
+                 "mtp_num_layers=1 with pp=1: Megatron-core {release.version} needs a pipeline for it"),
+                ("megatron_fsdp !release.overlaps_experts_with_fsdp",
+                 "with megatron_fsdp: Megatron-core {release.version} gathers weights by the layers' own calls, which it does not make"),
+            ))),
+    refused("delayed_weight_gradients", "core/transformer/transformer_config.py:1909; training/arguments.py:1209; Transformer Engine "
+            "d0067d0, pytorch/module/_common.py:312", "delay_wgrad_compute overlap_moe_expert_parallel_comm", "delay_wgrad_compute",
+            ("!overlap_moe_expert_parallel_comm", "delay_wgrad_compute needs overlap_moe_expert_parallel_comm"),
+            ("!te", "delay_wgrad_compute needs Transformer Engine's linears, on GPUs"),
+            ("lora", "delay_wgrad_compute with lora.rank={lora.rank}: Transformer Engine waits for gradients that frozen weights have not"),
+            ("frozen_language",
+             "delay_wgrad_compute with train.freeze=language: Transformer Engine waits for gradients that frozen weights have not")),
+    # Whether tokens are permuted by Megatron's own kernels at all, fused or not.
+    refused("permute_fusion", "core/transformer/moe/token_dispatcher.py:642, 838; _HybridEPManager asks for it nowhere (:978)",
+            "moe_permute_fusion moe_token_dispatcher_type", "!moe_permute_fusion",
+            ("!experts", "moe_permute_fusion=false does nothing: a dense model has no experts"),
+            ("cpu", "moe_permute_fusion=false does nothing on a CPU: the fused kernels are Transformer Engine's"),
+            ("moe_token_dispatcher_type=flex hybridep", "moe_permute_fusion=false does nothing with moe_token_dispatcher_type=flex on "
+             "{gpu.name}: HybridEP puts tokens in order itself")),
+    refused("fp32_accumulation", "core/distributed/param_and_grad_buffer.py:158-165",
+            "reduce_scatter_with_fp32_accumulation zero_stage zero_shard_size", "reduce_scatter_with_fp32_accumulation",
+            ("!zero_stage=1", BEYOND_ZERO_1),
+            ("megatron_fsdp", BEYOND_ZERO_1),
+            ("zero_shard_size", "reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage} and "
+             "zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance of the optimizer")),
+    refused("fp8_weights", "core/transformer/transformer_config.py:1027; training/arguments.py:655", "fp8_param_gather zero_stage",
+            "fp8_param_gather",
+            ("!precision=fp8", "fp8_param_gather with precision={training.precision}: it keeps the weights of FP8 products"),
+            ("!zero_stage", "fp8_param_gather with zero_stage=0: the distributed optimizer casts and gathers them")),
+    # Where Megatron's FSDP gives no transposed FP8 weight back, or makes none, so that there is nothing to keep.
+    refused("fp8_transposes",
+            "core/distributed/fsdp/mcore_fsdp_adapter.py:161; fsdp/src/megatron_fsdp/mixed_precision.py:192, fully_shard.py:241",
+            "keep_fp8_transpose_cache megatron_fsdp fp8_param_gather zero_stage", "keep_fp8_transpose_cache",
+            *((facts, OF_FSDP_AND_FP8) for facts in ("!megatron_fsdp", "!fp8_param_gather", "!zero_stage=3")),
+            ("fp8_recipe=mxfp8",
+             "keep_fp8_transpose_cache with fp8_recipe=mxfp8 does nothing: both copies of MXFP8 weights are kept anyway"),
+            ("gpu.has_mxfp8 !fp8_recipe=blockwise", "keep_fp8_transpose_cache on {gpu.name} does nothing: its products of "
+             "fp8_recipe={training.fp8_recipe} take weights as they are")),
+    ddp_bucket,
+    offloaded_modules,
+    refused("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", "megatron_fsdp pp", "megatron_fsdp",
+            ("cpu", "megatron_fsdp needs GPUs"),
+            ("pp", "megatron_fsdp with pp={mesh.pp}: its mesh has no pipeline"),
+            ("!optimizer=adamw", "megatron_fsdp with optimizer={training.optimizer}: Adam only")),
 )  # fmt: skip
 """Rules on what the user chooses of Megatron's own ways."""

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import refused, rule, sequence_lengths
+from orchestrator.engines.rules.rule import NUMBERS, SEQUENCES, first, refused, rule
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.training import QUANTISED, Training
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
-
-one_gradient_buffer = refused(
-    "one_gradient_buffer",
-    "ddp grad_reduce_in_fp32: core/distributed/distributed_data_parallel_config.py:11, param_and_grad_buffer.py",
-    "model", "summed_and_reduced_otherwise",
-    "grad_accum_dtype={training.grad_accum_dtype} and grad_reduce_dtype={training.grad_reduce_dtype}: "
-    "Megatron sums and reduces in one buffer of one type",
-)  # fmt: skip
 
 MIN_FP8_COMPUTE_CAPABILITY: Final = {"delayed": 8.9, "tensorwise": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
 """First compute capability for which Transformer Engine has the recipe (its pytorch/fp8.py, check_fp8_support and its like)."""
@@ -82,21 +74,27 @@ def fp8_tokens(candidate: Candidate, workload: Workload) -> str | None:
         return None
     unit = units[0]
     parts = mesh.cp * (mesh.tp if candidate.strategy.sequence_parallel else 1)
-    for name, length in sequence_lengths(workload).items():
-        if length * candidate.micro_batch_size / parts % unit:
-            tokens = length * candidate.micro_batch_size / parts
-            said = f"{training.precision} products need a multiple of {unit} tokens"
-            return f"{said}: {name}={length} x micro_batch_size over {parts} ranks is {tokens:g}"
-    return None
+    lengths = ((name, length) for name in SEQUENCES for length in NUMBERS[name](workload.model))
+    said = f"{training.precision} products need a multiple of {unit} tokens"
+    return first(
+        f"{said}: {name}={length} x micro_batch_size over {parts} ranks is {tokens:g}"
+        for name, length in lengths
+        if (tokens := length * candidate.micro_batch_size / parts) % unit
+    )
 
 
-precision_aware = refused(
-    "precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", "zero_stage", "precision_aware_optimizer",
-    ("!optimizer=adamw", "precision_aware_optimizer with optimizer={training.optimizer}: it is an Adam"),
-    ("precision=fp32", "precision_aware_optimizer with precision=fp32: there is no narrower copy of the weights"),
-    ("!te", "precision_aware_optimizer needs Transformer Engine's Adam, on GPUs"),
-    ("!zero_stage", "precision_aware_optimizer needs the distributed optimizer, zero_stage=1"),
+PRECISION_RULES: Final = (
+    refused("one_gradient_buffer",
+            "ddp grad_reduce_in_fp32: core/distributed/distributed_data_parallel_config.py:11, param_and_grad_buffer.py", "model",
+            "summed_and_reduced_otherwise", "grad_accum_dtype={training.grad_accum_dtype} and "
+            "grad_reduce_dtype={training.grad_reduce_dtype}: Megatron sums and reduces in one buffer of one type"),
+    fp8,
+    fp8_features,
+    fp8_tokens,
+    refused("precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", "zero_stage", "precision_aware_optimizer",
+            ("!optimizer=adamw", "precision_aware_optimizer with optimizer={training.optimizer}: it is an Adam"),
+            ("precision=fp32", "precision_aware_optimizer with precision=fp32: there is no narrower copy of the weights"),
+            ("!te", "precision_aware_optimizer needs Transformer Engine's Adam, on GPUs"),
+            ("!zero_stage", "precision_aware_optimizer needs the distributed optimizer, zero_stage=1")),
 )  # fmt: skip
-
-PRECISION_RULES: Final = (one_gradient_buffer, fp8, fp8_features, fp8_tokens, precision_aware)
 """The rules of precision for megatron-core with its own optimizer."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.megatron_parts import latent_attention
 from orchestrator.engines.rules.rule import refused, rule
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Recompute
@@ -21,25 +20,6 @@ def fused_attention(software: Software) -> bool:
     return software.transformer_engine
 
 
-recompute_mlp = refused(
-    "recompute_mlp_bias",
-    "recompute_sel: core/transformer/transformer_layer.py:719, core/tensor_parallel/random.py:496 (README, silently wrong 9)",
-    *("model recompute", "recompute.mlp add_bias_linear"),
-    "recompute={strategy.recompute} with add_bias_linear: the MLP's checkpoint gives its bias back as an output, and backward never ends",
-)
-
-
-@rule(
-    "recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", "model software recompute", "recompute.layernorm te"
-)
-def recompute_norms(candidate: Candidate, workload: Workload) -> str | None:
-    mode, a = candidate.strategy.recompute, workload.model.architecture
-    if a.experts or latent_attention(a) is not None:
-        why = "Transformer Engine has norms apart before experts and latent attention alone, and layernorm of these no price"
-        return f"recompute={mode}: {why}"
-    return f"recompute={mode}: Transformer Engine's norms are part of the linears behind them, so that layernorm recomputes nothing"
-
-
 @rule(
     "recompute_flash",
     "ours: core/transformer/transformer_config.py:1224 (core_attn is needless with fused attention)",
@@ -54,17 +34,25 @@ def recompute_attention(candidate: Candidate, workload: Workload) -> str | None:
     return f"recompute={mode}: flash attention keeps no scores that core_attn could drop; take {rest}"
 
 
-recompute_latent = refused(
-    "recompute_latent", "core/transformer/transformer_config.py:1217", "model recompute", "recompute.mla_up_proj !latent_attention",
-    "recompute={strategy.recompute}: mla_up_proj is a module of latent attention, which this model has not",
+RECOMPUTE_RULES: Final = (
+    refused("recompute_mlp_bias",
+            "recompute_sel: core/transformer/transformer_layer.py:719, core/tensor_parallel/random.py:496 (README, silently wrong 9)",
+            "model recompute", "recompute.mlp add_bias_linear",
+            "recompute={strategy.recompute} with add_bias_linear: the MLP's checkpoint gives its bias back as an output, and backward "
+            "never ends"),
+    refused("recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", "model software recompute",
+            "recompute.layernorm te",
+            *((part, "recompute={strategy.recompute}: Transformer Engine has norms apart before experts and latent attention alone, and "
+               "layernorm of these no price") for part in ("experts", "latent_attention")),
+            "recompute={strategy.recompute}: Transformer Engine's norms are part of the linears behind them, so that layernorm recomputes "
+            "nothing"),
+    refused("recompute_latent", "core/transformer/transformer_config.py:1217", "model recompute", "recompute.mla_up_proj !latent_attention",
+            "recompute={strategy.recompute}: mla_up_proj is a module of latent attention, which this model has not"),
+    refused("recompute_experts", "core/transformer/transformer_config.py:1212,1242", "model software recompute", "recompute.moe_act",
+            ("!experts", "recompute={strategy.recompute}: moe_act is a module of experts, and a dense model has none"),
+            ("!te", "recompute={strategy.recompute}: moe_act needs the experts' products as one, which is Transformer Engine's on GPUs"),
+            *((f"precision=fp8 {recipe}", "recompute={strategy.recompute}: delayed scaling of FP8 has no recompute of moe_act")
+              for recipe in ("!fp8_recipe", "fp8_recipe=delayed"))),
+    recompute_attention,
 )  # fmt: skip
-recompute_experts = refused(
-    "recompute_experts", "core/transformer/transformer_config.py:1212,1242", "model software recompute", "recompute.moe_act",
-    ("!experts", "recompute={strategy.recompute}: moe_act is a module of experts, and a dense model has none"),
-    ("!te", "recompute={strategy.recompute}: moe_act needs the experts' products as one, which is Transformer Engine's on GPUs"),
-    ("precision=fp8 !fp8_recipe", "recompute={strategy.recompute}: delayed scaling of FP8 has no recompute of moe_act"),
-    ("precision=fp8 fp8_recipe=delayed", "recompute={strategy.recompute}: delayed scaling of FP8 has no recompute of moe_act"),
-)  # fmt: skip
-
-RECOMPUTE_RULES: Final = (recompute_mlp, recompute_norms, recompute_latent, recompute_experts, recompute_attention)
 """Rules on the modules that are recomputed, shared by the engine modes that build megatron-core models."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
+from math import prod
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from orchestrator.engines.hf_config import takes_flash_attention
+from orchestrator.engines.hf_config import class_of, takes_flash_attention
 from orchestrator.engines.megatron_versions import flex_backend, release_of
+from orchestrator.hardware.spec import Cluster
 from orchestrator.model.parts.experts import Experts
-from orchestrator.model.spec import Architecture
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
+from orchestrator.model.parts.mamba2 import Mamba2
+from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import EIGHT_BIT, Training
 from orchestrator.strategy.capabilities import Rule
-from orchestrator.strategy.spec import CHOICES, ENGINE_OPTIONS, RECOMPUTE_MODULES, Candidate
+from orchestrator.strategy.graphs import graphed_modules
+from orchestrator.strategy.spec import CHOICES, ENGINE_OPTIONS, RECOMPUTE_MODULES, Candidate, Mesh
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
@@ -37,9 +42,13 @@ FACTS: Final[Mapping[str, Fact]] = {
     "experts_alone": lambda _, workload: all(
         isinstance(layer.feed_forward, Experts) for layer in workload.model.architecture.kinds_of_layers()
     ),
+    "experts_vary": lambda _, given: any(
+        not part.pad_to_capacity and part.rank_capacity_factor is None for part in given.model.architecture.experts
+    ),
     "one_expert_a_rank": lambda it, given: any(part.num_experts == it.mesh.ep for part in given.model.architecture.experts),
     "etp_beside_tp": lambda candidate, _: candidate.mesh.etp != candidate.mesh.tp,
-    "has_mxfp8": lambda _, workload: workload.cluster.gpu.has_mxfp8,
+    "two_lengths": lambda _, given: given.model.decoder_seq_length not in (None, given.model.seq_length),
+    "tp_beyond_inner": lambda candidate, workload: candidate.mesh.tp > workload.cluster.levels[0].size,
     "hybridep": lambda _, workload: flex_backend(workload.cluster.gpu) == "hybridep",
 }
 """What rules are about that follows from several fields, by the word for it."""
@@ -50,8 +59,9 @@ CHOSEN: Final = {choice.name: choice for choice in CHOICES}
 def fact(where: str) -> Fact:
     """Whether all of these words hold; none always does. tp: the choice is not at its default, or the switch is on. lora: the training or
     the model has a value in this field, or in a field of it (lora.bits). zero_stage=3, optimizer=sgd: that is its value. recompute.mlp: the
-    module is computed again. release.divides_muon: the planned release of Megatron has it. mamba2: the model has the part (in the words of
-    `Architecture.features`). te, cpu: as FACTS say. With ! before a word: it does not hold."""
+    module is computed again. graphed.attn: its CUDA graphs hold it; graphed: any module. release.divides_muon: the planned release of
+    Megatron has it. software.apex: the cluster's has it. experts.score=sigmoid: some of the model's experts have. mamba2: the model has the
+    part (in the words of `Architecture.features`). te, cpu: as FACTS say. With ! before a word: it does not hold."""
     word, _, others = where.partition(" ")
     if others:
         one, rest = fact(word), fact(others)
@@ -67,36 +77,110 @@ def fact(where: str) -> Fact:
         return lambda candidate, _: str(of_candidate(candidate)) == said if said else of_candidate(candidate) != off
     if first == "recompute":
         return lambda candidate, _: inner in RECOMPUTE_MODULES.get(candidate.strategy.recompute, ())
+    if first == "graphed":
+
+        def holds(candidate: Candidate, workload: Workload) -> bool:
+            held = graphed_modules(candidate.strategy, workload.model.architecture)
+            return inner in held if inner else bool(held)
+
+        return holds
     if first == "release":
         return lambda _, workload: bool(getattr(release_of(workload.cluster.software.megatron_core), inner))
-    if first in Training.__struct_fields__ or first in Architecture.__struct_fields__:
-        of_workload = attrgetter(f"training.{name}" if first in Training.__struct_fields__ else f"model.architecture.{name}")
+    if first == "experts" and inner:
+        experts_have = attrgetter(inner)
+        return lambda _, workload: any(
+            str(experts_have(part)) == said if said else bool(experts_have(part)) for part in workload.model.architecture.experts
+        )
+    if name in FACTS:
+        return FACTS[name]
+    structs = {"training": Training, "model.architecture": Architecture, "cluster": Cluster}
+    if (place := next((path for path, struct in structs.items() if first in struct.__struct_fields__), None)) is not None:
+        of_workload = attrgetter(f"{place}.{name}")
         return lambda _, workload: str(of_workload(workload)) == said if said else bool(of_workload(workload))
-    return FACTS.get(name) or (lambda _, workload: not name or name in workload.model.architecture.features())
+    return lambda _, workload: not name or name in workload.model.architecture.features()
+
+
+def of_kind(a: Architecture, kind: type[Any]) -> list[Any]:
+    """The mixers of this kind, one of each kind of layer."""
+    return [layer.mixer for layer in a.kinds_of_layers() if isinstance(layer.mixer, kind)]
+
+
+NUMBERS: Final[Mapping[str, Callable[[ModelSpec], Iterable[int]]]] = {
+    "seq_length": lambda model: [model.seq_length],
+    "decoder_seq_length": lambda model: [model.decoder_seq_length] if model.decoder_seq_length else [],
+    "num_query_groups": lambda model: [model.architecture.query_groups],
+    "(num_attention_heads + 2*num_query_groups)*kv_channels": lambda model: [
+        (model.architecture.num_attention_heads + 2 * model.architecture.query_groups) * model.architecture.head_dim
+    ],
+    "num_experts": lambda model: sorted(part.num_experts for part in model.architecture.experts),
+    "the experts' ffn_hidden_size": lambda model: [part.ffn_hidden_size for part in model.architecture.experts],
+    "mamba2.num_groups": lambda model: [mixer.num_groups for mixer in of_kind(model.architecture, Mamba2)],
+    "gated_delta_net.num_key_heads": lambda model: [mixer.num_key_heads for mixer in of_kind(model.architecture, GatedDeltaNet)],
+}
+"""What a model has one or several of, by the words for it; other numbers are fields of the mesh or of the architecture."""
+SEQUENCES: Final = ("seq_length", "decoder_seq_length")
+"""Tokens of each sequence of a sample, by the keys that set them."""
+
+
+@cache
+def numbers(words: str) -> Callable[[Candidate, Workload], Iterable[int]]:
+    """What these words count: one of NUMBERS, or a product of fields and whole numbers (2*cp)."""
+
+    def factor(word: str, candidate: Candidate, workload: Workload) -> int:
+        of = candidate.mesh if word in Mesh.__struct_fields__ else workload.model.architecture
+        return int(word) if word.isdecimal() else int(getattr(of, word))
+
+    if words in NUMBERS:
+        return lambda _, workload: NUMBERS[words](workload.model)
+    factors = words.split("*")
+    return lambda candidate, workload: [prod(factor(word, candidate, workload) for word in factors)]
+
+
+class Undivided(NamedTuple):
+    """The case in which `part` does not divide `whole`, or one of several; both are what `numbers` counts. `or_multiple`: nor is a multiple
+    of it; `begins`: how the reason begins."""
+
+    part: str
+    whole: str
+    or_multiple: bool = False
+    begins: str = ""
+
+    def why(self, candidate: Candidate, workload: Workload) -> str | None:
+        """The reason; None: it divides."""
+        [part] = numbers(self.part)(candidate, workload)
+        does, end = ("neither divides", " nor is a multiple of it") if self.or_multiple else ("does not divide", "")
+        for whole in numbers(self.whole)(candidate, workload):
+            if whole % part and not (self.or_multiple and part % whole == 0):
+                return f"{self.begins}{self.part}={part} {does} {self.whole}={whole}{end}"
+        return None
 
 
 class Refusal(Value, frozen=True):
     """The check of a rule that refuses what has the facts `where` and those of one of its cases, each with the reason: in it {mesh.tp} is a
-    field of the mesh, and so on for candidate, strategy, training, lora, software, gpu, release and the model's architecture {a}."""
+    field of the mesh, and so on for candidate, strategy, training, lora, software, gpu, release, the cluster's {inner} level, the model's
+    architecture {a}, its first kind of experts {e} and its class in transformers {hf}."""
 
     where: str
-    cases: tuple[tuple[str, str], ...]
+    cases: tuple[tuple[str, str] | Undivided, ...]
 
     def __call__(self, candidate: Candidate, workload: Workload) -> str | None:
         """The first reason; None: there is none."""
         if not fact(self.where)(candidate, workload):
             return None
-        for also, why in self.cases:
-            if fact(also)(candidate, workload):
-                training, software = workload.training, workload.cluster.software
-                release = release_of(software.megatron_core) if "{release." in why else None
-                named = {"training": training, "lora": training.lora, "software": software, "gpu": workload.cluster.gpu, "release": release}
-                chosen = {"candidate": candidate, "strategy": candidate.strategy, "mesh": candidate.mesh}
-                return why.format(**chosen, **named, a=workload.model.architecture)
+        for case in self.cases:
+            if isinstance(case, Undivided):
+                if why := case.why(candidate, workload):
+                    return why
+            elif fact(case[0])(candidate, workload):
+                training, cluster, a = workload.training, workload.cluster, workload.model.architecture
+                named: dict[str, Any] = {"training": training, "lora": training.lora, "software": cluster.software, "gpu": cluster.gpu}
+                named |= {"inner": cluster.levels[0], "e": next(iter(a.experts), None), "hf": class_of(a) if "{hf." in case[1] else None}
+                named["release"] = release_of(cluster.software.megatron_core) if "{release." in case[1] else None
+                return case[1].format(candidate=candidate, strategy=candidate.strategy, mesh=candidate.mesh, a=a, **named)
         return None
 
 
-def refused(id: str, engine_rule: str, needs: str, where: str, *cases: tuple[str, str] | str) -> Rule:
+def refused(id: str, engine_rule: str, needs: str, where: str, *cases: tuple[str, str] | Undivided | str) -> Rule:
     """The rule that forbids the facts `where` together, or with those of one of `cases`, as `rule` and `Refusal` say."""
     words = [word for word in where.split() if (name := word.removeprefix("!")) in ENGINE_OPTIONS]
     option = next((name for word in words if (CHOSEN[name := word.removeprefix("!")].default is True) == (word != name)), "")
@@ -119,22 +203,9 @@ def rule(id: str, engine_rule: str, needs: str, where: str = "") -> Callable[[Ch
     return made
 
 
-def sequence_lengths(workload: Workload) -> dict[str, int]:
-    """Tokens of each sequence of a sample, by the name of the key that sets it."""
-    lengths = {"seq_length": workload.model.seq_length}
-    if workload.model.decoder_seq_length:
-        lengths["decoder_seq_length"] = workload.model.decoder_seq_length
-    return lengths
-
-
 def first(whys: Iterable[str | None]) -> str | None:
     """The first reason; None: there is none."""
     return next((why for why in whys if why is not None), None)
-
-
-def divides_sequences(part: int, name: str, workload: Workload) -> str | None:
-    """Why `part` does not divide the tokens of each sequence; None where it does."""
-    return first(divides(part, name, length, key) for key, length in sequence_lengths(workload).items())
 
 
 def divides(part: int, name: str, whole: int, whole_name: str) -> str | None:

@@ -6,45 +6,8 @@ from typing import Final
 
 from orchestrator.engines.rules.rule import NO_BALANCE, refused, rule
 from orchestrator.model.lora import MCORE_BRIDGE, MEGATRON_LINEARS
-from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
-
-
-@rule("sft_stack", "ours: samples with answers are of decoders", "model")
-def decoder_only(_: Candidate, workload: Workload) -> str | None:
-    stack = workload.model.architecture.stack
-    if workload.training.task != "sft" or stack == "decoder":
-        return None
-    return f"task=sft is for decoders: this model is an {stack.replace('_', '-')}"
-
-
-packed = refused(
-    "packed_thd", "core/packed_seq_params.py; core/transformer/attention.py:1066: one sequence a micro-batch; Transformer Engine 2.10 to "
-    "2.17, attn_forward_func_with_cp", "model cp cp_comm_type micro_batch_size cuda_graph_impl", "task=sft packing",
-    *((facts, f"data.packing: {why}; data.packing=false pads instead") for facts, why in (
-        ("!te !cpu", "it needs Transformer Engine's attention"),
-        ("mamba2 gated_delta_net", "gated_delta_net, mamba2 would carry one sample's state to the next"),
-        *((states, f"{states} would carry one sample's state to the next") for states in ("mamba2", "gated_delta_net")),
-        ("cp !cpu !cp_comm_type=p2p !cp_comm_type=a2a", "cp_comm_type={strategy.cp_comm_type} takes no packed samples, p2p and a2a do"),
-        ("!micro_batch_size=1", "micro_batch_size={candidate.micro_batch_size}: its attention takes one sequence at a time"),
-        ("cuda_graph_impl", "cuda_graph_impl={strategy.cuda_graph_impl}: samples begin elsewhere in every sequence"),
-    )),
-)  # fmt: skip
-"""What megatron-core's attention over packed samples (thd) does not have, or what our worker does not prepare for it. (Programs of
-reinforcement learning prepare theirs.) Under context parallelism each sample is padded to a multiple of 2 cp (workers/sft.py); of
-Transformer Engine's kinds "all_gather" has them from 2.18 on, "a2a+p2p" in no release."""
-
-
-@rule("padded_balance", "core/transformer/moe/router.py: the balancing loss counts every token", "model")
-def padded_balance(_: Candidate, workload: Workload) -> str | None:
-    """Refuses a loss that balances experts over padding too, which would be the larger part of it."""
-    losses = [part.aux_loss_coeff for part in workload.model.architecture.experts if isinstance(part, Experts) and part.aux_loss_coeff]
-    if workload.training.task != "sft" or not losses:
-        return None
-    why = f"task=sft with model.aux_loss_coeff={losses[0]:g}: Megatron would balance experts over padding too"
-    return f"{why}; {NO_BALANCE} leaves that out"
-
 
 ROWS: Final = frozenset({"linear_proj", "linear_fc2", "out_proj", "o_proj", "down_proj"})
 """Linears that tensor parallelism divides by rows, by their names in megatron-core and in transformers."""
@@ -82,7 +45,31 @@ def adapters(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-adapters_fsdp = refused("lora_fsdp", "ours: nobody has tried it", "model zero_stage megatron_fsdp", "megatron_fsdp lora",
-                        "megatron_fsdp with lora.rank={lora.rank}: never tried with frozen weights")  # fmt: skip
-
-SAMPLE_RULES = (decoder_only, packed, padded_balance, adapters, adapters_fsdp)
+decoder_only = refused(
+    "sft_stack", "ours: samples with answers are of decoders", "model", "task=sft",
+    *((stack, f"task=sft is for decoders: this model is an {stack.replace('_', '-')}") for stack in ("encoder", "encoder_decoder")),
+)  # fmt: skip
+SAMPLE_RULES: Final = (
+    decoder_only,
+    # What megatron-core's attention over packed samples (thd) does not have, or what our worker does not prepare for it. (Programs of
+    # reinforcement learning prepare theirs.) Under context parallelism each sample is padded to a multiple of 2 cp (workers/sft.py); of
+    # Transformer Engine's kinds "all_gather" has them from 2.18 on, "a2a+p2p" in no release.
+    refused("packed_thd", "core/packed_seq_params.py; core/transformer/attention.py:1066: one sequence a micro-batch; Transformer Engine "
+            "2.10 to 2.17, attn_forward_func_with_cp", "model cp cp_comm_type micro_batch_size cuda_graph_impl", "task=sft packing",
+            *((facts, f"data.packing: {why}; data.packing=false pads instead") for facts, why in (
+                ("!te !cpu", "it needs Transformer Engine's attention"),
+                ("mamba2 gated_delta_net", "gated_delta_net, mamba2 would carry one sample's state to the next"),
+                *((states, f"{states} would carry one sample's state to the next") for states in ("mamba2", "gated_delta_net")),
+                ("cp !cpu !cp_comm_type=p2p !cp_comm_type=a2a",
+                 "cp_comm_type={strategy.cp_comm_type} takes no packed samples, p2p and a2a do"),
+                ("!micro_batch_size=1", "micro_batch_size={candidate.micro_batch_size}: its attention takes one sequence at a time"),
+                ("cuda_graph_impl", "cuda_graph_impl={strategy.cuda_graph_impl}: samples begin elsewhere in every sequence"),
+            ))),
+    # The padding would be the larger part of the loss that balances experts.
+    refused("padded_balance", "core/transformer/moe/router.py: the balancing loss counts every token", "model",
+            "task=sft experts.aux_loss_coeff", "task=sft with model.aux_loss_coeff={e.aux_loss_coeff:g}: Megatron would balance experts "
+            f"over padding too; {NO_BALANCE} leaves that out"),
+    adapters,
+    refused("lora_fsdp", "ours: nobody has tried it", "model zero_stage megatron_fsdp", "megatron_fsdp lora",
+            "megatron_fsdp with lora.rank={lora.rank}: never tried with frozen weights"),
+)  # fmt: skip

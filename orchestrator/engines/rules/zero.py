@@ -25,51 +25,7 @@ def optimizer_instances(candidate: Candidate, _: Workload) -> str | None:
     return None if size < group and group % size == 0 else f"zero_shard_size={size} must be below dp*cp={group} and divide it"
 
 
-distributed_adam = refused(
-    "distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", "zero_stage", "zero_stage optimizer=sgd",
-    "optimizer=sgd with zero_stage={strategy.zero_stage}: Megatron's distributed optimizer takes Adam only",
-)  # fmt: skip
-
-
-muon = refused(
-    "muon", "training/arguments.py:1178-1187 (0.16.1), 1669-1686; optimizer/__init__.py:769, 832, 914; optimizer/optimizer.py:1033 (0.19)",
-    "zero_stage zero_shard_size overlap_grad_reduce fp8_param_gather", "optimizer=muon",
-    ("precision=fp16", "optimizer=muon with precision=fp16: it has no loss scale"),
-    ("fp8_param_gather", "optimizer=muon with fp8_param_gather: its matrices have bf16 weights"),
-    ("zero_shard_size", "optimizer=muon with zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance"),
-    ("zero_stage add_bias_linear experts",
-     "optimizer=muon with zero_stage={strategy.zero_stage} and experts with biases, whose Adam it does not divide"),
-    ("zero_stage precision=fp32",  # layer_wise_optimizer.py
-     "optimizer=muon with zero_stage={strategy.zero_stage} and precision=fp32: what divides it wraps bf16 models alone"),
-    ("zero_stage !release.divides_muon",
-     "optimizer=muon with zero_stage={strategy.zero_stage}: Megatron-core {release.version} has it undivided, 0.19 divided"),
-    ("overlap_grad_reduce !release.divides_muon", "optimizer=muon with overlap_grad_reduce: Megatron-core {release.version} has it without "
-     "(pin.overlap_grad_reduce=false), 0.19 with"),
-)  # fmt: skip
-
-
-unsharded_accumulation = refused(
-    "gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", "zero_stage", "!zero_stage summed_otherwise",
-    "zero_stage=0 sums gradients in {training.precision}; grad_accum_dtype={training.grad_accum_dtype} needs zero_stage 1 or above",
-)  # fmt: skip
 HERE_IS_NONE: Final = "offload_optimizer moves states out of a GPU's memory: here there is none"
-offload = refused(
-    "offload_needs", "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
-    "zero_stage pp schedule offload_optimizer", "offload_optimizer",
-    ("cpu", HERE_IS_NONE),
-    ("!zero_stage", "offload_optimizer needs zero_stage 1 or above"),
-    ("pp !schedule=deepspeed_1f1b", "offload_optimizer with pp={mesh.pp}: never tried under Megatron's pipeline schedule"),
-    ("!optimizer=adamw", "offload_optimizer with optimizer={training.optimizer}: DeepSpeed offloads Adam"),
-)  # fmt: skip
-megatron_offload = refused(
-    "optimizer_offload", "opt_offload: megatron/training/arguments.py:1190, core/optimizer/__init__.py:306",
-    "offload_optimizer fp8_param_gather", "offload_optimizer",
-    ("cpu", HERE_IS_NONE),
-    ("!precision_aware_optimizer", "offload_optimizer needs train.precision_aware_optimizer=true"),
-    ("fp8_param_gather !fp8_recipe=delayed",
-     "offload_optimizer with fp8_param_gather needs train.fp8_recipe=delayed, not {training.fp8_recipe}"),
-)  # fmt: skip
-"""Whether megatron-core's HybridDeviceOptimizer takes all of the optimizer to the host."""
 
 
 def host_states(candidate: Candidate, workload: Workload) -> float:
@@ -107,8 +63,43 @@ def fits_deepspeeds_host(candidate: Candidate, workload: Workload) -> str | None
     return lacks_host("offload_optimizer", deepspeed_host_states(candidate, workload), workload.cluster)
 
 
-MEGATRON_ZERO_RULES: Final = (optimizer_instances, distributed_adam, muon, megatron_offload, fits_host)
+MUON: Final = "optimizer=muon with zero_stage={strategy.zero_stage}"
+MEGATRON_ZERO_RULES: Final = (
+    optimizer_instances,
+    refused("distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", "zero_stage", "zero_stage optimizer=sgd",
+            "optimizer=sgd with zero_stage={strategy.zero_stage}: Megatron's distributed optimizer takes Adam only"),
+    refused("muon", "training/arguments.py:1178-1187 (0.16.1), 1669-1686; optimizer/__init__.py:769, 832, 914; optimizer/optimizer.py:1033 "
+            "(0.19)", "zero_stage zero_shard_size overlap_grad_reduce fp8_param_gather", "optimizer=muon",
+            ("precision=fp16", "optimizer=muon with precision=fp16: it has no loss scale"),
+            ("fp8_param_gather", "optimizer=muon with fp8_param_gather: its matrices have bf16 weights"),
+            ("zero_shard_size", "optimizer=muon with zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance"),
+            ("zero_stage add_bias_linear experts", f"{MUON} and experts with biases, whose Adam it does not divide"),
+            ("zero_stage precision=fp32",  # layer_wise_optimizer.py
+             f"{MUON} and precision=fp32: what divides it wraps bf16 models alone"),
+            ("zero_stage !release.divides_muon", f"{MUON}: Megatron-core {{release.version}} has it undivided, 0.19 divided"),
+            ("overlap_grad_reduce !release.divides_muon", "optimizer=muon with overlap_grad_reduce: Megatron-core {release.version} has it "
+             "without (pin.overlap_grad_reduce=false), 0.19 with")),
+    # Whether megatron-core's HybridDeviceOptimizer takes all of the optimizer to the host.
+    refused("optimizer_offload", "opt_offload: megatron/training/arguments.py:1190, core/optimizer/__init__.py:306",
+            "offload_optimizer fp8_param_gather", "offload_optimizer",
+            ("cpu", HERE_IS_NONE),
+            ("!precision_aware_optimizer", "offload_optimizer needs train.precision_aware_optimizer=true"),
+            ("fp8_param_gather !fp8_recipe=delayed",
+             "offload_optimizer with fp8_param_gather needs train.fp8_recipe=delayed, not {training.fp8_recipe}")),
+    fits_host,
+)  # fmt: skip
 """The rules of megatron-core's distributed optimizer."""
 
-DEEPSPEED_ZERO_RULES: Final = (unsharded_accumulation, offload, fits_deepspeeds_host)
+DEEPSPEED_ZERO_RULES: Final = (
+    refused("gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", "zero_stage", "!zero_stage summed_otherwise",
+            "zero_stage=0 sums gradients in {training.precision}; grad_accum_dtype={training.grad_accum_dtype} needs zero_stage 1 or "
+            "above"),
+    refused("offload_needs", "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
+            "zero_stage pp schedule offload_optimizer", "offload_optimizer",
+            ("cpu", HERE_IS_NONE),
+            ("!zero_stage", "offload_optimizer needs zero_stage 1 or above"),
+            ("pp !schedule=deepspeed_1f1b", "offload_optimizer with pp={mesh.pp}: never tried under Megatron's pipeline schedule"),
+            ("!optimizer=adamw", "offload_optimizer with optimizer={training.optimizer}: DeepSpeed offloads Adam")),
+    fits_deepspeeds_host,
+)  # fmt: skip
 """The rules of DeepSpeed's optimizers."""
