@@ -8,6 +8,7 @@ distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from math import lcm
 from typing import Any, Final
@@ -64,13 +65,6 @@ def layer_counts(plan: Plan) -> list[list[int]]:
     return [[sum(span.count for span in layers_of(plan, stage, chunk)) for stage in range(plan.pp)] for chunk in range(plan.vpp)]
 
 
-def chunk_lengths(plan: Plan, stage: int) -> list[int]:
-    """Layers of a stage that one recompute setting counts apart: of each chunk, and in it of each kind."""
-    chunks = [layers_of(plan, stage, chunk) for chunk in range(plan.vpp)]
-    kinds = {span.kind for spans in chunks for span in spans}
-    return [sum(span.count for span in spans if span.kind == kind) for spans in chunks for kind in sorted(kinds)]
-
-
 def layout(plan: Plan) -> str | None:
     """Megatron's pipeline layout string ("Et*7|t*9|t*9|t*7L"); None where every chunk has as many layers as every other: what Megatron does
     when told nothing."""
@@ -94,19 +88,17 @@ NO_RECOMPUTE: Final[dict[str, Any]] = dict.fromkeys(
 )
 
 
-def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
-    """Recompute of one stage in TransformerConfig's words; one setting serves all chunks of the rank.
+def recompute_fields(plan: Plan, *stages: int) -> dict[str, Any]:
+    """Recompute of these stages in TransformerConfig's words; one setting serves all chunks of their ranks.
 
     Every rank builds its own TransformerConfig, so stages may differ. Within a chunk (an encoder-decoder's encoder and decoder are two)
     megatron-core can recompute the first N layers in full ("block", transformer_block.py:532-560) or the same modules of all of them,
-    nothing else. Raises InputError for another pattern.
+    nothing else; several stages may differ in N where their chunks are shorter than the largest N. Raises InputError for another pattern.
     """
-    stacks = [span_stack(plan.model, span.kind) for chunk in range(plan.vpp) for span in layers_of(plan, stage, chunk)]
-    chunks = [
-        [span.recompute for span in layers_of(plan, stage, chunk) if span_stack(plan.model, span.kind) == stack for _ in range(span.count)]
-        for chunk in range(plan.vpp)
-        for stack in dict.fromkeys(stacks)
-    ]
+    spans = [[(span_stack(plan.model, span.kind), span) for span in layers_of(plan, stage, chunk)]
+             for stage in stages for chunk in range(plan.vpp)]  # fmt: skip
+    stacks = dict.fromkeys(stack for chunk in spans for stack, _ in chunk)
+    chunks = [[span.recompute for of, span in chunk if of == stack for _ in range(span.count)] for chunk in spans for stack in stacks]
     used = {mode for modes in chunks for mode in modes}
     off = NO_RECOMPUTE
     if used <= {"none"} or plan.schedule == "deepspeed_1f1b":
@@ -117,7 +109,7 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     wanted = max((block for block in blocks if block is not None), default=0)
     if None in blocks or any(block != min(wanted, len(modes)) for block, modes in zip(blocks, chunks, strict=True)):
         raise InputError(
-            f"stages[{stage}].recompute",
+            f"stages[{stages[0]}].recompute",
             " ".join(",".join(modes) for modes in chunks),
             "megatron-core recomputes the first N layers of every chunk in full, or the same modules in all of a stage, nothing else",
         )
@@ -125,17 +117,10 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
 
 
 def common_recompute(plan: Plan) -> dict[str, Any] | None:
-    """The one setting of the command line that recomputes on every stage what the plan does, in TransformerConfig's words; None: there is
-    none. Stages that recompute the first N layers of their chunks may differ in N where their chunks are shorter than the largest N."""
-    by_stage = [(recompute_fields(plan, stage), chunk_lengths(plan, stage)) for stage in range(plan.pp)]
-    used = [(fields, lengths) for fields, lengths in by_stage if any(lengths)]
-    wanted = max((fields["recompute_num_layers"] or 0 for fields, _ in used), default=0)
-    if not wanted:
-        settings = [fields for fields, _ in used] or [NO_RECOMPUTE]
-        return settings[0] if all(fields == settings[0] for fields in settings) else None
-    if any(min(fields["recompute_num_layers"] or 0, length) != min(wanted, length) for fields, lengths in used for length in lengths):
-        return None
-    return NO_RECOMPUTE | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": wanted}
+    """The one setting of the command line that recomputes on every stage what the plan does; None: there is none."""
+    with suppress(InputError):
+        return recompute_fields(plan, *range(plan.pp))
+    return None
 
 
 def recompute_modules(plan: Plan, modules: Sequence[str]) -> list[str]:
