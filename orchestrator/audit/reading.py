@@ -9,8 +9,7 @@ import msgspec
 
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.megatron_deepspeed.capabilities import NAME as MEGATRON_DEEPSPEED
-from orchestrator.engines.rules.rule import rule
-from orchestrator.model.training import EIGHT_BIT
+from orchestrator.engines.rules.rule import NEVER_TRIED, refused, rule
 from orchestrator.strategy.capabilities import Rule, StateBytes
 from orchestrator.strategy.spec import RANK_ORDER, Candidate, Options, Recompute
 from orchestrator.strategy.workload import Workload
@@ -56,12 +55,11 @@ DEEPSPEEDS: Final = frozenset(
 """Rules of DeepSpeed's engine, by id, that say nothing of torch's FSDP."""
 
 
-@rule("fsdp_offload", "axolotl/utils/schemas/validation.py:1127 (check_fsdp_offload_w_8bit_optimizer)", "offload_optimizer")
-def fsdp_offload(candidate: Candidate, workload: Workload) -> str | None:
-    name = workload.training.optimizer
-    if name not in EIGHT_BIT or not candidate.strategy.offload_optimizer:
-        return None
-    return f"FSDP has parameters and gradients on the host, and the kernels of optimizer={name}, bitsandbytes', are a GPU's"
+fsdp_offload = refused(
+    "fsdp_offload", "axolotl/utils/schemas/validation.py:1127 (check_fsdp_offload_w_8bit_optimizer)", "offload_optimizer",
+    "eight_bit offload_optimizer", "FSDP has parameters and gradients on the host, and the kernels of optimizer={training.optimizer}, "
+    "bitsandbytes', are a GPU's",
+)  # fmt: skip
 
 
 @rule("copies_alone", "accelerate/parallelism_config.py:336 (tp_size and cp_size beside dp_replicate_size)", "tp cp dp zero_stage")
@@ -72,12 +70,9 @@ def copies_alone(candidate: Candidate, _: Workload) -> str | None:
     return f"tp={mesh.tp} cp={mesh.cp} with dp={mesh.dp} copies of the model: accelerate has both beside shards alone, by DeepSpeed or FSDP"
 
 
-@rule("lora_experts", "ours: nobody has tried it", "ep")
-def others_adapters(candidate: Candidate, workload: Workload) -> str | None:
-    """In place of the engine's rule, which is of its own runs: other programs leave experts, whose weights are no linears, without
-    adapters."""
-    ep, lora = candidate.mesh.ep, workload.training.lora
-    return None if ep == 1 or lora is None else f"ep={ep} with lora.rank={lora.rank}: nobody has tried AutoEP with adapters"
+others_adapters = refused("lora_experts", NEVER_TRIED, "ep", "ep lora",
+                          "ep={mesh.ep} with lora.rank={lora.rank}: nobody has tried AutoEP with adapters")  # fmt: skip
+"""In place of the engine's rule, which is of its own runs: other programs leave experts, whose weights are no linears, without adapters."""
 
 
 @rule("fork_sequence_parallel", "bigscience-workshop/Megatron-DeepSpeed, megatron/arguments.py: has no such flag", "sequence_parallel")

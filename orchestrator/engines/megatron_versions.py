@@ -33,8 +33,8 @@ class Release(Value, frozen=True, kw_only=True):
     names: str | None = None
     programs: dict[str, str]
     modules: tuple[str, ...] = ()
-    overlapped_dispatchers: tuple[str, ...] = ("alltoall",)
-    """Token dispatchers beside whose exchange it computes shared experts."""
+    overlaps_shared_experts_with_flex: bool = False
+    """Whether it computes shared experts beside flex' exchange of tokens too."""
     overlap_of_prediction_needs_pipeline: bool = True
     """Whether the experts' exchange beside another micro-batch needs pp above 1 in a model with a prediction head."""
     overlaps_experts_with_fsdp: bool = False
@@ -78,7 +78,7 @@ RELEASES: Final = (
             "encoder": "examples/bert/pretrain_bert.py",
             "encoder_decoder": "examples/t5/pretrain_t5.py",
         },
-        overlapped_dispatchers=("alltoall", "flex"),  # transformer/transformer_config.py:1644
+        overlaps_shared_experts_with_flex=True,  # transformer/transformer_config.py:1644
         overlap_of_prediction_needs_pipeline=False,  # transformer/transformer_config.py:2709, which no longer asks for one
         overlap_needs_several_experts=False,  # models/common/utils.py:45, should_free_input
         overlaps_experts_with_fsdp=True,  # distributed/fsdp/mcore_fsdp_adapter.py:100

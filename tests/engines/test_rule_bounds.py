@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from test_rules import RULES, workload
 
 from orchestrator.engines.deepspeed import rules as ds
-from orchestrator.engines.rules import graphs, mesh, model, options, precision, recompute
+from orchestrator.engines.rules import graphs, mesh, model, options, precision
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Architecture, Run
 from orchestrator.model.families import describe
@@ -171,7 +171,7 @@ def test_hpz_takes_groups_of_two_or_more_ranks_that_divide_the_world() -> None:
         (LLAMA, {"zero_stage": 2, "zero_shard_size": 3}, None),
     )
     held(
-        ds.lora_tensor_parallel,
+        RULES["lora_tp"],
         (workload(LLAMA, lora=Lora(rank=4)), {"tp": 2}, None),
         (workload(GPT, lora=Lora(rank=4)), {"tp": 1}, None),
         (GPT, {"tp": 2}, None),
@@ -181,7 +181,7 @@ def test_hpz_takes_groups_of_two_or_more_ranks_that_divide_the_world() -> None:
     held(RULES["lora_offload"], (workload(LLAMA, lora=Lora(rank=4)), {}, None), (LLAMA, {"offload_optimizer": True}, None))
     away = {"offload_activations": True, "recompute": "full"}
     held(
-        ds.activation_offload,
+        RULES["activation_offload"],
         (LLAMA, away, None),
         (T5, {}, None),
         (LLAMA, away | {"tp": 2}, "offload_activations with tp=2 ep=1"),
@@ -524,7 +524,7 @@ def test_modules_are_recomputed_where_they_are_and_keep_something() -> None:
         (LLAMA, mode("layernorm"), "recompute=layernorm: Transformer Engine's norms"),
     )
     held(
-        recompute.recompute_attention,
+        RULES["recompute_flash"],
         (LLAMA, mode("selective"), None),
         (NO_TE, mode("core_attn+mlp"), None),
         (CPU, mode("core_attn+mlp"), None),
@@ -735,7 +735,7 @@ def test_experts_overlap_where_megatrons_combined_schedule_takes_them() -> None:
     )
     own = {"moe_shared_expert_overlap": True}
     held(
-        options.shared_expert_overlap,
+        RULES["shared_expert_overlap"],
         (MOE, {}, None),
         (shared, own, None),
         (MOE, own, "moe_shared_expert_overlap: this model has no"),

@@ -214,7 +214,7 @@ def test_autoep_takes_the_experts_that_it_is_told_of() -> None:
         (MOE, {}, None),
         (replace(MOE, feed_forward=replace(SIX, capacity_factor=1.5)), {}, "experts.capacity_factor=1.5: transformers' experts"),
     )
-    held(autoep.known_to_autoep, (mixtral, {"ep": 2}, None), (LLAMA, {"ep": 2}, None), (replace(mixtral, add_qkv_bias=True), {}, None))
+    held(RULES["autoep_class"], (mixtral, {"ep": 2}, None), (LLAMA, {"ep": 2}, None), (replace(mixtral, add_qkv_bias=True), {}, None))
 
 
 def test_autoep_goes_with_the_choices_that_were_tried() -> None:

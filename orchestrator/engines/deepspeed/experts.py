@@ -6,9 +6,9 @@ from typing import Final, get_args
 
 from msgspec.structs import replace
 
-from orchestrator.engines.hf_config import DEEPSEEK_V3, GLM4_MOE, MIXTRAL, QWEN3_MOE, class_of
+from orchestrator.engines.hf_config import DEEPSEEK_V3, GLM4_MOE, MIXTRAL, QWEN3_MOE
 from orchestrator.engines.rules.experts import experts, experts_fold
-from orchestrator.engines.rules.rule import NO_BALANCE, refused, rule
+from orchestrator.engines.rules.rule import NEVER_TRIED, NO_BALANCE, refused, rule
 from orchestrator.model.parts.experts import BalancedOver
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.spec import Candidate
@@ -29,14 +29,6 @@ def balance(a: Architecture) -> dict[str, float]:
     times; {}: it has none."""
     found = next((part.aux_loss_coeff for part in a.experts if part.score == "softmax"), 0.0)
     return {"expert_balance": found} if found else {}
-
-
-@rule("autoep_class", "autoep: deepspeed/module_inject/auto_ep_presets/registry.py", "ep")
-def known_to_autoep(candidate: Candidate, workload: Workload) -> str | None:
-    ep, a = candidate.mesh.ep, workload.model.architecture
-    if ep == 1 or not a.experts or class_of(a).model in PRESETS:
-        return None
-    return f"ep={ep}: AutoEP is not told here how to divide the experts of transformers' {class_of(a).model}; of {', '.join(PRESETS)} it is"
 
 
 def beyond_host(workload: Workload) -> str:
@@ -62,8 +54,8 @@ EXPERT_RULES: Final = (
             "experts.capacity_factor={e.capacity_factor}: transformers' experts take every token, and AutoEP's do"),
     refused("expert_balance", "transformers/models/deepseek_v3/modeling_deepseek_v3.py: no router loss", "model",
             "experts.aux_loss_coeff",
-            ("experts.score=sigmoid", "model.aux_loss_coeff={e.aux_loss_coeff}: transformers' {hf.model} has no loss that balances experts; "
-             f"{NO_BALANCE} leaves it out"),
+            ("experts.score=sigmoid", "model.aux_loss_coeff={e.aux_loss_coeff}: transformers' {hf.model} has no loss that balances "
+             f"experts; {NO_BALANCE} leaves it out"),
             *((f"experts.balanced_over={over}", "model.aux_loss_coeff={e.aux_loss_coeff}: transformers' losses balance experts within a "
                f"micro-batch, this model's within a {over.replace('_', ' ')}; {NO_BALANCE} leaves it out")
               for over in get_args(BalancedOver) if over != "micro_batch")),
@@ -75,7 +67,10 @@ EXPERT_RULES: Final = (
             ("!zero_stage=3", "tp={mesh.tp} with ep={mesh.ep} and zero_stage={strategy.zero_stage}: DeepSpeed clips by a norm without most "
              "of the experts there"),
             "tp={mesh.tp} with experts: AutoTP refuses transformers' own plan of them, and no plan of the attention alone is written here"),
-    known_to_autoep,
+    refused("autoep_class", "autoep: deepspeed/module_inject/auto_ep_presets/registry.py", "ep",
+            f"ep experts !hf={'|'.join(PRESETS)}",
+            "ep={mesh.ep}: AutoEP is not told here how to divide the experts of transformers' {hf.model}; of "
+            f"{', '.join(PRESETS)} it is"),
     refused("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220",
             "ep cp zero_stage zero_shard_size offload_optimizer", "ep",
             ("!zero_stage",
@@ -85,7 +80,7 @@ EXPERT_RULES: Final = (
             ("zero_shard_size",
              "zero_shard_size={strategy.zero_shard_size} with ep={mesh.ep}: AutoEP has no second copy of divided weights"),
             ("offload_optimizer", "offload_optimizer with ep={mesh.ep}: never tried here")),
-    refused("autoep_fp16", "ours: nobody has tried it", "ep", "ep precision=fp16",
+    refused("autoep_fp16", NEVER_TRIED, "ep", "ep precision=fp16",
             "ep={mesh.ep} with precision fp16: nobody has tried its loss scale with experts that ranks don't share"),
     refused("lora_experts", "peft: target_modules are linears", "model", "lora experts",
             "lora.rank={lora.rank}: the weights of transformers' experts are no linears, which peft's adapters are for"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import refused, rule
+from orchestrator.engines.rules.rule import NEVER_TRIED, refused, rule
 from orchestrator.engines.rules.samples import decoder_only
 from orchestrator.model.lora import linear_names
 from orchestrator.strategy.spec import Candidate
@@ -27,18 +27,9 @@ INT8_FROM: Final = 7.5
 """First compute capability, Turing's, that LLM.int8 runs on."""
 
 
-@rule("int8_gpu", "bitsandbytes' docs, installation: LLM.int8() needs Turing or newer", "model")
-def int8_products(_: Candidate, workload: Workload) -> str | None:
-    """Refuses 8-bit weights on a GPU without tensor cores for them."""
-    lora, gpu = workload.training.lora, workload.cluster.gpu
-    if lora is None or lora.bits != 8 or workload.cluster.is_cpu or float(gpu.compute_capability) >= INT8_FROM:
-        return None
-    return f"lora.bits=8 on {gpu.name}: LLM.int8 needs compute capability {INT8_FROM}, this has {gpu.compute_capability}; 4 bits run"
-
-
 FINE_TUNING_RULES: Final = (
     decoder_only,
-    refused("seeing", "ours: nobody has tried it", "model", "vision",
+    refused("seeing", NEVER_TRIED, "model", "vision",
             ("packing", "data.packing=true of {a.vision.model_type}, which looks at images: data.packing=false"),
             ("lora lora.bits", "lora.bits={lora.bits} of {a.vision.model_type}, which looks at images: "
              "its adapters are trained beside 16-bit weights alone")),
@@ -50,7 +41,7 @@ FINE_TUNING_RULES: Final = (
     # transformers tells packed samples apart by their positions in attention's masks alone.
     refused("packed_states", "transformers/models/mamba2/modeling_mamba2.py: no positions", "model", "packing mamba2",
             "data.packing: a state space would carry one sample's state to the next; data.packing=false pads them instead"),
-    refused("lora_states", "ours: nobody has tried it", "model", "lora mamba2",
+    refused("lora_states", NEVER_TRIED, "model", "lora mamba2",
             "lora.rank={lora.rank}: adapters beside the linears of Mamba-2 layers were never tried here"),
     linears,
     # Packed pairs have no columns, and scales of rows stay whole.
@@ -61,7 +52,9 @@ FINE_TUNING_RULES: Final = (
     refused("int8_zero3", "bitsandbytes/nn/modules.py:1159; LLaMA-Factory's model_utils/quantization.py:198", "zero_stage",
             "zero_stage=3 lora lora.bits=8",
             "zero_stage=3 with lora.bits=8: bitsandbytes keeps 8-bit weights beside what ZeRO-3 divides; 4 bits are divided"),
-    int8_products,
+    refused("int8_gpu", "bitsandbytes' docs, installation: LLM.int8() needs Turing or newer", "model",
+            f"lora lora.bits=8 !cpu older={INT8_FROM}", f"lora.bits=8 on {{gpu.name}}: LLM.int8 needs compute capability {INT8_FROM}, this "
+            "has {gpu.compute_capability}; 4 bits run"),
     # Ulysses drops the mask between samples, and gathers their positions, by which flash attention alone tells them apart.
     refused("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:296, :546", "cp", "cp packing !flash",
             "cp={mesh.cp} with data.packing: without flash attention samples would see each other; data.packing=false pads them instead"),

@@ -10,7 +10,7 @@ from orchestrator.engines import hf_config as hf
 from orchestrator.engines.deepspeed.experts import EXPERT_RULES, beyond_host
 from orchestrator.engines.deepspeed.fine_tuning import FINE_TUNING_RULES
 from orchestrator.engines.rules.model import head_groups, head_width, positions
-from orchestrator.engines.rules.rule import SEQUENCES, Undivided, first, refused, rule
+from orchestrator.engines.rules.rule import NEVER_TRIED, SEQUENCES, Undivided, first, refused, rule
 from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES, deepspeed_host_states, lacks_host
 from orchestrator.model.hugging_face import divides_head
 from orchestrator.model.traced import Traced
@@ -111,15 +111,6 @@ PLAIN_CLASSES: Final = (hf.LLAMA, hf.QWEN2, hf.QWEN3)
 head go in pieces."""
 
 
-@rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", "tp model")
-def lora_tensor_parallel(candidate: Candidate, workload: Workload) -> str | None:
-    """AutoTP takes peft's wrapper for a linear (it has a two-dimensional `weight`), so that linears with adapters are divided by name."""
-    tp, lora, model = candidate.mesh.tp, workload.training.lora, workload.model.architecture
-    if lora is None or tp == 1 or (model.traced is None and hf.class_of(model) in PLAIN_CLASSES):
-        return None
-    return f"tp={tp} with lora.rank={lora.rank}: adapters are divided with the linears of Llama, Qwen2 and Qwen3 alone"
-
-
 @rule(
     "tiles",
     "tiles: runtime/sequence_parallel/ulysses_sp.py:729-1050 (sequence_tiled_compute, TiledMLP)",
@@ -154,26 +145,6 @@ OFFLOADED_CLASSES: Final = tuple(
 
 
 @rule(
-    "activation_offload",
-    "activation offload: runtime/activation_checkpointing/offload_activations.py:92, 330",
-    "model tp ep recompute offload_activations",
-    where="offload_activations",
-)
-def activation_offload(candidate: Candidate, workload: Workload) -> str | None:
-    """What DeepSpeed takes away is the tensor that a layer's checkpoint keeps (CheckpointHiddenStatesOffload), and only from a GPU."""
-    strategy, model = candidate.strategy, workload.model.architecture
-    if workload.cluster.is_cpu:
-        return "offload_activations moves checkpoints out of a GPU's memory: here there is none"
-    if strategy.recompute != "full":
-        return f"offload_activations with recompute={strategy.recompute}: only full recompute keeps checkpoints of layers"
-    if model.traced is not None or hf.class_of(model).model not in OFFLOADED_CLASSES:
-        return f"offload_activations: tried with transformers' {', '.join(OFFLOADED_CLASSES)} alone"
-    if candidate.mesh.tp * candidate.mesh.ep > 1:
-        return f"offload_activations with tp={candidate.mesh.tp} ep={candidate.mesh.ep}: never tried under AutoTP or AutoEP"
-    return None
-
-
-@rule(
     "activations_host",
     "activation offload: runtime/activation_checkpointing/offload_activations.py:153 (_empty_cpu_like)",
     "model cp dp zero_stage micro_batch_size num_microbatches offload_optimizer offload_activations",
@@ -190,7 +161,6 @@ def activations_host(candidate: Candidate, workload: Workload) -> str | None:
     return lacks_host("offload_activations", needed, workload.cluster)
 
 
-NEVER_TRIED: Final = "ours: nobody has tried it"
 DEEPSPEED_RULES: Final = (
     replace(positions, engine_rule="transformers: n_positions, max_position_embeddings of the model's config"),
     replace(head_width, engine_rule="transformers/models/gpt2/modeling_gpt2.py GPT2Attention"),
@@ -207,13 +177,24 @@ DEEPSPEED_RULES: Final = (
     refused("ulysses_seq", "ulysses: runtime/sequence_parallel/ulysses_sp.py:707", "cp", "",
             *(Undivided("cp", length) for length in SEQUENCES)),
     hpz,
-    lora_tensor_parallel,
+    # AutoTP takes peft's wrapper for a linear (it has a two-dimensional `weight`), so that linears with adapters are divided by name.
+    refused("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", "tp model", "tp lora",
+            *((facts, "tp={mesh.tp} with lora.rank={lora.rank}: adapters are divided with the linears of Llama, Qwen2 and Qwen3 alone")
+              for facts in ("traced", f"!hf={'|'.join(of.model for of in PLAIN_CLASSES)}"))),
     refused("lora_hpz", NEVER_TRIED, "zero_stage zero_shard_size", "zero_shard_size lora",
             "zero_shard_size={strategy.zero_shard_size} with lora.rank={lora.rank}: never tried with frozen weights"),
     refused("lora_offload", NEVER_TRIED, "offload_optimizer", "offload_optimizer lora",
             "offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few"),
     tiles,
-    activation_offload,
+    # What DeepSpeed takes away is the tensor that a layer's checkpoint keeps (CheckpointHiddenStatesOffload), and only from a GPU.
+    refused("activation_offload", "activation offload: runtime/activation_checkpointing/offload_activations.py:92, 330",
+            "model tp ep recompute offload_activations", "offload_activations",
+            ("cpu", "offload_activations moves checkpoints out of a GPU's memory: here there is none"),
+            ("!recompute=full",
+             "offload_activations with recompute={strategy.recompute}: only full recompute keeps checkpoints of layers"),
+            *((facts, f"offload_activations: tried with transformers' {', '.join(OFFLOADED_CLASSES)} alone")
+              for facts in ("traced", f"!hf={'|'.join(OFFLOADED_CLASSES)}")),
+            *((axis, "offload_activations with tp={mesh.tp} ep={mesh.ep}: never tried under AutoTP or AutoEP") for axis in ("tp", "ep"))),
     activations_host,
     refused("eight_bit_adam",
             "transformers/training_args.py: OptimizerNames.ADAMW_8BIT; bitsandbytes/optim/adamw.py, whose kernels are a GPU's", "model",

@@ -59,9 +59,8 @@ def beside_recompute(candidate: Candidate, workload: Workload) -> str | None:
 IMPL: Final = "cuda_graph_impl={strategy.cuda_graph_impl}"
 GRAPH_RULES: Final = (
     refused("cuda_graphs", SOURCE, GRAPHS, "",
-            *((f"cuda_graph_modules cuda_graph_impl={impl}",
-               f"cuda_graph_modules={{strategy.cuda_graph_modules}} with {IMPL}: modules are for graphs of layers")
-              for impl in ("none", "full_iteration")),
+            ("cuda_graph_modules cuda_graph_impl=none|full_iteration",
+             f"cuda_graph_modules={{strategy.cuda_graph_modules}} with {IMPL}: modules are for graphs of layers"),
             ("cuda_graph_impl !te", f"{IMPL} needs Transformer Engine's random numbers, on GPUs"),
             # ours: nothing asks for it, and the copy of the experts' counts to the host ends the capture (moe/token_dispatcher.py:672)
             ("cuda_graph_impl=full_iteration experts_vary", f"{IMPL} with experts: a graph has as many tokens in every step: it needs "

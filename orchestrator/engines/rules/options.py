@@ -90,27 +90,6 @@ def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule("shared_expert_overlap", "core/transformer/transformer_config.py:1090", "moe_shared_expert_overlap moe_token_dispatcher_type",
-      "moe_shared_expert_overlap")  # fmt: skip
-def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
-    strategy = candidate.strategy
-    if not any(part.shared_ffn_hidden_size for part in workload.model.architecture.experts):
-        return "moe_shared_expert_overlap: this model has no shared experts"
-    kind, taken = strategy.moe_token_dispatcher_type, release_of(workload.cluster.software.megatron_core).overlapped_dispatchers
-    if kind not in taken:
-        return f"moe_shared_expert_overlap with moe_token_dispatcher_type={kind}: Megatron-core has it with {' and '.join(taken)}"
-    return None
-
-
-@rule("ddp_bucket", "core/distributed/distributed_data_parallel.py:65-69", "dp cp ddp_bucket_size overlap_grad_reduce megatron_fsdp",
-      "ddp_bucket_size")  # fmt: skip
-def ddp_bucket(candidate: Candidate, workload: Workload) -> str | None:
-    strategy, said = candidate.strategy, f"ddp_bucket_size={candidate.strategy.ddp_bucket_size}"
-    if not strategy.overlap_grad_reduce or workload.cluster.is_cpu or candidate.mesh.dp * candidate.mesh.cp == 1:
-        return f"{said} does nothing: there is no overlap_grad_reduce with dp*cp above 1 on GPUs, without which all is one bucket"
-    return f"{said} with megatron_fsdp: its units are of whole modules" if strategy.megatron_fsdp else None
-
-
 @rule(
     "offloaded_modules",
     "core/transformer/transformer_config.py:1268-1292 (0.19: 1848-1917, 2596-2640); training/arguments.py:1222",
@@ -177,6 +156,9 @@ def _offload_beside_graphs(candidate: Candidate, workload: Workload, said: str, 
     return None
 
 
+SHARED_EXPERTS: Final = (
+    "moe_shared_expert_overlap with moe_token_dispatcher_type={strategy.moe_token_dispatcher_type}: Megatron-core has it with"
+)
 BUFFERED: Final = "experts.rank_capacity_factor={e.rank_capacity_factor:g}"
 BEYOND_ZERO_1: Final = (
     "reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage}: it takes the place of the reduce-scatter of Megatron's "
@@ -209,7 +191,11 @@ OPTION_RULES: Final = (
             ("!release.has_rank_capacity", f"{BUFFERED}: Megatron-core {{release.version}} has none"),
             *((facts, f"{BUFFERED} with moe_token_dispatcher_type={{strategy.moe_token_dispatcher_type}} on {{gpu.name}}: it is "
                "HybridEP's, which is flex from Blackwell on") for facts in ("!moe_token_dispatcher_type=flex", "cpu", "!hybridep"))),
-    shared_expert_overlap,
+    refused("shared_expert_overlap", "core/transformer/transformer_config.py:1090", "moe_shared_expert_overlap moe_token_dispatcher_type",
+            "moe_shared_expert_overlap",
+            ("!experts.shared_ffn_hidden_size", "moe_shared_expert_overlap: this model has no shared experts"),
+            ("moe_token_dispatcher_type=allgather release.overlaps_shared_experts_with_flex", f"{SHARED_EXPERTS} alltoall and flex"),
+            ("!moe_token_dispatcher_type=alltoall !release.overlaps_shared_experts_with_flex", f"{SHARED_EXPERTS} alltoall")),
     # Whether Megatron's combined 1F1B, a forward beside a backward pass layer by layer, takes this.
     refused("expert_overlap", "core/transformer/transformer_config.py:1852-1906",
             "overlap_moe_expert_parallel_comm moe_token_dispatcher_type moe_shared_expert_overlap megatron_fsdp ep etp pp vpp recompute",
@@ -265,7 +251,11 @@ OPTION_RULES: Final = (
              "keep_fp8_transpose_cache with fp8_recipe=mxfp8 does nothing: both copies of MXFP8 weights are kept anyway"),
             ("gpu.has_mxfp8 !fp8_recipe=blockwise", "keep_fp8_transpose_cache on {gpu.name} does nothing: its products of "
              "fp8_recipe={training.fp8_recipe} take weights as they are")),
-    ddp_bucket,
+    refused("ddp_bucket", "core/distributed/distributed_data_parallel.py:65-69",
+            "dp cp ddp_bucket_size overlap_grad_reduce megatron_fsdp", "ddp_bucket_size",
+            *((facts, "ddp_bucket_size={strategy.ddp_bucket_size} does nothing: there is no overlap_grad_reduce with dp*cp above 1 on "
+               "GPUs, without which all is one bucket") for facts in ("!overlap_grad_reduce", "cpu", "!dp !cp")),
+            ("megatron_fsdp", "ddp_bucket_size={strategy.ddp_bucket_size} with megatron_fsdp: its units are of whole modules")),
     offloaded_modules,
     refused("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", "megatron_fsdp pp", "megatron_fsdp",
             ("cpu", "megatron_fsdp needs GPUs"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import refused, rule
+from orchestrator.engines.rules.rule import refused
 from orchestrator.hardware.spec import Software
-from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Recompute
-from orchestrator.strategy.workload import Workload
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 
 PINNED_WITH_FUSED_ATTENTION: Final[tuple[Recompute, ...]] = ("selective",)
 """Megatron's --recompute-activations drops the scores. Fused attention keeps none, only their logsumexp: 0.1% of a layer, for the whole
@@ -18,20 +17,6 @@ def fused_attention(software: Software) -> bool:
     """Whether megatron-core's layers keep no scores: with Transformer Engine. Its own DotProductAttention (models/backends.py:113) makes
     them all, and the flash-attn package serves its inference alone (transformer/attention.py:94)."""
     return software.transformer_engine
-
-
-@rule(
-    "recompute_flash",
-    "ours: core/transformer/transformer_config.py:1224 (core_attn is needless with fused attention)",
-    "software recompute",
-)
-def recompute_attention(candidate: Candidate, workload: Workload) -> str | None:
-    mode, cluster = candidate.strategy.recompute, workload.cluster
-    fused = fused_attention(cluster.software) and not cluster.is_cpu
-    if not fused or mode == "selective" or "core_attn" not in RECOMPUTE_MODULES.get(mode, ()):
-        return None
-    rest = "+".join(module for module in RECOMPUTE_MODULES[mode] if module != "core_attn")
-    return f"recompute={mode}: flash attention keeps no scores that core_attn could drop; take {rest}"
 
 
 RECOMPUTE_RULES: Final = (
@@ -51,8 +36,12 @@ RECOMPUTE_RULES: Final = (
     refused("recompute_experts", "core/transformer/transformer_config.py:1212,1242", "model software recompute", "recompute.moe_act",
             ("!experts", "recompute={strategy.recompute}: moe_act is a module of experts, and a dense model has none"),
             ("!te", "recompute={strategy.recompute}: moe_act needs the experts' products as one, which is Transformer Engine's on GPUs"),
-            *((f"precision=fp8 {recipe}", "recompute={strategy.recompute}: delayed scaling of FP8 has no recompute of moe_act")
-              for recipe in ("!fp8_recipe", "fp8_recipe=delayed"))),
-    recompute_attention,
+            ("precision=fp8 fp8_recipe=None|delayed",
+             "recompute={strategy.recompute}: delayed scaling of FP8 has no recompute of moe_act")),
+    refused("recompute_flash", "ours: core/transformer/transformer_config.py:1224 (core_attn is needless with fused attention)",
+            "software recompute", "te",
+            *((f"recompute={mode}", f"recompute={mode}: flash attention keeps no scores that core_attn could drop; take "
+               f"{'+'.join(module for module in modules if module != 'core_attn')}")
+              for mode, modules in RECOMPUTE_MODULES.items() if "core_attn" in modules and mode != "selective")),
 )  # fmt: skip
 """Rules on the modules that are recomputed, shared by the engine modes that build megatron-core models."""

@@ -26,6 +26,7 @@ from orchestrator.values import Value
 
 Check = Callable[[Candidate, Workload], str | None]
 Fact = Callable[[Candidate, Workload], bool]
+NEVER_TRIED: Final = "ours: nobody has tried it"
 NO_BALANCE: Final = "model.aux_loss_coeff=0"
 """How a user says that no loss balances experts; those who typed nothing have the model's own."""
 FACTS: Final[Mapping[str, Fact]] = {
@@ -58,10 +59,11 @@ CHOSEN: Final = {choice.name: choice for choice in CHOICES}
 @cache
 def fact(where: str) -> Fact:
     """Whether all of these words hold; none always does. tp: the choice is not at its default, or the switch is on. lora: the training or
-    the model has a value in this field, or in a field of it (lora.bits). zero_stage=3, optimizer=sgd: that is its value. recompute.mlp: the
-    module is computed again. graphed.attn: its CUDA graphs hold it; graphed: any module. release.divides_muon: the planned release of
-    Megatron has it. software.apex: the cluster's has it. experts.score=sigmoid: some of the model's experts have. mamba2: the model has the
-    part (in the words of `Architecture.features`). te, cpu: as FACTS say. With ! before a word: it does not hold."""
+    the model has a value in this field, or in a field of it (lora.bits). zero_stage=3, optimizer=sgd|muon: that is its value, or one of
+    these. recompute.mlp: the module is computed again. graphed.attn: its CUDA graphs hold it; graphed: any module. release.divides_muon:
+    the planned release of Megatron has it. software.apex: the cluster's has it. experts.score=sigmoid: some of the model's experts have.
+    hf=GPT2LMHeadModel: transformers' class of the model. older=7.5: the GPU's compute capability is less. mamba2: the model has the part
+    (in the words of `Architecture.features`). te, cpu: as FACTS say. With ! before a word: it does not hold."""
     word, _, others = where.partition(" ")
     if others:
         one, rest = fact(word), fact(others)
@@ -69,12 +71,13 @@ def fact(where: str) -> Fact:
     if word.startswith("!"):
         other = fact(word[1:])
         return lambda candidate, workload: not other(candidate, workload)
-    name, _, said = word.partition("=")
+    name, _, text = word.partition("=")
+    said = text.split("|") if text else []
     first, _, inner = name.partition(".")
     if name in CHOSEN:
         of_candidate, default = attrgetter(CHOSEN[name].path), CHOSEN[name].default
         off = False if default is True else default
-        return lambda candidate, _: str(of_candidate(candidate)) == said if said else of_candidate(candidate) != off
+        return lambda candidate, _: str(of_candidate(candidate)) in said if said else of_candidate(candidate) != off
     if first == "recompute":
         return lambda candidate, _: inner in RECOMPUTE_MODULES.get(candidate.strategy.recompute, ())
     if first == "graphed":
@@ -89,14 +92,18 @@ def fact(where: str) -> Fact:
     if first == "experts" and inner:
         experts_have = attrgetter(inner)
         return lambda _, workload: any(
-            str(experts_have(part)) == said if said else bool(experts_have(part)) for part in workload.model.architecture.experts
+            str(experts_have(part)) in said if said else bool(experts_have(part)) for part in workload.model.architecture.experts
         )
+    if name == "hf":
+        return lambda _, workload: class_of(workload.model.architecture).model in said
+    if name == "older":
+        return lambda _, workload: float(workload.cluster.gpu.compute_capability) < float(text)
     if name in FACTS:
         return FACTS[name]
     structs = {"training": Training, "model.architecture": Architecture, "cluster": Cluster}
     if (place := next((path for path, struct in structs.items() if first in struct.__struct_fields__), None)) is not None:
         of_workload = attrgetter(f"{place}.{name}")
-        return lambda _, workload: str(of_workload(workload)) == said if said else bool(of_workload(workload))
+        return lambda _, workload: str(of_workload(workload)) in said if said else bool(of_workload(workload))
     return lambda _, workload: not name or name in workload.model.architecture.features()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.rules.rule import NO_BALANCE, refused, rule
+from orchestrator.engines.rules.rule import NEVER_TRIED, NO_BALANCE, refused, rule
 from orchestrator.model.lora import MCORE_BRIDGE, MEGATRON_LINEARS
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -60,7 +60,7 @@ SAMPLE_RULES: Final = (
                 ("!te !cpu", "it needs Transformer Engine's attention"),
                 ("mamba2 gated_delta_net", "gated_delta_net, mamba2 would carry one sample's state to the next"),
                 *((states, f"{states} would carry one sample's state to the next") for states in ("mamba2", "gated_delta_net")),
-                ("cp !cpu !cp_comm_type=p2p !cp_comm_type=a2a",
+                ("cp !cpu !cp_comm_type=p2p|a2a",
                  "cp_comm_type={strategy.cp_comm_type} takes no packed samples, p2p and a2a do"),
                 ("!micro_batch_size=1", "micro_batch_size={candidate.micro_batch_size}: its attention takes one sequence at a time"),
                 ("cuda_graph_impl", "cuda_graph_impl={strategy.cuda_graph_impl}: samples begin elsewhere in every sequence"),
@@ -70,6 +70,6 @@ SAMPLE_RULES: Final = (
             "task=sft experts.aux_loss_coeff", "task=sft with model.aux_loss_coeff={e.aux_loss_coeff:g}: Megatron would balance experts "
             f"over padding too; {NO_BALANCE} leaves that out"),
     adapters,
-    refused("lora_fsdp", "ours: nobody has tried it", "model zero_stage megatron_fsdp", "megatron_fsdp lora",
+    refused("lora_fsdp", NEVER_TRIED, "model zero_stage megatron_fsdp", "megatron_fsdp lora",
             "megatron_fsdp with lora.rank={lora.rank}: never tried with frozen weights"),
 )  # fmt: skip

@@ -16,12 +16,10 @@ from orchestrator.units import ITEMSIZE, format_bytes
     "optimizer_instances",
     "distopt_instances: core/parallel_state.py:833; HSDP: core/distributed/fsdp/mcore_fsdp_adapter.py:203",
     "zero_shard_size zero_stage dp cp",
+    where="zero_shard_size zero_stage",
 )
 def optimizer_instances(candidate: Candidate, _: Workload) -> str | None:
-    strategy, mesh = candidate.strategy, candidate.mesh
-    size, group = strategy.zero_shard_size, mesh.dp * mesh.cp
-    if size is None or strategy.zero_stage == 0:
-        return None
+    size, group = candidate.strategy.zero_shard_size or 1, candidate.mesh.dp * candidate.mesh.cp
     return None if size < group and group % size == 0 else f"zero_shard_size={size} must be below dp*cp={group} and divide it"
 
 
