@@ -33,7 +33,7 @@ from orchestrator.values import Value
 from orchestrator.words import megatron as words
 from orchestrator.words.fsdp import SHARDED
 from orchestrator.words.terms import NOTHING, names, nested
-from orchestrator.words.tools import BRIDGE_FREEZES, OVERLAPS, RECOMPUTE, TOOLS
+from orchestrator.words.tools import BALANCE, BRIDGE_FREEZES, OVERLAPS, RECOMPUTE, TOOLS
 from orchestrator.words.trainer import AROUND
 
 ENDS_OF_STAGES: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
@@ -223,7 +223,7 @@ def _bridge_tunes(plan: Plan) -> dict[str, Any]:
 
 def _settings(plan: Plan) -> dict[str, Any]:
     """What Megatron is told of the plan but for its model, and what it is not told because it is off."""
-    of_model = OF_MODEL | set(megatron_parts.config_fields(plan.model))
+    of_model = OF_MODEL | set(megatron_parts.config_fields(plan.model)) - {*BALANCE.split()}
     found = {**OFF, **{name: value for name, value in settings(plan).items() if name not in of_model}}
     found["num_virtual_stages_per_pipeline_rank"] = plan.vpp if plan.vpp > 1 else None  # which mpu is told beside a layout too
     if all(span.recompute == "full" for stage in plan.stages for span in stage.layers if span.kind not in ENDS):

@@ -141,6 +141,8 @@ NEMO_RL: Final = Language(
     ],
     start="uv run examples/run_grpo.py --config RUN/nemo_rl_rl.yaml, over the file that `defaults` names, with your model and data "
     "behind it",
+    # "none" there, whatever the model's: it makes logprobs of the two halves differ.
+    dropped=("policy.megatron_cfg.moe_router_load_balancing_type", "policy.megatron_cfg.model_overrides.moe_aux_loss_coeff"),
     moved=(("sft.", "grpo."),),
     steps="grpo.max_num_steps",
     critic=("policy.", "value."),

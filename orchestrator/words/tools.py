@@ -90,6 +90,9 @@ LAYERS: Final = (
     "moe_shared_expert_overlap attention_softmax_in_fp32 transformer_impl fine_grained_activation_offloading offload_modules"
 )
 """What a plan chooses of TransformerConfig's fields beside sizes, stages, precision and overlaps."""
+BALANCE: Final = "moe_router_load_balancing_type moe_aux_loss_coeff"
+"""The loss that balances experts, which a plan's training says, and programs' recipes have otherwise (Megatron-Bridge's
+models/qwen/qwen3_moe_bridge.py:65: 0.001, whatever a config.json says). Programs of reinforcement learning leave it out by themselves."""
 OVERLAPS: Final = "tp_comm_overlap overlap_moe_expert_parallel_comm delay_wgrad_compute"
 FP8: Final = "fp8 fp8_recipe fp8_param fp8_amax_history_len fp8_amax_compute_algo"
 DDP: Final = (
@@ -197,7 +200,7 @@ BRIDGE: Final = Tool(
         *named("vocab_size tokenizer_type", "tokenizer."),
         *named("seq_length", "dataset."),
         # ConfigContainer.validate wants both lengths alike. The pattern with its older name, without stages, is for Megatron-core 0.16.1.
-        *named(f"seq_length {SIZES} {STAGES} {LAYERS} hybrid_layer_pattern hybrid_override_pattern", "model."),
+        *named(f"seq_length {SIZES} {STAGES} {LAYERS} {BALANCE} hybrid_layer_pattern hybrid_override_pattern", "model."),
         *named(f"{OVERLAPS} overlap_grad_reduce overlap_param_gather", "comm_overlap."),
         *named("micro_batch_size global_batch_size train_iters", "train."),
         *named(OPTIMIZER, "optimizer."),
@@ -328,7 +331,7 @@ NEMO2: Final = Tool(
         # Its Megatron-core checks by these before the strategy sets the former and the plugin the latter.
         *named("tensor_model_parallel_size context_parallel_size expert_model_parallel_size expert_tensor_parallel_size", "model.config."),
         *named("sequence_parallel bf16 fp16", "model.config."),
-        *named(f"{LAYERS.replace(' cuda_graph_modules', '')} {OVERLAPS}", "model.config."),  # it has no such field
+        *named(f"{LAYERS.replace(' cuda_graph_modules', '')} {OVERLAPS} {BALANCE}", "model.config."),  # it has no such field
         *named(f"{OPTIMIZER.replace('min_lr ', '')} bf16 fp16", "optim.config."),
         *states("optim.config"),
     ],
@@ -469,8 +472,9 @@ NEMO_RL: Final = Tool(
         *named("cuda_graph_modules transformer_impl fine_grained_activation_offloading offload_modules", "policy.megatron_cfg."),
         *named("pipeline_model_parallel_layout account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
                "policy.megatron_cfg.model_overrides."),
-        *named(f"cp_comm_type hierarchical_context_parallel_sizes masked_softmax_fusion bias_dropout_fusion {OVERLAPS}",
+        *named(f"cp_comm_type hierarchical_context_parallel_sizes masked_softmax_fusion bias_dropout_fusion {OVERLAPS} moe_aux_loss_coeff",
                "policy.megatron_cfg.model_overrides."),
+        *named("moe_router_load_balancing_type", "policy.megatron_cfg."),
         *named(f"{OPTIMIZER} bf16 fp16", "policy.megatron_cfg.optimizer."),
         *states("policy.megatron_cfg.optimizer", same),
         *named(SCHEDULE, "policy.megatron_cfg.scheduler."),
@@ -526,6 +530,7 @@ MS_SWIFT: Final = Tool(
         *named("decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers account_for_embedding_in_pipeline_split"),
         *named("account_for_loss_in_pipeline_split pipeline_model_parallel_layout microbatch_group_size_per_vp_stage"),
         *named("apply_rope_fusion gradient_accumulation_fusion masked_softmax_fusion bias_dropout_fusion attention_softmax_in_fp32"),
+        *named(BALANCE),
         *named("tp_comm_overlap overlap_grad_reduce overlap_param_gather use_megatron_fsdp data_parallel_sharding_strategy"),
         *named(f"micro_batch_size global_batch_size train_iters max_length=seq_length seed te_rng_tracker {OPTIMIZER} {SCHEDULE}"),
         *states("", short_type),

@@ -31,7 +31,12 @@ FIELDS: dict[str, dict[str, str]] = json.loads(FILE.read_text())
 NO_CLASS = {
     "bridge": {"tokenizer.vocab_size", "tokenizer.tokenizer_type"},  # read alone
     "nemo": {"optim.lr_scheduler._target_", "trainer.max_steps"},  # a class, and Lightning's own
-    "nemo_rl": {"sft.max_num_steps", "sft.seed", "policy.megatron_cfg.moe_permute_fusion"},  # algorithms/sft.py, megatron/setup.py
+    # algorithms/sft.py, megatron/setup.py
+    "nemo_rl": {
+        "sft.max_num_steps",
+        "sft.seed",
+        *(f"policy.megatron_cfg.{name}" for name in ("moe_permute_fusion", "moe_router_load_balancing_type")),
+    },
     "ms_swift": set(),
     "slime": set(),
     "verl": {"trainer.total_training_steps"},  # trainer/config/ppo_trainer.yaml
@@ -177,6 +182,19 @@ def test_ms_swifts_file_says_its_own_adapters_and_comes_back(targets: str) -> No
         InputError, match=r"write=bridge: is not told adapters here \(lora.rank=16\); lora.bridge=megatron-bridge plans its"
     ):
         planned.written("bridge")
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.003])
+def test_the_loss_that_balances_experts_is_told_to_whoever_trains_by_it(coefficient: float) -> None:
+    """Bridge's Qwen3-MoE has .001 whatever is planned (models/qwen/qwen3_moe_bridge.py:65), ms-swift none; verl is of policies."""
+    kind = "aux_loss" if coefficient else "none"
+    keys = {"engine": "megatron", "model.aux_loss_coeff": coefficient, "pin.recompute": "full"}
+    found = so.plan(recipe="qwen3_30b_a3b", cluster="dgx_h100", gpus=16, **keys).plan
+    for tool in ("bridge", "nemo", "nemo_rl", "ms_swift"):
+        said = {path.rpartition(".")[2]: value for path, value in tools.written(found, tool).settings.items()}
+        assert (said["moe_router_load_balancing_type"], said["moe_aux_loss_coeff"]) == (kind, coefficient), tool
+    assert "moe_aux_loss_coeff" not in str(tools.written(found, "verl").settings)
+    assert "moe_aux_loss_coeff" not in tools.written(answer(engine="megatron").plan, "bridge").settings
 
 
 def test_bridges_command_starts_on_several_nodes_with_the_weights_that_are_named(tmp_path: Path) -> None:
