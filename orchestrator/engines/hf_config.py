@@ -54,19 +54,13 @@ def takes_flash_attention(cluster: Cluster, training: Training) -> bool:
 
 
 def _rope(a: Architecture) -> dict[str, Any]:
-    if a.rope_scaling_factor is None:
-        return {"rope_type": "default", "rope_theta": float(a.rotary_base)}
-    if a.rope_scaling_type == "linear":
-        return {"rope_type": "linear", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor}
-    return {"rope_type": "llama3", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **LLAMA3_ROPE}
-
-
-def _latent_rope(a: Architecture) -> dict[str, Any]:
-    mixer = _mixer(a)
-    if "latent_yarn" not in mixer.features(a):
-        return _rope(a)
-    scales = {"mscale": mixer.yarn_mscale, "mscale_all_dim": mixer.yarn_mscale_all_dim or 0.0}
-    return {"rope_type": "yarn", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **DEEPSEEK_YARN, **scales}
+    mixer, kind, more = _mixer(a), "llama3", LLAMA3_ROPE
+    if "latent_yarn" in mixer.features(a):
+        kind, more = "yarn", {**DEEPSEEK_YARN, "mscale": mixer.yarn_mscale, "mscale_all_dim": mixer.yarn_mscale_all_dim or 0.0}
+    elif a.rope_scaling_factor is None or a.rope_scaling_type == "linear":
+        kind, more = "default" if a.rope_scaling_factor is None else "linear", {}
+    factor = {} if a.rope_scaling_factor is None else {"factor": a.rope_scaling_factor}
+    return {"rope_type": kind, "rope_theta": float(a.rotary_base), **factor, **more}
 
 
 def window_of(layer: Layer) -> int | None:
@@ -132,55 +126,6 @@ SIGMOID_ROUTED: Final[Table] = (
     fixed("num_nextn_predict_layers", 0),
 )
 """GLM-4.5's and DeepSeek-V3's settings of a model."""
-GEMMA3_SETTINGS: Final[Table] = (
-    *_but(DECODER, "hidden_act"),
-    fixed("hidden_activation", "gelu_pytorch_tanh"),
-    Term("layer_types", "", of=lambda a: ["full_attention" if mixer.window is None else "sliding_attention"
-                                          for mixer in _attentions(a.each_layer())]),
-    Term("sliding_window", "", of=lambda a: _local(a).window),
-    Term("query_pre_attn_scalar", "", of=lambda a: int(_local(a).score_width or a.head_dim)),
-    Term("rope_parameters", "", of=lambda a: {
-        "full_attention": _rope(a),
-        "sliding_attention": {"rope_type": "default", "rope_theta": float(_local(a).rotary_base or a.rotary_base)},
-    }),
-    NO_BIASES,
-    NO_PADDING,
-)  # fmt: skip
-DEEPSEEK_V3_SETTINGS: Final[Table] = (
-    *_but(SIGMOID_ROUTED, "head_dim"),
-    Term("rope_parameters", "", of=_latent_rope),
-    Term("num_key_value_heads", "num_attention_heads"),
-    *inside(_mixer, words.LATENT_ATTENTION),
-)
-LLAMA4_SETTINGS: Final[Table] = (
-    *_routed(words.MIXTRAL),
-    Term("intermediate_size_mlp", "ffn_hidden_size"),
-    Term("moe_layers", "", of=lambda a: [index for index, layer in enumerate(a.each_layer()) if not isinstance(layer.feed_forward, Mlp)]),
-    Term("no_rope_layers", "", of=lambda a: [int(mixer.rotary) for mixer in _attentions(a.each_layer())]),
-    Term("attention_chunk_size", "", of=lambda a: _first(a, "chunk")),
-    Term("use_qk_norm", "", of=lambda a: any(mixer.qk_norm == "l2" for mixer in _attentions(a.each_layer()))),
-    Term("attn_temperature_tuning", "", of=lambda a: _first(a, "temperature") is not None),
-    Term("attn_scale", "", of=lambda a: _first(a, "temperature", (0.1, 8192.0))[0]),
-    Term("floor_scale", "", of=lambda a: int(_first(a, "temperature", (0.1, 8192.0))[1])),
-    fixed("router_aux_loss_coef", 0.0),
-    NO_BIASES,
-    NO_PADDING,
-)
-"""Llama 4's text model; a prediction of its kind has what its own experts have, and as wide a shared one."""
-MAMBA2_SETTINGS: Final[Table] = (
-    *named("num_hidden_layers=num_layers hidden_size layer_norm_epsilon=norm_epsilon"),
-    *inside(_mixer, words.MAMBA2),
-    Term("expand", "", of=lambda a: _mixer(a).inner_size // a.hidden_size),
-    NO_PADDING,
-)
-NEMOTRON_SETTINGS: Final[Table] = (
-    *words.SIZES,
-    Term("layers_block_type", "", of=_kinds),
-    *inside(_mixer, words.NEMOTRON_MAMBA),
-    Term("layer_norm_epsilon", "norm_epsilon"),
-    NO_PADDING,
-    *inside(lambda a: (*a.experts, None)[0], words.NEMOTRON_EXPERTS),
-)
 
 
 class Lack(NamedTuple):
@@ -257,24 +202,9 @@ BIASES_EVERYWHERE: Final = (
          "kv_channels={a.head_dim}: transformers' {name} has heads of hidden_size/num_attention_heads"),
     NO_GROUPS,
 )  # fmt: skip
-ONE_DROPOUT: Final = (
-    Lack(lambda a: a.add_bias_linear, "add_bias_linear=true: the linears of transformers' {name} have no biases"),
-    NO_GROUPS,
-    Lack(lambda a: a.hidden_dropout != a.attention_dropout,
-         "hidden_dropout={a.hidden_dropout} attention_dropout={a.attention_dropout}: transformers' {name} has one dropout rate"),
-)  # fmt: skip
 ATTENTION_DROPOUT: Final = Lack(
     lambda a: a.hidden_dropout, "hidden_dropout={a.hidden_dropout}: transformers' {name} has attention dropout only"
 )
-QKV_BIAS: Final = (
-    Lack(lambda a: not a.add_qkv_bias or a.add_bias_linear, "{biases}: transformers' {name} has biases on Q, K and V only"),
-    ATTENTION_DROPOUT,
-)
-LLAMA_BIASES: Final = (
-    Lack(lambda a: a.add_qkv_bias and not a.add_bias_linear,
-         "add_qkv_bias=true: transformers' {name} has biases on all linears or none"),
-    ATTENTION_DROPOUT,
-)  # fmt: skip
 HEAD_NORMS: Final = (
     Lack(lambda a: "qk_norm" not in a.features(), "qk_norm=null: transformers' {name} norms queries and keys"),
     Lack(lambda a: a.add_bias_linear or a.add_qkv_bias, "{biases}: our {name} has no biases"),
@@ -291,29 +221,8 @@ ONE_WINDOW: Final = (
     *BARE,
 )  # fmt: skip
 GEMMA: Final = ("sandwich_norm", "zero_centered_norm", "embedding_scale")
-GEMMA_LAYERS: Final = (
-    *_always("qk_norm", *GEMMA),
-    *BARE,
-    Lack(lambda a: not any(mixer.window for mixer in _attentions(a.kinds_of_layers())),
-         "pattern: transformers' {name} has windows in some layers"),
-    Lack(lambda a: a.rope_scaling_factor is not None
-         and any(mixer.window and mixer.rotary_scaled for mixer in _attentions(a.kinds_of_layers())),
-         "rotary_scaled=true: transformers' {name} scales no rotary frequencies in layers with a window"),
-    Lack(lambda a: len(mixers := _attentions(a.kinds_of_layers())) > 2
-         or any(not mixer.window and mixer.rotary_base not in (None, a.rotary_base) for mixer in mixers),
-         "pattern: transformers' {name} has two kinds of layers, of which those with a window have rotary frequencies of their own"),
-    Lack(lambda a: len({mixer.score_width for mixer in _attentions(a.kinds_of_layers())}) > 1,
-         "score_width: transformers' {name} has one for all layers"),
-    Lack(lambda a: min((width for mixer in _attentions(a.kinds_of_layers()) if (width := mixer.score_width or 0) % 1), default=0),
-         "score_width={found}: transformers' {name} takes an integer"),
-)  # fmt: skip
 PLAIN_EXPERTS: Final = Lack(
     lambda a: a.experts[0].scaling != 1.0, "experts.scaling={e.scaling}: transformers' {name} does not scale scores"
-)
-MIXTRAL_EXPERTS: Final = (
-    Lack(lambda a: not a.experts[0].normalized, "experts.normalized=false: transformers' {name} makes scores sum to one"),
-    PLAIN_EXPERTS,
-    *BARE,
 )
 SIGMOID_EXPERTS: Final = (
     Lack(lambda a: a.experts[0].score != "sigmoid" or not a.experts[0].expert_bias,
@@ -327,39 +236,7 @@ SIGMOID_EXPERTS: Final = (
     ATTENTION_DROPOUT,
 )  # fmt: skip
 """GLM-4.5's complaints, and DeepSeek-V3's, whose router it has."""
-LATENT_NORMS: Final = Lack(
-    lambda a: a.norm_epsilon != LATENT_EPSILON,
-    f"norm_epsilon={{a.norm_epsilon}}: transformers' {{name}} has {LATENT_EPSILON} in the norms of latent vectors",
-)
-LLAMA4_LAYERS: Final = (
-    *_always("scores_on_input", "shared_experts"),
-    *BARE,
-    Lack(lambda a: (of := a.experts[0]).score != "sigmoid" or of.normalized or of.scaling != 1.0 or of.expert_bias,
-         "experts.score={e.score}: transformers' {name} has sigmoids as they are"),
-    Lack(lambda a: a.experts[0].shared_ffn_hidden_size != a.experts[0].ffn_hidden_size,
-         "shared_ffn_hidden_size={e.shared_ffn_hidden_size}: transformers' {name} has a shared expert as wide as the others"),
-    Lack(lambda a: _mixed_kinds(a, rotary=True),
-         "pattern: transformers' {name} has one kind of layers with rotary=true, without temperature"),
-    Lack(lambda a: _mixed_kinds(a, rotary=False),
-         "pattern: transformers' {name} has one kind of layers with rotary=false, without chunk and qk_norm"),
-)  # fmt: skip
 ONE_PART_LAYERS: Final = (*_always("single_part_layers", "mamba2"), *BARE)
-NEMOTRON_LAYERS: Final = (
-    *ONE_PART_LAYERS,
-    Lack(lambda a: None in _kinds(a), "pattern: transformers' {name} has layers of one part"),
-    Lack(lambda a: len(a.experts) > 1 or len({layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, Mamba2)}) > 1,
-         "pattern: transformers' {name} has one size of state space, and one of experts"),
-    Lack(lambda a: any(isinstance(layer.feed_forward, Mlp) and layer.feed_forward.ffn_hidden_size for layer in a.each_layer()),
-         "mlp.ffn_hidden_size: transformers' {name} has one for all layers"),
-    Lack(lambda a: next((of.score for of in a.experts
-                         if of.score != "sigmoid" or not of.expert_bias or not of.shared_ffn_hidden_size), ""),
-         "experts.score={found}: transformers' {name} has sigmoids with a bias, and a shared expert"),
-)  # fmt: skip
-MAMBA_LAYERS: Final = (
-    Lack(lambda a: _one_mamba(a) is None, "pattern: transformers' {name} has nothing but layers of one Mamba-2"),
-    Lack(_uneven_channels, "hidden_size={a.hidden_size}: transformers' {name} has {found} channels, a multiple of it"),
-    *ONE_PART_LAYERS,
-)
 ROTARY: Final = ("attention", "mlp", "llama3_rope")
 ROUTED: Final = ("attention", "experts", "llama3_rope")
 SIGMOID: Final = ("mlp", "shared_experts", "sigmoid_router", "grouped_router", "expert_bias")
@@ -383,18 +260,35 @@ GPT2: Final = HfClass(
     *("GPT2Config", "GPT2LMHeadModel", words.GPT2, ("gelu", "relu"), "LayerNorm", "learned_absolute"),
     *(("attention", "mlp"), BIASES_EVERYWHERE),
 )
-LLAMA: Final = _decoder("Llama", (*DECODER, *named("attention_bias=add_bias_linear mlp_bias=add_bias_linear")), ROTARY, LLAMA_BIASES, *GLU)
-QWEN2: Final = _decoder("Qwen2", DECODER, ROTARY, QKV_BIAS, *GLU)
+LLAMA: Final = _decoder("Llama", (*DECODER, *named("attention_bias=add_bias_linear mlp_bias=add_bias_linear")), ROTARY, (
+    Lack(lambda a: a.add_qkv_bias and not a.add_bias_linear,
+         "add_qkv_bias=true: transformers' {name} has biases on all linears or none"),
+    ATTENTION_DROPOUT,
+), *GLU)  # fmt: skip
+QWEN2: Final = _decoder("Qwen2", DECODER, ROTARY, (
+    Lack(lambda a: not a.add_qkv_bias or a.add_bias_linear, "{biases}: transformers' {name} has biases on Q, K and V only"),
+    ATTENTION_DROPOUT,
+), *GLU)  # fmt: skip
 QWEN3: Final = _decoder("Qwen3", (*DECODER, NO_BIASES), (*ROTARY, "qk_norm"), HEAD_NORMS, *GLU)
-MIXTRAL: Final = _decoder("Mixtral", (*_routed(words.MIXTRAL), fixed("sliding_window", None)), ROUTED, MIXTRAL_EXPERTS)
+MIXTRAL: Final = _decoder("Mixtral", (*_routed(words.MIXTRAL), fixed("sliding_window", None)), ROUTED, (
+    Lack(lambda a: not a.experts[0].normalized, "experts.normalized=false: transformers' {name} makes scores sum to one"),
+    PLAIN_EXPERTS,
+    *BARE,
+))  # fmt: skip
 QWEN3_MOE: Final = _decoder("Qwen3Moe", (*_routed(words.QWEN3_MOE), NO_BIASES), (*ROUTED, "qk_norm"), (PLAIN_EXPERTS, *HEAD_NORMS))
 GLM4_MOE: Final = _decoder(
     *("Glm4Moe", (*SIGMOID_ROUTED, Term("use_qk_norm", "", of=lambda a: "qk_norm" in a.features()), PARTLY_ROTARY)),
     *((*ROUTED, *SIGMOID, "qk_norm", "partial_rotary"), SIGMOID_EXPERTS),
 )
-DEEPSEEK_V3: Final = _decoder(
-    "DeepseekV3", DEEPSEEK_V3_SETTINGS, ("latent_attention", "latent_yarn", "experts", *SIGMOID), (LATENT_NORMS, *SIGMOID_EXPERTS)
-)
+DEEPSEEK_V3: Final = _decoder("DeepseekV3", (
+    *_but(SIGMOID_ROUTED, "head_dim"),
+    Term("num_key_value_heads", "num_attention_heads"),
+    *inside(_mixer, words.LATENT_ATTENTION),
+), ("latent_attention", "latent_yarn", "experts", *SIGMOID), (
+    Lack(lambda a: a.norm_epsilon != LATENT_EPSILON,
+         f"norm_epsilon={{a.norm_epsilon}}: transformers' {{name}} has {LATENT_EPSILON} in the norms of latent vectors"),
+    *SIGMOID_EXPERTS,
+))  # fmt: skip
 MISTRAL: Final = _decoder("Mistral", WINDOWED, (*ROTARY, "window"), ONE_WINDOW)
 PHI3: Final = _decoder(
     *("Phi3", (*WINDOWED, PARTLY_ROTARY, *named("original_max_position_embeddings=max_position_embeddings"), NO_PADDING)),
@@ -402,14 +296,89 @@ PHI3: Final = _decoder(
 )
 POST_NORMS: Final = ("qk_norm_hidden", "post_norm")
 OLMO2: Final = _decoder("Olmo2", (*DECODER, NO_BIASES, NO_PADDING), ("attention", "mlp", *POST_NORMS), (*_always(*POST_NORMS), *BARE))
-GEMMA3_PARTS: Final = ("attention", "mlp", "window", "qk_norm", "mixed_rope", "linear_rope", "score_width", *GEMMA)
-GEMMA3: Final = _decoder("Gemma3", GEMMA3_SETTINGS, GEMMA3_PARTS, GEMMA_LAYERS, "geglu", config="TextConfig")
-LLAMA4_ROUTER: Final = ("mlp", "shared_experts", "sigmoid_router", "scores_on_input")
-LLAMA4_PARTS: Final = (*ROUTED, *LLAMA4_ROUTER, "qk_l2_norm", "chunked_attention", "query_temperature", "no_rope_layers")
-LLAMA4: Final = _decoder("Llama4", LLAMA4_SETTINGS, LLAMA4_PARTS, LLAMA4_LAYERS, config="TextConfig")
-MAMBA2: Final = _decoder("Mamba2", MAMBA2_SETTINGS, ("mamba2", "single_part_layers"), MAMBA_LAYERS, position="none")
-NEMOTRON_PARTS: Final = ("mamba2", "single_part_layers", "attention", "experts", *SIGMOID)
-NEMOTRON_H: Final = _decoder("NemotronH", NEMOTRON_SETTINGS, NEMOTRON_PARTS, NEMOTRON_LAYERS, "relu2", position="none")
+GEMMA3: Final = _decoder("Gemma3", (
+    *_but(DECODER, "hidden_act"),
+    fixed("hidden_activation", "gelu_pytorch_tanh"),
+    Term("layer_types", "", of=lambda a: ["full_attention" if mixer.window is None else "sliding_attention"
+                                          for mixer in _attentions(a.each_layer())]),
+    Term("sliding_window", "", of=lambda a: _local(a).window),
+    Term("query_pre_attn_scalar", "", of=lambda a: int(_local(a).score_width or a.head_dim)),
+    Term("rope_parameters", "", of=lambda a: {
+        "full_attention": _rope(a),
+        "sliding_attention": {"rope_type": "default", "rope_theta": float(_local(a).rotary_base or a.rotary_base)},
+    }),
+    NO_BIASES,
+    NO_PADDING,
+), ("attention", "mlp", "window", "qk_norm", "mixed_rope", "linear_rope", "score_width", *GEMMA), (
+    *_always("qk_norm", *GEMMA),
+    *BARE,
+    Lack(lambda a: not any(mixer.window for mixer in _attentions(a.kinds_of_layers())),
+         "pattern: transformers' {name} has windows in some layers"),
+    Lack(lambda a: a.rope_scaling_factor is not None
+         and any(mixer.window and mixer.rotary_scaled for mixer in _attentions(a.kinds_of_layers())),
+         "rotary_scaled=true: transformers' {name} scales no rotary frequencies in layers with a window"),
+    Lack(lambda a: len(mixers := _attentions(a.kinds_of_layers())) > 2
+         or any(not mixer.window and mixer.rotary_base not in (None, a.rotary_base) for mixer in mixers),
+         "pattern: transformers' {name} has two kinds of layers, of which those with a window have rotary frequencies of their own"),
+    Lack(lambda a: len({mixer.score_width for mixer in _attentions(a.kinds_of_layers())}) > 1,
+         "score_width: transformers' {name} has one for all layers"),
+    Lack(lambda a: min((width for mixer in _attentions(a.kinds_of_layers()) if (width := mixer.score_width or 0) % 1), default=0),
+         "score_width={found}: transformers' {name} takes an integer"),
+), "geglu", config="TextConfig")  # fmt: skip
+LLAMA4: Final = _decoder("Llama4", (  # a prediction of its kind has what its own experts have, and as wide a shared one
+    *_routed(words.MIXTRAL),
+    Term("intermediate_size_mlp", "ffn_hidden_size"),
+    Term("moe_layers", "", of=lambda a: [index for index, layer in enumerate(a.each_layer()) if not isinstance(layer.feed_forward, Mlp)]),
+    Term("no_rope_layers", "", of=lambda a: [int(mixer.rotary) for mixer in _attentions(a.each_layer())]),
+    Term("attention_chunk_size", "", of=lambda a: _first(a, "chunk")),
+    Term("use_qk_norm", "", of=lambda a: any(mixer.qk_norm == "l2" for mixer in _attentions(a.each_layer()))),
+    Term("attn_temperature_tuning", "", of=lambda a: _first(a, "temperature") is not None),
+    Term("attn_scale", "", of=lambda a: _first(a, "temperature", (0.1, 8192.0))[0]),
+    Term("floor_scale", "", of=lambda a: int(_first(a, "temperature", (0.1, 8192.0))[1])),
+    fixed("router_aux_loss_coef", 0.0),
+    NO_BIASES,
+    NO_PADDING,
+), (*ROUTED, "mlp", "shared_experts", "sigmoid_router", "scores_on_input", "qk_l2_norm", "chunked_attention", "query_temperature",
+    "no_rope_layers"), (
+    *_always("scores_on_input", "shared_experts"),
+    *BARE,
+    Lack(lambda a: (of := a.experts[0]).score != "sigmoid" or of.normalized or of.scaling != 1.0 or of.expert_bias,
+         "experts.score={e.score}: transformers' {name} has sigmoids as they are"),
+    Lack(lambda a: a.experts[0].shared_ffn_hidden_size != a.experts[0].ffn_hidden_size,
+         "shared_ffn_hidden_size={e.shared_ffn_hidden_size}: transformers' {name} has a shared expert as wide as the others"),
+    Lack(lambda a: _mixed_kinds(a, rotary=True),
+         "pattern: transformers' {name} has one kind of layers with rotary=true, without temperature"),
+    Lack(lambda a: _mixed_kinds(a, rotary=False),
+         "pattern: transformers' {name} has one kind of layers with rotary=false, without chunk and qk_norm"),
+), config="TextConfig")  # fmt: skip
+MAMBA2: Final = _decoder("Mamba2", (
+    *named("num_hidden_layers=num_layers hidden_size layer_norm_epsilon=norm_epsilon"),
+    *inside(_mixer, words.MAMBA2),
+    Term("expand", "", of=lambda a: _mixer(a).inner_size // a.hidden_size),
+    NO_PADDING,
+), ("mamba2", "single_part_layers"), (
+    Lack(lambda a: _one_mamba(a) is None, "pattern: transformers' {name} has nothing but layers of one Mamba-2"),
+    Lack(_uneven_channels, "hidden_size={a.hidden_size}: transformers' {name} has {found} channels, a multiple of it"),
+    *ONE_PART_LAYERS,
+), position="none")  # fmt: skip
+NEMOTRON_H: Final = _decoder("NemotronH", (
+    *words.SIZES,
+    Term("layers_block_type", "", of=_kinds),
+    *inside(_mixer, words.NEMOTRON_MAMBA),
+    Term("layer_norm_epsilon", "norm_epsilon"),
+    NO_PADDING,
+    *inside(lambda a: (*a.experts, None)[0], words.NEMOTRON_EXPERTS),
+), ("mamba2", "single_part_layers", "attention", "experts", *SIGMOID), (
+    *ONE_PART_LAYERS,
+    Lack(lambda a: None in _kinds(a), "pattern: transformers' {name} has layers of one part"),
+    Lack(lambda a: len(a.experts) > 1 or len({layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, Mamba2)}) > 1,
+         "pattern: transformers' {name} has one size of state space, and one of experts"),
+    Lack(lambda a: any(isinstance(layer.feed_forward, Mlp) and layer.feed_forward.ffn_hidden_size for layer in a.each_layer()),
+         "mlp.ffn_hidden_size: transformers' {name} has one for all layers"),
+    Lack(lambda a: next((of.score for of in a.experts
+                         if of.score != "sigmoid" or not of.expert_bias or not of.shared_ffn_hidden_size), ""),
+         "experts.score={found}: transformers' {name} has sigmoids with a bias, and a shared expert"),
+), "relu2", position="none")  # fmt: skip
 DENSE: Final = (GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, PHI3, OLMO2, GEMMA3, MAMBA2, NEMOTRON_H)
 OF_FAMILY: Final = {"phi3": PHI3}
 """The class of a family that another class could compute as well, where its checkpoints have other names."""
@@ -422,8 +391,13 @@ BERT: Final = HfClass(
 )
 T5: Final = HfClass(
     *("T5Config", "T5ForConditionalGeneration", words.T5, ("relu", "geglu"), "RMSNorm", "relative"),
-    *(("attention", "mlp", "encoder_decoder", "relative_bias"), ONE_DROPOUT),
-)
+    *(("attention", "mlp", "encoder_decoder", "relative_bias"), (
+        Lack(lambda a: a.add_bias_linear, "add_bias_linear=true: the linears of transformers' {name} have no biases"),
+        NO_GROUPS,
+        Lack(lambda a: a.hidden_dropout != a.attention_dropout,
+             "hidden_dropout={a.hidden_dropout} attention_dropout={a.attention_dropout}: transformers' {name} has one dropout rate"),
+    )),
+)  # fmt: skip
 PARTS: Final = (*dict.fromkeys(word for found in (*DENSE, *WITH_EXPERTS, BERT, T5) for word in found.parts), "vision")
 """What transformers' classes have between them: those that DeepSpeed trains here."""
 
