@@ -3,12 +3,13 @@ models have none there. For engines that train transformers' models, and for wei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
+from orchestrator.engines.megatron_parts import attentions, mixers
 from orchestrator.engines.transformer_config import TORCH_DTYPE
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.architecture import Layer
@@ -68,26 +69,20 @@ def window_of(layer: Layer) -> int | None:
     return layer.mixer.window if isinstance(layer.mixer, GroupedQueryAttention) else None
 
 
-def _attentions(layers: Iterable[Layer]) -> list[GroupedQueryAttention]:
-    """The plain and grouped-query attention of these layers."""
-    return [layer.mixer for layer in layers if isinstance(layer.mixer, GroupedQueryAttention)]
-
-
 def _mixer(a: Architecture) -> Any:
     """The mixer of the first layer; of a hybrid model, that of the first with states."""
-    mixers = [layer.mixer for layer in a.each_layer()]
-    return next((mixer for mixer in mixers if isinstance(mixer, Mamba2)), mixers[0])
+    return next(iter(mixers(Mamba2, a.each_layer())), next(a.each_layer()).mixer)
 
 
 def _local(a: Architecture) -> GroupedQueryAttention:
     """The first attention with a window; the first of all where none has one."""
-    layers = _attentions(a.each_layer())
+    layers = attentions(a.each_layer())
     return next((mixer for mixer in layers if mixer.window is not None), layers[0])
 
 
 def _first(a: Architecture, name: str, otherwise: Any = None) -> Any:
     """The first value of an attribute that a layer's attention has."""
-    return next((value for mixer in _attentions(a.each_layer()) if (value := getattr(mixer, name)) is not None), otherwise)
+    return next((value for mixer in attentions(a.each_layer()) if (value := getattr(mixer, name)) is not None), otherwise)
 
 
 KIND_OF_LAYER: Final = {
@@ -168,16 +163,16 @@ def _dense_behind_experts(a: Architecture) -> bool:
 
 def _mixed_kinds(a: Architecture, *, rotary: bool) -> bool:
     """Whether Llama 4's layers with rotary positions, or those without, are of several kinds, or have what the others have."""
-    kinds = {(mixer.chunk, mixer.qk_norm, mixer.temperature) for mixer in _attentions(a.kinds_of_layers()) if mixer.rotary is rotary}
+    kinds = {(mixer.chunk, mixer.qk_norm, mixer.temperature) for mixer in attentions(a.kinds_of_layers()) if mixer.rotary is rotary}
     wrong = any((temperature if rotary else chunk or norm) is not None for chunk, norm, temperature in kinds)
     return wrong or len(kinds) > 1
 
 
 def _one_mamba(a: Architecture) -> Mamba2 | None:
     """The mixer of a model that has nothing but layers of one Mamba-2; None: it has others."""
-    mixers = {layer.mixer for layer in a.each_layer()}
-    mixer = next(iter(mixers))
-    alone = len(mixers) == 1 and all(isinstance(layer.feed_forward, Nothing) for layer in a.each_layer())
+    found = {layer.mixer for layer in a.each_layer()}
+    mixer = next(iter(found))
+    alone = len(found) == 1 and all(isinstance(layer.feed_forward, Nothing) for layer in a.each_layer())
     return mixer if alone and isinstance(mixer, Mamba2) else None
 
 
@@ -300,7 +295,7 @@ GEMMA3: Final = _decoder("Gemma3", (
     *_but(DECODER, "hidden_act"),
     fixed("hidden_activation", "gelu_pytorch_tanh"),
     Term("layer_types", "", of=lambda a: ["full_attention" if mixer.window is None else "sliding_attention"
-                                          for mixer in _attentions(a.each_layer())]),
+                                          for mixer in attentions(a.each_layer())]),
     Term("sliding_window", "", of=lambda a: _local(a).window),
     Term("query_pre_attn_scalar", "", of=lambda a: int(_local(a).score_width or a.head_dim)),
     Term("rope_parameters", "", of=lambda a: {
@@ -312,26 +307,26 @@ GEMMA3: Final = _decoder("Gemma3", (
 ), ("attention", "mlp", "window", "qk_norm", "mixed_rope", "linear_rope", "score_width", *GEMMA), (
     *_always("qk_norm", *GEMMA),
     *BARE,
-    Lack(lambda a: not any(mixer.window for mixer in _attentions(a.kinds_of_layers())),
+    Lack(lambda a: not any(mixer.window for mixer in attentions(a.kinds_of_layers())),
          "pattern: transformers' {name} has windows in some layers"),
     Lack(lambda a: a.rope_scaling_factor is not None
-         and any(mixer.window and mixer.rotary_scaled for mixer in _attentions(a.kinds_of_layers())),
+         and any(mixer.window and mixer.rotary_scaled for mixer in attentions(a.kinds_of_layers())),
          "rotary_scaled=true: transformers' {name} scales no rotary frequencies in layers with a window"),
-    Lack(lambda a: len(mixers := _attentions(a.kinds_of_layers())) > 2
+    Lack(lambda a: len(mixers := attentions(a.kinds_of_layers())) > 2
          or any(not mixer.window and mixer.rotary_base not in (None, a.rotary_base) for mixer in mixers),
          "pattern: transformers' {name} has two kinds of layers, of which those with a window have rotary frequencies of their own"),
-    Lack(lambda a: len({mixer.score_width for mixer in _attentions(a.kinds_of_layers())}) > 1,
+    Lack(lambda a: len({mixer.score_width for mixer in attentions(a.kinds_of_layers())}) > 1,
          "score_width: transformers' {name} has one for all layers"),
-    Lack(lambda a: min((width for mixer in _attentions(a.kinds_of_layers()) if (width := mixer.score_width or 0) % 1), default=0),
+    Lack(lambda a: min((width for mixer in attentions(a.kinds_of_layers()) if (width := mixer.score_width or 0) % 1), default=0),
          "score_width={found}: transformers' {name} takes an integer"),
 ), "geglu", config="TextConfig")  # fmt: skip
 LLAMA4: Final = _decoder("Llama4", (  # a prediction of its kind has what its own experts have, and as wide a shared one
     *_routed(words.MIXTRAL),
     Term("intermediate_size_mlp", "ffn_hidden_size"),
     Term("moe_layers", "", of=lambda a: [index for index, layer in enumerate(a.each_layer()) if not isinstance(layer.feed_forward, Mlp)]),
-    Term("no_rope_layers", "", of=lambda a: [int(mixer.rotary) for mixer in _attentions(a.each_layer())]),
+    Term("no_rope_layers", "", of=lambda a: [int(mixer.rotary) for mixer in attentions(a.each_layer())]),
     Term("attention_chunk_size", "", of=lambda a: _first(a, "chunk")),
-    Term("use_qk_norm", "", of=lambda a: any(mixer.qk_norm == "l2" for mixer in _attentions(a.each_layer()))),
+    Term("use_qk_norm", "", of=lambda a: any(mixer.qk_norm == "l2" for mixer in attentions(a.each_layer()))),
     Term("attn_temperature_tuning", "", of=lambda a: _first(a, "temperature") is not None),
     Term("attn_scale", "", of=lambda a: _first(a, "temperature", (0.1, 8192.0))[0]),
     Term("floor_scale", "", of=lambda a: int(_first(a, "temperature", (0.1, 8192.0))[1])),
@@ -371,7 +366,7 @@ NEMOTRON_H: Final = _decoder("NemotronH", (
 ), ("mamba2", "single_part_layers", "attention", "experts", *SIGMOID), (
     *ONE_PART_LAYERS,
     Lack(lambda a: None in _kinds(a), "pattern: transformers' {name} has layers of one part"),
-    Lack(lambda a: len(a.experts) > 1 or len({layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, Mamba2)}) > 1,
+    Lack(lambda a: len(a.experts) > 1 or len({*mixers(Mamba2, a.each_layer())}) > 1,
          "pattern: transformers' {name} has one size of state space, and one of experts"),
     Lack(lambda a: any(isinstance(layer.feed_forward, Mlp) and layer.feed_forward.ffn_hidden_size for layer in a.each_layer()),
          "mlp.ffn_hidden_size: transformers' {name} has one for all layers"),

@@ -3,12 +3,13 @@ is said in TransformerConfig's words and in Megatron-LM's flags."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from orchestrator.engines.megatron_versions import release_of
-from orchestrator.model.architecture import Architecture
+from orchestrator.model.architecture import Architecture, Layer
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
@@ -16,6 +17,7 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.words import megatron as words
 from orchestrator.words.terms import Table, Term, fixed, flags, inside, only, say
 
+M = TypeVar("M")
 TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm", "partial_rotary")
 """Parts that our worker trains under every engine on megatron-core's layers, each with a test of parity against one process
 (tests/workers)."""
@@ -85,23 +87,25 @@ def by_program(a: Architecture, version: str) -> bool:
     return all(word not in lacking or word in BY_PROGRAM for word in a.features())
 
 
-def _attentions(a: Architecture) -> list[GroupedQueryAttention]:
-    """The attention of each layer that has plain or grouped-query attention, in order."""
-    return [layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, GroupedQueryAttention)]
+def mixers(kind: type[M], layers: Iterable[Layer]) -> list[M]:
+    """The mixers of this kind that these layers have, in order."""
+    return [layer.mixer for layer in layers if isinstance(layer.mixer, kind)]
 
 
+attentions: Final = partial(mixers, GroupedQueryAttention)
+"""The plain and grouped-query attention of layers."""
 CLAMPED: Final = {"glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0}
 """GPT-OSS's gated activation: gate sigmoid(1.702 gate) (up + 1), both clamped (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
 
 
 def _windows(a: Architecture) -> list[int]:
     """The windows of layers with attention; 0: a layer has none."""
-    return [attention.window or 0 for attention in _attentions(a)]
+    return [attention.window or 0 for attention in attentions(a.each_layer())]
 
 
 def delta_nets(a: Architecture) -> list[GatedDeltaNet]:
     """The different gated delta nets of its layers."""
-    return list(dict.fromkeys(layer.mixer for layer in a.kinds_of_layers() if isinstance(layer.mixer, GatedDeltaNet)))
+    return list(dict.fromkeys(mixers(GatedDeltaNet, a.kinds_of_layers())))
 
 
 def _delta_layers(a: Architecture) -> int | list[int]:
@@ -134,12 +138,12 @@ def _expert_layers(a: Architecture) -> int | list[int]:
 
 
 PARTS: Final[Table] = (
-    Term("qk_layernorm", "", unless=False, of=lambda a: any(attention.qk_norm == "head" for attention in _attentions(a))),
+    Term("qk_layernorm", "", unless=False, of=lambda a: any(attention.qk_norm == "head" for attention in attentions(a.each_layer()))),
     # Tokens seen before a token's own and after it, and the layers with a window; sinks all have or none (rule window_kinds).
     Term("window_size", "", of=lambda a: [max(_windows(a)) - 1, 0], when=lambda a: any(_windows(a))),
     Term("window_attn_skip_freq", "", of=lambda a: [int(window > 0) for window in _windows(a)],
          when=lambda a: any(_windows(a)) and not all(_windows(a))),
-    Term("softmax_type", "", of=lambda a: "learnable", when=lambda a: any(attention.sinks for attention in _attentions(a))),
+    Term("softmax_type", "", of=lambda a: "learnable", when=lambda a: any(attention.sinks for attention in attentions(a.each_layer()))),
     *only(lambda a: a.activation == "clamped_swiglu", [fixed(*one) for one in CLAMPED.items()]),
     # MLATransformerConfig's arguments (transformer/transformer_config.py:2006-2064): rotary frequencies of its own, and norms of the latent
     # vectors. Positions for which YaRN's are made, and betas, are its own (LatentAttention.yarn_mscale).
@@ -150,7 +154,7 @@ PARTS: Final[Table] = (
     *only(latent_attention, [Term("rotary_base", "rotary_base"), fixed("rotary_percent", 1.0)]),
     *only(delta_nets, [fixed("experimental_attention_variant", "gated_delta_net"), Term("linear_attention_freq", "", of=_delta_layers)]),
     *inside(lambda a: next(iter(delta_nets(a)), None), words.DELTA_NET),
-    Term("attention_output_gate", "", unless=False, of=lambda a: any(attention.output_gate for attention in _attentions(a))),
+    Term("attention_output_gate", "", unless=False, of=lambda a: any(attention.output_gate for attention in attentions(a.each_layer()))),
     *flags("layernorm_zero_centered_gamma=zero_centered_norm"),
     # The router, the experts and which layers have them (transformer/transformer_config.py:534-640). A softmax over the chosen experts'
     # logits alone is what a softmax over all, made to sum to one, is. The router is in fp32: scores of many experts lie near each other.

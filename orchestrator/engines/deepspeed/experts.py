@@ -38,13 +38,11 @@ def beyond_host(workload: Workload) -> str:
     return f"{format_bytes(needed)} a rank of {format_bytes(have)} (cluster.host_memory)" if needed > have else ""
 
 
-@rule("autoep_host", "autoep: deepspeed/moe/ep_repack.py repack_expert_weights", "ep zero_stage")
+@rule("autoep_host", "autoep: deepspeed/moe/ep_repack.py repack_expert_weights", "ep zero_stage", "ep !zero_stage=3")
 def built_in_host_memory(candidate: Candidate, workload: Workload) -> str | None:
     """AutoEP cuts a model that each rank has built whole; zero.Init at stage 3 builds partitions at once."""
-    ep, stage = candidate.mesh.ep, candidate.strategy.zero_stage
-    if ep == 1 or stage == 3 or not (lacking := beyond_host(workload)):
-        return None
-    return f"ep={ep} zero_stage={stage}: AutoEP builds the whole model in host memory first: {lacking}; zero_stage=3 does not"
+    said = f"ep={candidate.mesh.ep} zero_stage={candidate.strategy.zero_stage}: AutoEP builds the whole model in host memory first"
+    return f"{said}: {lacking}; zero_stage=3 does not" if (lacking := beyond_host(workload)) else None
 
 
 EXPERT_RULES: Final = (

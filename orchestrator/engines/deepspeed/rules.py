@@ -91,12 +91,10 @@ def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
     return None if short is None else f"cp={cp} with a window of {short} {seen}"
 
 
-@rule("hpz", "hpz: deepspeed/runtime/zero/partition_parameters.py:1118, utils/groups.py", "zero_shard_size zero_stage tp cp")
+@rule("hpz", "hpz: deepspeed/runtime/zero/partition_parameters.py:1118, utils/groups.py", "zero_shard_size zero_stage tp cp",
+      "zero_shard_size zero_stage=3")  # fmt: skip
 def hpz(candidate: Candidate, _: Workload) -> str | None:
-    strategy = candidate.strategy
-    size, mesh = strategy.zero_shard_size, strategy.mesh
-    if size is None or strategy.zero_stage != 3:
-        return None
+    size, mesh = candidate.strategy.zero_shard_size or 0, candidate.mesh
     if mesh.tp > 1:
         return f"zero_shard_size={size} with tp={mesh.tp}: hpZ's groups are the whole world's, silently wrong with tensor parallelism"
     if mesh.cp > 1:

@@ -12,13 +12,12 @@ MEGATRON_ORDERS: Final = (RANK_ORDER, PP_BEFORE_DP)
 """What initialize_model_parallel is given (training/initialize.py:378)."""
 
 
-@rule("expert_order", "rank_order: core/parallel_state.py:808-816", "pp ep etp dp rank_order")
+@rule("expert_order", "rank_order: core/parallel_state.py:808-816", "pp ep etp dp rank_order", "pp rank_order")
 def expert_order(candidate: Candidate, _: Workload) -> str | None:
     mesh = candidate.mesh
     expert_dp = mesh.expert_dp if mesh.ep * mesh.etp > 1 else mesh.dp * mesh.cp  # Megatron's etp is tp where none is given
-    if mesh.order != RANK_ORDER and mesh.pp > 1 and expert_dp != mesh.dp:
-        return f"expert_dp={expert_dp} is not dp={mesh.dp}, which rank order {'-'.join(mesh.order)} with a pipeline needs"
-    return None
+    said = f"expert_dp={expert_dp} is not dp={mesh.dp}, which rank order {'-'.join(mesh.order)} with a pipeline needs"
+    return None if expert_dp == mesh.dp else said
 
 
 MESH_RULES: Final = (

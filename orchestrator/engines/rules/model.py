@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.megatron_parts import delta_nets
-from orchestrator.engines.megatron_versions import release_of
+from orchestrator.engines.megatron_parts import attentions, delta_nets
 from orchestrator.engines.rules.rule import NUMBERS, SEQUENCES, Undivided, first, refused, rule
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
@@ -28,36 +27,34 @@ ROTARY_BASE: Final = 10000
 @rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", "model")
 def window_kinds(_: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
-    mixers = [layer.mixer for layer in a.each_layer()]
-    attentions = [mixer for mixer in mixers if isinstance(mixer, GroupedQueryAttention)]
-    windows = sorted({attention.window for attention in attentions if attention.window})
+    found = attentions(a.each_layer())
+    windows = sorted({attention.window for attention in found if attention.window})
     if len(windows) > 1:
         return f"windows of {' and '.join(map(str, windows))} tokens in one model: megatron-core has one"
-    if any(attention.sinks for attention in attentions) and not all(attention.sinks for attention in attentions):
+    if any(attention.sinks for attention in found) and not all(attention.sinks for attention in found):
         return "sinks in some layers only: megatron-core has them in all"
-    if a.mtp_num_layers and windows and attentions[0].window != attentions[-1].window:
+    if a.mtp_num_layers and windows and found[0].window != found[-1].window:
         return "a prediction layer after windows in some layers: megatron-core gives it the window of the first layer, not the last's"
     return None
 
 
-@rule("hybrid_stages", "core/ssm/mamba_block.py:172-221 of 0.16.1, core/transformer/transformer_config.py:1359-1418", "software pp")
+@rule("hybrid_stages", "core/ssm/mamba_block.py:172-221 of 0.16.1, core/transformer/transformer_config.py:1359-1418", "software pp",
+      "single_part_layers !release.lays_out_hybrids")  # fmt: skip
 def hybrid_stages(candidate: Candidate, workload: Workload) -> str | None:
     """Refuses more stages than layers; what sizes these stages may have: `Capabilities.even_between`."""
     pp, a, version = candidate.mesh.pp, workload.model.architecture, workload.cluster.software.megatron_core
-    if pp <= a.num_layers or release_of(version).lays_out_hybrids or "single_part_layers" not in a.features():
-        return None
-    return f"pp={pp} with {a.num_layers} layers of one part: megatron-core {version} wants a layer in every stage"
+    said = f"pp={pp} with {a.num_layers} layers of one part: megatron-core {version} wants a layer in every stage"
+    return said if pp > a.num_layers else None
 
 
 @rule("delta_kinds", "core/models/gpt/experimental_attention_variant_module_specs.py:139, attention.py:1265", "model")
 def delta_kinds(_: Candidate, workload: Workload) -> str | None:
-    mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
-    nets = delta_nets(workload.model.architecture)
+    layers, nets = workload.model.architecture.kinds_of_layers(), delta_nets(workload.model.architecture)
     if len(nets) > 1:
         return f"gated delta nets of {len(nets)} sizes in one model: megatron-core has one"
-    if nets and not all(isinstance(mixer, GatedDeltaNet | GroupedQueryAttention) for mixer in mixers):
+    if nets and not all(isinstance(layer.mixer, GatedDeltaNet | GroupedQueryAttention) for layer in layers):
         return "gated delta nets beside another mixer than grouped-query attention: megatron-core alternates these alone"
-    if len({mixer.output_gate for mixer in mixers if isinstance(mixer, GroupedQueryAttention)}) > 1:
+    if len({mixer.output_gate for mixer in attentions(layers)}) > 1:
         return "gates of attention's output in some layers only: megatron-core has them in all"
     return None
 

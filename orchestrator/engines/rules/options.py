@@ -99,9 +99,8 @@ def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
 def offloaded_modules(candidate: Candidate, workload: Workload) -> str | None:
     """Whether these modules can be offloaded, and keep anything that could be."""
     strategy, cluster, model = candidate.strategy, workload.cluster, workload.model
-    if strategy.offload_modules is None:
-        return None
-    said, modules = f"offload_modules={strategy.offload_modules}", strategy.offload_modules.split("+")
+    asked = strategy.offload_modules or ""
+    said, modules = f"offload_modules={asked}", asked.split("+")
     if not cluster.software.transformer_engine or cluster.is_cpu:
         return f"{said} needs Transformer Engine's layers, on GPUs"
     if model.architecture.stack != "decoder":
@@ -116,7 +115,7 @@ def offloaded_modules(candidate: Candidate, workload: Workload) -> str | None:
     inside = [module for module in modules if module in OF_EXPERTS]
     if inside and "mlp" in again:
         return f"{said} with recompute={strategy.recompute}: experts that are computed again keep nothing of {', '.join(inside)}"
-    if unused := without_use(tuple(run.layer for run in model.runs), strategy.offload_modules):
+    if unused := without_use(tuple(run.layer for run in model.runs), asked):
         return f"offload_modules={unused} does nothing: no layer of this model keeps anything there under Transformer Engine"
     return _offload_beside_graphs(candidate, workload, said, inside == modules) or _offload_fits_host(candidate, workload, said)
 

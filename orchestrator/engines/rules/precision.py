@@ -17,21 +17,20 @@ NOT_ON_ROCM: Final = {
     "mxfp8": "ROCm's Transformer Engine has it on gfx95x alone, in few shapes, and off (its README, MXFP8 support on ROCm)",
 }
 """Recipes that AMD's GPUs have not, and why (ROCm/TransformerEngine at 01b4205e)."""
+OF_FEW_BITS: Final = f"precision={'|'.join(QUANTISED)}"
 MULTIPLES: Final = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32), "nvfp4": (32, 32)}
 """What tokens and features of a product must be multiples of, by FP8's recipe (Transformer Engine's assert_dim_for_fp8_exec, MXFP8's
 blocks), or in NVFP4: 16 bytes, which the hardware loads at least (megatron/core/fp4_utils.py:177 of 0.19)."""
 
 
-def multiples(training: Training) -> tuple[int, int] | None:
-    """What tokens and features of a product must be multiples of; None: of nothing."""
-    return MULTIPLES.get(training.fp8_recipe or "delayed" if training.precision == "fp8" else training.precision)
+def multiples(training: Training) -> tuple[int, int]:
+    """What tokens and features of a product of so few bits must be multiples of."""
+    return MULTIPLES[training.fp8_recipe or "delayed" if training.precision == "fp8" else training.precision]
 
 
-@rule("fp8", "fp8: megatron/training/arguments.py:655-669; core/fp4_utils.py:59", "model")
+@rule("fp8", "fp8: megatron/training/arguments.py:655-669; core/fp4_utils.py:59", "model", OF_FEW_BITS)
 def fp8(_: Candidate, workload: Workload) -> str | None:
     training, cluster = workload.training, workload.cluster
-    if training.precision not in QUANTISED:
-        return None
     if not cluster.software.transformer_engine or cluster.is_cpu:
         return f"precision={training.precision} needs Transformer Engine, on GPUs"
     if training.precision == "nvfp4":
@@ -43,13 +42,10 @@ def fp8(_: Candidate, workload: Workload) -> str | None:
     return None if float(has) >= least else f"fp8_recipe={recipe} needs compute capability {least}; {cluster.gpu.name} has {has}"
 
 
-@rule("fp8_features", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", "model tp")
+@rule("fp8_features", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", "model tp", OF_FEW_BITS)
 def fp8_features(candidate: Candidate, workload: Workload) -> str | None:
     training, a, tp = workload.training, workload.model.architecture, candidate.mesh.tp
-    units = multiples(training)
-    if units is None:
-        return None
-    unit = units[1]
+    unit = multiples(training)[1]
     heads_in = a.num_attention_heads * a.head_dim
     widths = {
         "hidden_size": a.hidden_size,
@@ -66,13 +62,11 @@ def fp8_features(candidate: Candidate, workload: Workload) -> str | None:
     )
 
 
-@rule("fp8_tokens", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", "model tp cp sequence_parallel micro_batch_size")
+@rule("fp8_tokens", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", "model tp cp sequence_parallel micro_batch_size",
+      OF_FEW_BITS)  # fmt: skip
 def fp8_tokens(candidate: Candidate, workload: Workload) -> str | None:
     training, mesh = workload.training, candidate.mesh
-    units = multiples(training)
-    if units is None:
-        return None
-    unit = units[0]
+    unit = multiples(training)[0]
     parts = mesh.cp * (mesh.tp if candidate.strategy.sequence_parallel else 1)
     lengths = ((name, length) for name in SEQUENCES for length in NUMBERS[name](workload.model))
     said = f"{training.precision} products need a multiple of {unit} tokens"

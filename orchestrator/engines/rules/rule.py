@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.engines.hf_config import class_of, takes_flash_attention
+from orchestrator.engines.megatron_parts import delta_nets, mixers
 from orchestrator.engines.megatron_versions import flex_backend, release_of
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.parts.experts import Experts
-from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import EIGHT_BIT, Training
@@ -107,11 +107,6 @@ def fact(where: str) -> Fact:
     return lambda _, workload: not name or name in workload.model.architecture.features()
 
 
-def of_kind(a: Architecture, kind: type[Any]) -> list[Any]:
-    """The mixers of this kind, one of each kind of layer."""
-    return [layer.mixer for layer in a.kinds_of_layers() if isinstance(layer.mixer, kind)]
-
-
 NUMBERS: Final[Mapping[str, Callable[[ModelSpec], Iterable[int]]]] = {
     "seq_length": lambda model: [model.seq_length],
     "decoder_seq_length": lambda model: [model.decoder_seq_length] if model.decoder_seq_length else [],
@@ -121,8 +116,8 @@ NUMBERS: Final[Mapping[str, Callable[[ModelSpec], Iterable[int]]]] = {
     ],
     "num_experts": lambda model: sorted(part.num_experts for part in model.architecture.experts),
     "the experts' ffn_hidden_size": lambda model: [part.ffn_hidden_size for part in model.architecture.experts],
-    "mamba2.num_groups": lambda model: [mixer.num_groups for mixer in of_kind(model.architecture, Mamba2)],
-    "gated_delta_net.num_key_heads": lambda model: [mixer.num_key_heads for mixer in of_kind(model.architecture, GatedDeltaNet)],
+    "mamba2.num_groups": lambda model: [mixer.num_groups for mixer in mixers(Mamba2, model.architecture.kinds_of_layers())],
+    "gated_delta_net.num_key_heads": lambda model: [mixer.num_key_heads for mixer in delta_nets(model.architecture)],
 }
 """What a model has one or several of, by the words for it; other numbers are fields of the mesh or of the architecture."""
 SEQUENCES: Final = ("seq_length", "decoder_seq_length")
