@@ -279,11 +279,7 @@ DEEPSEEK_V3: Final = _decoder("DeepseekV3", (
     *_but(SIGMOID_ROUTED, "head_dim"),
     Term("num_key_value_heads", "num_attention_heads"),
     *inside(_mixer, words.LATENT_ATTENTION),
-), ("latent_attention", "latent_yarn", "experts", *SIGMOID), (
-    Lack(lambda a: a.norm_epsilon != LATENT_EPSILON,
-         f"norm_epsilon={{a.norm_epsilon}}: transformers' {{name}} has {LATENT_EPSILON} in the norms of latent vectors"),
-    *SIGMOID_EXPERTS,
-))  # fmt: skip
+), ("latent_attention", "full_rank_queries", "latent_yarn", "experts", *SIGMOID), SIGMOID_EXPERTS)  # fmt: skip
 MISTRAL: Final = _decoder("Mistral", WINDOWED, (*ROTARY, "window"), ONE_WINDOW)
 PHI3: Final = _decoder(
     *("Phi3", (*WINDOWED, PARTLY_ROTARY, *named("original_max_position_embeddings=max_position_embeddings"), NO_PADDING)),
@@ -375,8 +371,8 @@ NEMOTRON_H: Final = _decoder("NemotronH", (
          "experts.score={found}: transformers' {name} has sigmoids with a bias, and a shared expert"),
 ), "relu2", position="none")  # fmt: skip
 DENSE: Final = (GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, PHI3, OLMO2, GEMMA3, MAMBA2, NEMOTRON_H)
-OF_FAMILY: Final = {"phi3": PHI3}
-"""The class of a family that another class could compute as well, where its checkpoints have other names."""
+OF_FAMILY: Final = {"phi3": PHI3, "glm4_moe": GLM4_MOE, "deepseek": DEEPSEEK_V3}
+"""The class of a family's models also where another class could compute them as well, or lacks as little of them."""
 WITH_EXPERTS: Final = (MIXTRAL, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V3, LLAMA4, NEMOTRON_H)
 """The first that has all of a model is its class. One more class is a line here, and its keywords."""
 BERT: Final = HfClass(
@@ -414,15 +410,16 @@ def _complaints(a: Architecture, of: HfClass) -> list[str]:
 
 @lru_cache(maxsize=16)
 def class_of(a: Architecture) -> HfClass:
-    """The first class that has all of this model, or the one with the fewest reasons against it. A model that looks at images is of the
-    class of its kind, around its text model's."""
+    """The first class that has all of this model, else its family's, else the one with the fewest reasons against it. A model that looks
+    at images is of the class of its kind, around its text model's."""
     if a.vision is not None:
         inner = class_of(replace(a, vision=None))
         name = SEEING[a.vision.model_type]
         parts = (*inner.parts, "vision")
         return inner._replace(config=f"{name}Config", model=f"{name}ForConditionalGeneration", parts=parts)
     candidates = {"decoder": WITH_EXPERTS if a.experts else DENSE, "encoder": (BERT,), "encoder_decoder": (T5,)}[a.stack]
-    return min(candidates, key=lambda found: (len(_complaints(a, found)), found is not OF_FAMILY.get(a.family, found)))
+    against = {found.model: len(_complaints(a, found)) for found in candidates}
+    return min(candidates, key=lambda found: (against[found.model] > 0, found is not OF_FAMILY.get(a.family, found), against[found.model]))
 
 
 SEEING: Final = {
@@ -491,6 +488,15 @@ def inexpressible(a: Architecture) -> str | None:
     if a.vision is not None and (why := _wrong_text(a)):
         return why
     return next(iter(_complaints(a, class_of(a))), None)
+
+
+def other_latent_norms(a: Architecture) -> str | None:
+    """Why megatron-core, which has one epsilon for all norms, computes another function than transformers' class of this model; None: it
+    does not."""
+    if "latent_attention" not in a.features() or a.norm_epsilon == LATENT_EPSILON:
+        return None
+    why = f"norm_epsilon={a.norm_epsilon}: transformers' {class_of(a).model} has {LATENT_EPSILON} in the norms of latent vectors"
+    return f"{why}, megatron-core one epsilon for all norms; engine=deepspeed trains transformers' own"
 
 
 def model_classes(a: Architecture) -> tuple[str, str]:

@@ -9,11 +9,13 @@ import pytest
 from msgspec.structs import replace
 from test_hf_config import CONFIGS
 
+from orchestrator.engines import ENGINES
 from orchestrator.engines import hf_config as hf
 from orchestrator.model.architecture import Architecture, Layer, Run
 from orchestrator.model.families import from_hf_config
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.parts.part import Nothing
@@ -165,7 +167,7 @@ REASONS: dict[str, tuple[tuple[Change, str | None], ...]] = {
         DROPOUT,
     ),
     "glm": SIGMOID,
-    "deepseek": (*SIGMOID, (said(norm_epsilon=1e-5), "norm_epsilon=1e-05: transformers' X has 1e-06 in the norms of latent vectors")),
+    "deepseek": (*SIGMOID, (mixers(LatentAttention, q_lora_rank=None), None), (said(norm_epsilon=1e-5), None)),
     "llama4": (
         (experts(scores_on_input=False), "transformers' X is not without scores_on_input"),
         (experts(score="softmax"), "experts.score=softmax: transformers' X has sigmoids as they are"),
@@ -220,6 +222,24 @@ def test_each_reason_alone_keeps_a_model_out_of_its_class_in_its_words(name: str
         complaints = found.complaints(change(base), "X")
         assert len(complaints) == (why is not None), (number, why, complaints)
         assert why is None or complaints[0].startswith(why), (number, complaints)
+
+
+def test_a_model_that_no_class_has_is_refused_in_the_words_of_its_own() -> None:
+    """Not of the first class that lacks as little: Moonlight's queries of full rank were said to be none of Glm4MoeForCausalLM."""
+    plain = mixers(LatentAttention, q_lora_rank=None)(model("deepseek"))
+    assert hf.class_of(plain) is hf.DEEPSEEK_V3
+    assert hf.inexpressible(plain) is None
+    wrong = experts(score="softmax")(plain)
+    assert hf.inexpressible(wrong) == "experts.score=softmax: transformers' DeepseekV3ForCausalLM has sigmoids with a bias"
+
+
+def test_norms_of_latent_vectors_have_an_epsilon_of_their_own_in_transformers_alone() -> None:
+    latent = model("deepseek")
+    assert ENGINES["megatron"].why_no_exchange(latent, "deepseek_v3") is None
+    moonlights = replace(latent, norm_epsilon=1e-5)
+    assert ENGINES["deepspeed"].why_no_exchange(moonlights, "deepseek_v3") is None
+    said = "norm_epsilon=1e-05: transformers' DeepseekV3ForCausalLM has 1e-06 in the norms of latent vectors"
+    assert str(ENGINES["megatron"].why_no_exchange(moonlights, "deepseek_v3")).startswith(said)
 
 
 def test_layers_of_both_parts_are_of_neither_model_of_single_parts() -> None:
