@@ -27,12 +27,11 @@ from orchestrator.job import File, Job, Mount, all_or_none
 from orchestrator.launch import render, schedulers
 from orchestrator.model.families import describe_for
 from orchestrator.model.freezing import trained_parameters
-from orchestrator.plan import Plan, json_schema, to_json
+from orchestrator.plan import Plan, schema_text, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, resuming, sources
 from orchestrator.rl.job import ProgramName
 from orchestrator.units import format_seconds
-from orchestrator.values import indented
 
 HELD: Final = ".held"
 """The file in a run's folder that is locked while a command has the folder, with the process and its host."""
@@ -95,12 +94,11 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     """Everything that the folder holds before the start."""
     from orchestrator.report.candidates import candidates_csv
 
-    schema = indented(json_schema())
     saved = str(out / "plan.json") if settings.plan else None
     files = [
         File(path="config.yaml", content=recipe.resolved_yaml(settings, saved)),
         File(path="plan.json", content=to_json(found.plan)),
-        File(path="plan.schema.json", content=schema),
+        File(path="plan.schema.json", content=schema_text()),
     ]
     if found.outcomes:
         files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes, found.plan)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.plan.plan import LONG_S, Plan, Prices, Reason, RunSettings, Source, chosen, from_json, json_schema, to_json
+from orchestrator.plan.plan import LONG_S, Plan, Prices, Reason, RunSettings, Source, chosen, from_json, json_schema, schema_text, to_json
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "chosen",
     "from_json",
     "json_schema",
+    "schema_text",
     "to_json",
 ]

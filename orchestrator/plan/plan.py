@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -231,3 +232,9 @@ def json_schema() -> dict[str, Any]:
     for choice in OUTER_CHOICES:
         properties[choice.name]["description"] = choice.doc + (f" ({choice.unit})" if choice.unit else "")
     return schema
+
+
+def schema_text() -> str:
+    """`json_schema` as it is written beside every plan.json. Making it anew would take a start 20 ms, so that it is a file here; a test
+    holds it to `json_schema`."""
+    return files(__package__).joinpath("plan.schema.json").read_text()

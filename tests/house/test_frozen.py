@@ -6,11 +6,14 @@ recipes and plans already stands at the head of CHANGELOG.md, where it is said t
 
 from __future__ import annotations
 
+import os
+from importlib.resources import files
 from pathlib import Path
 
 import orchestrator
-from orchestrator.plan.plan import VERSION, json_schema
+from orchestrator.plan.plan import VERSION, json_schema, schema_text
 from orchestrator.recipe.keys import KEYS
+from orchestrator.values import indented
 
 HERE = Path(__file__).with_name("frozen")
 CHANGELOG = (Path(__file__).parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -46,6 +49,13 @@ def test_the_keys_are_those_that_users_know() -> None:
 
 def test_the_fields_of_a_plan_are_those_that_saved_plans_have() -> None:
     assert changes(fields(), f"plan_{VERSION}.txt") == ""
+
+
+def test_the_schema_that_is_written_beside_a_plan_is_its_own() -> None:
+    """`UPDATE_GOLDEN=1 python -m pytest tests/house/test_frozen.py` writes the file anew."""
+    if os.environ.get("UPDATE_GOLDEN"):
+        (Path(str(files("orchestrator.plan"))) / "plan.schema.json").write_text(indented(json_schema()))
+    assert schema_text() == indented(json_schema())
 
 
 def test_the_changelog_has_this_version() -> None:
