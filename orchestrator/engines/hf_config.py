@@ -23,6 +23,7 @@ from orchestrator.model.parts.vision import Vision
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
+from orchestrator.strategy.legality import LEFT_OUT
 from orchestrator.words import hugging_face as words
 from orchestrator.words.terms import Table, Term, fixed, inside, named, say
 
@@ -405,7 +406,11 @@ def _complaints(a: Architecture, of: HfClass) -> list[str]:
     if a.rope_scaling_factor is not None and of.position_embedding != "rope":
         whys.append(f"rope_scaling_factor={a.rope_scaling_factor}: transformers' {name} has no rotary positions")
     lacking = [word for word in a.features() if word not in of.parts and not (word.endswith("_rope") and whys)]
-    return [*whys, *(f"transformers' {name} has no {word}" for word in lacking), *of.complaints(a, name)]
+    return [*whys, *(f"transformers' {name} has no {word}{_way_without(word)}" for word in lacking), *of.complaints(a, name)]
+
+
+def _way_without(part: str) -> str:
+    return f"; {LEFT_OUT[part]}" if part in LEFT_OUT else ""
 
 
 @lru_cache(maxsize=16)

@@ -94,6 +94,8 @@ def _check_checkpoint(folder: Path, ours: Architecture) -> None:
         raise InputError(FROM, shown(str(folder)), f"its {CONFIG} is of no model that we know: {error}") from None
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise InputError(FROM, shown(str(folder)), "holds no weights", WEIGHTS)
+    if not ours.mtp_num_layers:
+        theirs = msgspec.structs.replace(theirs, mtp_num_layers=0)  # transformers' classes leave them out too, whatever the file says
     for field, here, there in differing(_as_computed(ours), _as_computed(theirs)):
         way = f"; to stretch positions on purpose say it in {CONFIG} of a copy of that folder" if field in ROPE else ""
         raise InputError(f"model.{field}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}{way}")

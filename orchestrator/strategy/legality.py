@@ -53,6 +53,13 @@ def stages_offered(capabilities: Capabilities, candidate: Candidate) -> tuple[Ze
     return capabilities.zero_stages if candidate.mesh.pp == 1 else capabilities.zero_stages_with_pipeline
 
 
+LEFT_OUT: Final = {
+    "vision": "model.vision=null plans the text model alone",
+    "mtp": "model.mtp_num_layers=0 plans the model without its prediction heads",
+}
+"""How a user plans a model without a part of it that some engines have not."""
+
+
 def lacking_parts(capabilities: Capabilities, architecture: Architecture) -> list[str]:
     """Parts of the model that the engine neither runs nor plans."""
     if capabilities.parts is None:
@@ -72,8 +79,7 @@ def unsuited(capabilities: Capabilities, workload: Workload) -> str | None:
     lacking = lacking_parts(capabilities, workload.model.architecture)
     if lacking:
         has = f"of parts of models it has {', '.join(capabilities.parts or ())}{capabilities.beyond_parts}"
-        if "vision" in lacking:
-            has = f"model.vision=null plans the text model alone; {has}"
+        has = "; ".join((*(LEFT_OUT[word] for word in lacking if word in LEFT_OUT), has))
         return f"{capabilities.engine} has no {' and no '.join(lacking)}; {has}"
     given = (("precision", training.precision, capabilities.precisions), ("optimizer", training.optimizer, capabilities.optimizers))
     for name, value, known in given:

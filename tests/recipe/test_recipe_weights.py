@@ -172,3 +172,18 @@ def test_how_experts_are_balanced_may_differ_from_the_checkpoint(tmp_path: Path)
     checkpoint(folder, **config | {"num_experts_per_tok": 1})
     with pytest.raises(InputError, match="the checkpoint"):
         load(*words)
+
+
+def test_a_checkpoint_with_a_prediction_head_is_tuned_without_it(tmp_path: Path) -> None:
+    """transformers saves num_nextn_predict_layers=1 of any DeepSeek-V3, and its class has no head (modeling_deepseek_v3.py:552)."""
+    tiny = replace(load("recipe=deepseek_tiny").architecture, mtp_num_layers=0)
+    config = {"model_type": "deepseek_v3"} | config_keywords(tiny)
+    folder = checkpoint(tmp_path / "one", **config | {"num_nextn_predict_layers": 1})
+    words = (f"model.init_from={folder}", *WITHOUT_RECIPE)
+    assert load(*words).architecture.mtp_num_layers == 1
+    way = "model.mtp_num_layers=0 plans the model without its prediction heads"
+    assert way in str(ENGINES["megatron"].why_no_exchange(load(*words).architecture, "deepseek_v3"))
+    assert load(*words, "model.mtp_num_layers=0").architecture.mtp_num_layers == 0
+    checkpoint(folder, **config)
+    with pytest.raises(InputError, match=r"model.mtp_num_layers=1: the checkpoint"):
+        load(*words, "model.mtp_num_layers=1")
