@@ -9,13 +9,12 @@ import pytest
 from hand_plans import BERT, GPT, LLAMA, candidate, make_plan
 from msgspec.structs import replace
 from test_graph_rules import PADDED
-from test_rules import LATENT_LLAMA, MIXTURE, workload
+from test_rules import LATENT_LLAMA, MIXTURE, RULES, workload
 
 from orchestrator.audit import script
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron_args import megatron_args_sh, megatron_flags
 from orchestrator.engines.megatron_versions import RELEASES
-from orchestrator.engines.rules import options
 from orchestrator.engines.transformer_config import recompute_modules
 from orchestrator.engines.translation import environment
 from orchestrator.hardware.spec import Software
@@ -71,7 +70,7 @@ def test_modules_are_refused_exactly_where_the_installed_release_refuses_them() 
             theirs = ""
         except (AssertionError, ValueError) as error:
             theirs = str(error)
-        ours = options.offloaded_modules.check(chosen, described(MIXTURE, software=software))
+        ours = RULES["offloaded_modules"].check(chosen, described(MIXTURE, software=software))
         refused += bool(ours)
         if bool(ours) != bool(theirs):
             differ.append((named, mode, impl, held, ours, theirs))
@@ -86,7 +85,7 @@ def described(of: Any, seq_length: int = 64, **more: Any) -> Any:
 def why(of: Any = MIXTURE, modules: str = ALL_OF_MIXTURE, software: Software | None = None, **choices: Any) -> str | None:
     given = described(of, **({} if software is None else {"software": software}))
     chosen = candidate(**{"dp": 8, "offload_modules": modules, **choices})
-    found: str | None = options.offloaded_modules.check(chosen, given)
+    found: str | None = RULES["offloaded_modules"].check(chosen, given)
     return found
 
 
@@ -119,8 +118,8 @@ def test_host_memory_holds_a_micro_batch_of_each_stage() -> None:
     given = described(long, 2**20)
     tokens = given.cluster.host_memory // (long.num_layers * 2 * long.hidden_size * 2)  # of which a norm's input and output are kept
     chosen = candidate(dp=8, offload_modules="qkv_linear", micro_batch_size=tokens // 2**20 + 1)
-    assert "of host memory a rank" in (options.offloaded_modules.check(chosen, given) or "")
-    assert options.offloaded_modules.check(replace(chosen, micro_batch_size=tokens // 2**20), given) is None
+    assert "of host memory a rank" in (RULES["offloaded_modules"].check(chosen, given) or "")
+    assert RULES["offloaded_modules"].check(replace(chosen, micro_batch_size=tokens // 2**20), given) is None
 
 
 def test_it_is_said_with_the_variable_that_megatron_asks_for_and_read_back() -> None:

@@ -188,7 +188,7 @@ def test_hpz_takes_groups_of_two_or_more_ranks_that_divide_the_world() -> None:
         (LLAMA, away | {"ep": 2}, "offload_activations with tp=1 ep=2"),
         (T5, away, "offload_activations: tried with"),
     )
-    held(ds.autotp_family, (LLAMA, {"tp": 2}, None), (GPT, {"tp": 1}, None), (GPT, {"tp": 2}, "tp=2: AutoTP refuses GPT-2"))
+    held(RULES["autotp_family"], (LLAMA, {"tp": 2}, None), (GPT, {"tp": 1}, None), (GPT, {"tp": 2}, "tp=2: AutoTP refuses GPT-2"))
     held(
         ds.autotp_divides,
         (LLAMA, {"tp": 4}, None),
@@ -348,7 +348,7 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
                   ffn_hidden_size=64, hidden_act="gelu_pytorch_tanh", patch_size=16)  # fmt: skip
     seeing = replace(LLAMA, vision=deep, num_layers=8)
     held(
-        model.tower,
+        RULES["tower"],
         (LLAMA, {"cp": 2}, None),
         (seeing, {}, None),
         (seeing, {"tp": 8, "dp": 1}, None),
@@ -436,7 +436,7 @@ def test_fp8_takes_widths_and_tokens_in_multiples_from_the_gpu_on_that_has_it() 
 
     old = "fp8_recipe={} needs compute capability {}; "
     held(
-        precision.fp8,
+        RULES["fp8"],
         (eight(None, "L40S"), {}, None),
         (eight("tensorwise", "L40S"), {}, None),
         (eight("blockwise", "H200"), {}, None),

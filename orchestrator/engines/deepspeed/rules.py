@@ -13,7 +13,6 @@ from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import NEVER_TRIED, SEQUENCES, Undivided, first, refused, rule
 from orchestrator.engines.rules.zero import DEEPSPEED_ZERO_RULES, deepspeed_host_states, lacks_host
 from orchestrator.model.hugging_face import divides_head
-from orchestrator.model.traced import Traced
 from orchestrator.strategy.spec import TILED, Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE
@@ -23,11 +22,11 @@ ULYSSES_CLASSES: Final = tuple(found.model for found in (hf.LLAMA, hf.QWEN2, hf.
 It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder, no window. t5's bias is not of a shard's
 length."""
 AUTOTP_REFUSED: Final = {
-    hf.GPT2.model: "whose linears are Conv1D",
-    hf.PHI3.model: "whose projections are fused to one weight",
-    hf.OLMO2.model: "whose norm is of all heads' queries together",
-    hf.MAMBA2.model: "whose projection to gate, inputs and steps is one weight",
-    hf.NEMOTRON_H.model: "whose projection to gate, inputs and steps is one weight",
+    hf.GPT2: "GPT-2, whose linears are Conv1D",
+    hf.PHI3: "transformers' {hf.model}, whose projections are fused to one weight",
+    hf.OLMO2: "transformers' {hf.model}, whose norm is of all heads' queries together",
+    hf.MAMBA2: "transformers' {hf.model}, whose projection to gate, inputs and steps is one weight",
+    hf.NEMOTRON_H: "transformers' {hf.model}, whose projection to gate, inputs and steps is one weight",
 }
 """What AutoTP can't divide."""
 
@@ -37,27 +36,16 @@ def hf_architecture(_: Candidate, workload: Workload) -> str | None:
     return hf.inexpressible(workload.model.architecture)
 
 
-@rule("autotp_family", "autotp: deepspeed/module_inject/auto_tp.py:300 (supported)", "tp", "tp")
-def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
-    tp, a = candidate.mesh.tp, workload.model.architecture
-    if a.traced is not None:
-        why = a.traced.no_autotp or (None if a.traced.divided else nothing_divided(a.traced))
-        return f"tp={tp}: {why}" if why else None
-    model = hf.class_of(a).model
-    if a.vision is not None:
-        return f"tp={tp}: AutoTP was never tried with transformers' {model}, which looks at images"
-    if model not in AUTOTP_REFUSED:
+def nothing_divided(candidate: Candidate, workload: Workload) -> str | None:
+    """Why AutoTP divides no linear of a described model; None: it divides some, or the model is a reader's."""
+    traced = workload.model.architecture.traced
+    if traced is None or (traced.divided and not traced.no_autotp):
         return None
-    name = "GPT-2" if model == hf.GPT2.model else f"transformers' {model}"
-    return f"tp={tp}: AutoTP refuses {name}, {AUTOTP_REFUSED[model]}"
-
-
-def nothing_divided(traced: Traced) -> str:
-    """Why no linear of a described model is divided."""
-    if not traced.undivided:
-        return f"no partition of {traced.model_class} was recorded; describe it anew: python -m orchestrator.describe"
-    first = next((line for line in reversed(traced.undivided) if line.startswith("all linears")), traced.undivided[0])
-    return f"nothing of {traced.model_class} can be divided ({first})"
+    why = f"no partition of {traced.model_class} was recorded; describe it anew: python -m orchestrator.describe"
+    if traced.undivided:
+        whole = next((line for line in reversed(traced.undivided) if line.startswith("all linears")), traced.undivided[0])
+        why = f"nothing of {traced.model_class} can be divided ({whole})"
+    return f"tp={candidate.mesh.tp}: {traced.no_autotp or why}"
 
 
 @rule("autotp_divides", "autotp: deepspeed/module_inject/tp_shard.py (uneven shards)", "tp")
@@ -68,7 +56,7 @@ def autotp_divides(candidate: Candidate, workload: Workload) -> str | None:
         units = a.traced.tp_divides
         return f"tp={tp} does not divide {units}, of heads and widths of {a.traced.model_class} the common divisor" if units % tp else None
     wholes = ("num_attention_heads", "num_query_groups", "ffn_hidden_size", *(("vocab_size",) if divides_head(a) else ()))
-    return first(Undivided("tp", whole).why(candidate, workload) for whole in wholes)
+    return first(Undivided("tp", whole)(candidate, workload) for whole in wholes)
 
 
 @rule("autotp_host", "autotp: deepspeed/runtime/engine.py:942-1080", "tp", "tp")
@@ -164,7 +152,9 @@ DEEPSPEED_RULES: Final = (
     replace(head_width, engine_rule="transformers/models/gpt2/modeling_gpt2.py GPT2Attention"),
     replace(head_groups, engine_rule="transformers/models/llama/modeling_llama.py repeat_kv"),
     hf_architecture,
-    autotp_family,
+    refused("autotp_family", "autotp: deepspeed/module_inject/auto_tp.py:300 (supported)", "tp", "tp", nothing_divided,
+            ("!traced vision", "tp={mesh.tp}: AutoTP was never tried with transformers' {hf.model}, which looks at images"),
+            *((f"!traced hf={of.model}", f"tp={{mesh.tp}}: AutoTP refuses {what}") for of, what in AUTOTP_REFUSED.items())),
     autotp_divides,
     autotp_host,
     refused("autotp_x", "autotp_x: deepspeed/runtime/engine.py:957", "tp cp", "tp cp",

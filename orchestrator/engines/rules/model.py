@@ -69,21 +69,11 @@ core/transformer/transformer_layer.py:188, core_v0.19.0, asserts it). Qwen3.5's 
 UNPLANNED: Final = "tower_unplanned"
 
 
-@rule("tower", "Megatron-Bridge 067f987, models/qwen_vl/modelling_qwen3_vl/model.py, transformer_config.py (get_vision_model_config)",
-      "model tp pp vpp")  # fmt: skip
-def tower(candidate: Candidate, workload: Workload) -> str | None:
-    """Refuses what Megatron-Bridge's models that look at images don't have."""
-    v, mesh = workload.model.architecture.vision, candidate.mesh
-    if v is None:
-        return None
-    if v.num_attention_heads % mesh.tp:
-        return f"tp={mesh.tp} does not divide the tower's num_attention_heads={v.num_attention_heads}"
-    if candidate.vpp > 1 and v.model_type in NO_CHUNKS:
-        return f"vpp={candidate.vpp} of {v.model_type}: Megatron-Bridge tells its model no chunk's number, which Megatron asserts"
-    first, deep = workload.model.architecture.num_layers // mesh.pp, len(v.deepstack_visual_indexes)
-    if first < deep:
-        return f"pp={mesh.pp}: {deep} layers are given what the tower saw, and must stand in the first stage"
-    return None
+def deep_layers(candidate: Candidate, workload: Workload) -> str | None:
+    """Why the layers that are given what the tower saw don't stand in the first stage; None: they do."""
+    a, pp = workload.model.architecture, candidate.mesh.pp
+    deep = 0 if a.vision is None else len(a.vision.deepstack_visual_indexes)
+    return None if deep <= a.num_layers // pp else f"pp={pp}: {deep} layers are given what the tower saw, and must stand in the first stage"
 
 
 head_width = refused("hidden_heads", "hidden_heads: megatron/training/arguments.py:814", "model", "!kv_channels",
@@ -136,7 +126,12 @@ MODEL_RULES: Final = (
             "its weights"),
     refused("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", "model", "relative_bias !te",
             "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias"),
-    tower,
+    # What Megatron-Bridge's models that look at images don't have.
+    refused("tower", "Megatron-Bridge 067f987, models/qwen_vl/modelling_qwen3_vl/model.py, transformer_config.py (get_vision_model_config)",
+            "model tp pp vpp", "vision", Undivided("tp", "the tower's num_attention_heads"),
+            (f"vpp vision.model_type={'|'.join(NO_CHUNKS)}",
+             "vpp={candidate.vpp} of {a.vision.model_type}: Megatron-Bridge tells its model no chunk's number, which Megatron asserts"),
+            deep_layers),
     refused(UNPLANNED, "ours: what has no price of the models that Megatron-Bridge trains on images", "model cp", "vision",
             (f"!vision.model_type={'|'.join(TOWERS)}",
              f"model.vision of {{a.vision.model_type}}: Megatron-Bridge has Megatron's layers in the towers of {', '.join(TOWERS)} alone"),

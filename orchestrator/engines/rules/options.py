@@ -5,15 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
-from orchestrator.engines.megatron_versions import flex_backend, release_of
+from orchestrator.engines.megatron_versions import flex_backend
 from orchestrator.engines.rules.rule import refused, rule
-from orchestrator.engines.rules.zero import host_states
+from orchestrator.engines.rules.zero import host_states, lacks_host
 from orchestrator.strategy.axes.cp import inner_size
-from orchestrator.strategy.graphs import graphed_modules
-from orchestrator.strategy.offloading import OF_EXPERTS, offloaded, without_use
-from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
+from orchestrator.strategy.offloading import MODULES, OF_EXPERTS, offloaded, without_use
+from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
-from orchestrator.units import ITEMSIZE, format_bytes
+from orchestrator.units import ITEMSIZE
 
 
 @rule("user_buffers_mxfp8", "Transformer Engine, pytorch/module/base.py: fill_userbuffers_buffer_for_all_gather",
@@ -90,40 +89,17 @@ def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
-@rule(
-    "offloaded_modules",
-    "core/transformer/transformer_config.py:1268-1292 (0.19: 1848-1917, 2596-2640); training/arguments.py:1222",
-    "model tp pp cp micro_batch_size sequence_parallel recompute offload_optimizer offload_modules cuda_graph_impl cuda_graph_modules",
-    where="offload_modules",
-)
-def offloaded_modules(candidate: Candidate, workload: Workload) -> str | None:
-    """Whether these modules can be offloaded, and keep anything that could be."""
-    strategy, cluster, model = candidate.strategy, workload.cluster, workload.model
-    asked = strategy.offload_modules or ""
-    said, modules = f"offload_modules={asked}", asked.split("+")
-    if not cluster.software.transformer_engine or cluster.is_cpu:
-        return f"{said} needs Transformer Engine's layers, on GPUs"
-    if model.architecture.stack != "decoder":
-        return f"{said}: only Megatron's GPTModel begins and ends an offload (models/gpt/gpt_model.py:457)"
-    if "attn_proj" in modules and "core_attn" not in modules:
-        return f"{said}: attn_proj takes what core_attn gives and keeps: Megatron takes it beside core_attn alone"
-    again = RECOMPUTE_MODULES.get(strategy.recompute, ())
-    if strategy.recompute == "full":
-        return f"{said} with recompute=full, which keeps none of them"
-    if "core_attn" in modules and "core_attn" in again:  # attention.py:1127: its checkpoint has no begin of what :1186 ends
-        return f"{said} with recompute={strategy.recompute}: a core_attn that is computed again begins no offload"
-    inside = [module for module in modules if module in OF_EXPERTS]
-    if inside and "mlp" in again:
-        return f"{said} with recompute={strategy.recompute}: experts that are computed again keep nothing of {', '.join(inside)}"
-    if unused := without_use(tuple(run.layer for run in model.runs), asked):
-        return f"offload_modules={unused} does nothing: no layer of this model keeps anything there under Transformer Engine"
-    return _offload_beside_graphs(candidate, workload, said, inside == modules) or _offload_fits_host(candidate, workload, said)
+def idle_offload(candidate: Candidate, workload: Workload) -> str | None:
+    """Why an offload of these modules does nothing; None: each keeps something that could be offloaded."""
+    unused = without_use(tuple(run.layer for run in workload.model.runs), candidate.strategy.offload_modules or "")
+    said = f"offload_modules={unused} does nothing: no layer of this model keeps anything there under Transformer Engine"
+    return said if unused else None
 
 
-def _offload_fits_host(candidate: Candidate, workload: Workload, said: str) -> str | None:
+def offload_beyond_host(candidate: Candidate, workload: Workload) -> str | None:
     """Why a rank's part of host memory can't hold what the first stage offloads in 16 bits, of a micro-batch for each stage; ours."""
-    strategy, mesh, mbs, host = candidate.strategy, candidate.mesh, candidate.micro_batch_size, workload.cluster.host_memory
-    modules, sp = said.partition("=")[2], strategy.sequence_parallel
+    strategy, mesh, mbs = candidate.strategy, candidate.mesh, candidate.micro_batch_size
+    modules, sp = strategy.offload_modules or "", strategy.sequence_parallel
     parts = (
         (run.count, offloaded(run.layer, modules, mesh.tp, mesh.cp, sequence_parallel=sp, micro_batch_size=mbs))
         for run in workload.model.runs
@@ -134,27 +110,11 @@ def _offload_fits_host(candidate: Candidate, workload: Workload, said: str) -> s
     )  # fmt: skip
     needed = elements * mbs * ITEMSIZE["bf16"] * min(mesh.pp, candidate.num_microbatches) / mesh.pp
     needed += host_states(candidate, workload) if strategy.offload_optimizer else 0.0
-    return None if needed <= host else f"{said} needs {format_bytes(needed)} of host memory a rank, of {format_bytes(host)}"
+    return lacks_host(f"offload_modules={modules}", needed, workload.cluster)
 
 
-def _offload_beside_graphs(candidate: Candidate, workload: Workload, said: str, experts_alone: bool) -> str | None:
-    """Why Megatron's graphs don't go with an offload of modules."""
-    strategy, held = candidate.strategy, graphed_modules(candidate.strategy, workload.model.architecture)
-    impl = strategy.cuda_graph_impl
-    if impl == "none":
-        return None
-    release, both = release_of(workload.cluster.software.megatron_core), f"{said} with cuda_graph_impl={impl}"
-    if not release.offloads_beside_graphs:  # ours: 0.16.1 asks for nothing, and its offload counts its passes in Python
-        return f"{both}: Megatron-core {release.version} has no offload inside of graphs"
-    if impl == "full_iteration":  # :2634, whose bound of copies in flight no plan says
-        return f"{both} needs fine_grained_offloading_max_inflight_offloads"
-    if "moe" in held:
-        return f"{both} and moe among what they hold: experts that pad to a capacity aren't offloaded"
-    if impl == "local" and not (experts_alone and held):
-        return f"{both}: its graphs take an offload of {' and '.join(sorted(OF_EXPERTS))} alone, and graphs of modules"
-    return None
-
-
+OFFLOAD: Final = "offload_modules={strategy.offload_modules}"
+OFFLOAD_IN_GRAPHS: Final = f"{OFFLOAD} with cuda_graph_impl={{strategy.cuda_graph_impl}}"
 SHARED_EXPERTS: Final = (
     "moe_shared_expert_overlap with moe_token_dispatcher_type={strategy.moe_token_dispatcher_type}: Megatron-core has it with"
 )
@@ -255,7 +215,33 @@ OPTION_RULES: Final = (
             *((facts, "ddp_bucket_size={strategy.ddp_bucket_size} does nothing: there is no overlap_grad_reduce with dp*cp above 1 on "
                "GPUs, without which all is one bucket") for facts in ("!overlap_grad_reduce", "cpu", "!dp !cp")),
             ("megatron_fsdp", "ddp_bucket_size={strategy.ddp_bucket_size} with megatron_fsdp: its units are of whole modules")),
-    offloaded_modules,
+    # Whether these modules can be offloaded, and keep anything that could be.
+    refused("offloaded_modules",
+            "core/transformer/transformer_config.py:1268-1292 (0.19: 1848-1917, 2596-2640); training/arguments.py:1222", "model tp pp cp "
+            "micro_batch_size sequence_parallel recompute offload_optimizer offload_modules cuda_graph_impl cuda_graph_modules",
+            "offload_modules",
+            ("!te", f"{OFFLOAD} needs Transformer Engine's layers, on GPUs"),
+            ("!decoder", f"{OFFLOAD}: only Megatron's GPTModel begins and ends an offload (models/gpt/gpt_model.py:457)"),
+            ("offloads.attn_proj !offloads.core_attn",
+             f"{OFFLOAD}: attn_proj takes what core_attn gives and keeps: Megatron takes it beside core_attn alone"),
+            ("recompute=full", f"{OFFLOAD} with recompute=full, which keeps none of them"),
+            # attention.py:1127: its checkpoint has no begin of what :1186 ends
+            ("offloads.core_attn recompute.core_attn",
+             f"{OFFLOAD} with recompute={{strategy.recompute}}: a core_attn that is computed again begins no offload"),
+            *((f"{facts} recompute.mlp",
+               f"{OFFLOAD} with recompute={{strategy.recompute}}: experts that are computed again keep nothing of {names}")
+              for facts, names in (("offloads.expert_fc1 offloads.moe_act", "expert_fc1, moe_act"),
+                                   *((f"offloads.{name}", name) for name in sorted(OF_EXPERTS)))),
+            idle_offload,
+            # ours: 0.16.1 asks for nothing, and its offload counts its passes in Python
+            ("cuda_graph_impl !release.offloads_beside_graphs",
+             f"{OFFLOAD_IN_GRAPHS}: Megatron-core {{release.version}} has no offload inside of graphs"),
+            ("cuda_graph_impl=full_iteration",  # :2634, whose bound of copies in flight no plan says
+             f"{OFFLOAD_IN_GRAPHS} needs fine_grained_offloading_max_inflight_offloads"),
+            ("graphed.moe", f"{OFFLOAD_IN_GRAPHS} and moe among what they hold: experts that pad to a capacity aren't offloaded"),
+            *((f"cuda_graph_impl=local {facts}", f"{OFFLOAD_IN_GRAPHS}: its graphs take an offload of {' and '.join(sorted(OF_EXPERTS))} "
+               "alone, and graphs of modules") for facts in ("!graphed", *(f"offloads.{one}" for one in MODULES if one not in OF_EXPERTS))),
+            offload_beyond_host),
     refused("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", "megatron_fsdp pp", "megatron_fsdp",
             ("cpu", "megatron_fsdp needs GPUs"),
             ("pp", "megatron_fsdp with pp={mesh.pp}: its mesh has no pipeline"),

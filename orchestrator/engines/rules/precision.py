@@ -28,20 +28,6 @@ def multiples(training: Training) -> tuple[int, int]:
     return MULTIPLES[training.fp8_recipe or "delayed" if training.precision == "fp8" else training.precision]
 
 
-@rule("fp8", "fp8: megatron/training/arguments.py:655-669; core/fp4_utils.py:59", "model", OF_FEW_BITS)
-def fp8(_: Candidate, workload: Workload) -> str | None:
-    training, cluster = workload.training, workload.cluster
-    if not cluster.software.transformer_engine or cluster.is_cpu:
-        return f"precision={training.precision} needs Transformer Engine, on GPUs"
-    if training.precision == "nvfp4":
-        return None if cluster.gpu.has_mxfp8 else f"precision=nvfp4 needs Blackwell's products of blocks; {cluster.gpu.name} has none"
-    recipe, has = training.fp8_recipe or "delayed", cluster.gpu.compute_capability
-    if recipe in NOT_ON_ROCM and cluster.gpu.vendor == "amd":
-        return f"fp8_recipe={recipe} on {cluster.gpu.name}: {NOT_ON_ROCM[recipe]}"
-    least = MIN_FP8_COMPUTE_CAPABILITY[recipe]
-    return None if float(has) >= least else f"fp8_recipe={recipe} needs compute capability {least}; {cluster.gpu.name} has {has}"
-
-
 @rule("fp8_features", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", "model tp", OF_FEW_BITS)
 def fp8_features(candidate: Candidate, workload: Workload) -> str | None:
     training, a, tp = workload.training, workload.model.architecture, candidate.mesh.tp
@@ -82,7 +68,14 @@ PRECISION_RULES: Final = (
             "ddp grad_reduce_in_fp32: core/distributed/distributed_data_parallel_config.py:11, param_and_grad_buffer.py", "model",
             "summed_and_reduced_otherwise", "grad_accum_dtype={training.grad_accum_dtype} and "
             "grad_reduce_dtype={training.grad_reduce_dtype}: Megatron sums and reduces in one buffer of one type"),
-    fp8,
+    refused("fp8", "fp8: megatron/training/arguments.py:655-669; core/fp4_utils.py:59", "model", OF_FEW_BITS,
+            ("!te", "precision={training.precision} needs Transformer Engine, on GPUs"),
+            ("precision=nvfp4 !gpu.has_mxfp8", "precision=nvfp4 needs Blackwell's products of blocks; {gpu.name} has none"),
+            *((f"precision=fp8 fp8_recipe={recipe} gpu.vendor=amd", f"fp8_recipe={recipe} on {{gpu.name}}: {why}")
+              for recipe, why in NOT_ON_ROCM.items()),
+            *((f"precision=fp8 fp8_recipe={recipe}{'|None' if recipe == 'delayed' else ''} older={least}",
+               f"fp8_recipe={recipe} needs compute capability {least}; {{gpu.name}} has {{gpu.compute_capability}}")
+              for recipe, least in MIN_FP8_COMPUTE_CAPABILITY.items())),
     fp8_features,
     fp8_tokens,
     refused("precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", "zero_stage", "precision_aware_optimizer",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from math import prod
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -60,10 +60,11 @@ CHOSEN: Final = {choice.name: choice for choice in CHOICES}
 def fact(where: str) -> Fact:
     """Whether all of these words hold; none always does. tp: the choice is not at its default, or the switch is on. lora: the training or
     the model has a value in this field, or in a field of it (lora.bits). zero_stage=3, optimizer=sgd|muon: that is its value, or one of
-    these. recompute.mlp: the module is computed again. graphed.attn: its CUDA graphs hold it; graphed: any module. release.divides_muon:
-    the planned release of Megatron has it. software.apex: the cluster's has it. experts.score=sigmoid: some of the model's experts have.
-    hf=GPT2LMHeadModel: transformers' class of the model. older=7.5: the GPU's compute capability is less. mamba2: the model has the part
-    (in the words of `Architecture.features`). te, cpu: as FACTS say. With ! before a word: it does not hold."""
+    these. recompute.mlp: the module is computed again. offloads.attn_proj: what it keeps goes to the host. graphed.attn: CUDA graphs hold
+    it; graphed: any module. release.divides_muon: the planned release of Megatron has it. software.apex: the cluster's has it.
+    experts.score=sigmoid: some of the model's experts have. hf=GPT2LMHeadModel: transformers' class of the model. older=7.5: the GPU's
+    compute capability is less. mamba2: the model has the part (in the words of `Architecture.features`). te, cpu: as FACTS say. With !
+    before a word: it does not hold."""
     word, _, others = where.partition(" ")
     if others:
         one, rest = fact(word), fact(others)
@@ -80,6 +81,8 @@ def fact(where: str) -> Fact:
         return lambda candidate, _: str(of_candidate(candidate)) in said if said else of_candidate(candidate) != off
     if first == "recompute":
         return lambda candidate, _: inner in RECOMPUTE_MODULES.get(candidate.strategy.recompute, ())
+    if first == "offloads":
+        return lambda candidate, _: inner in (candidate.strategy.offload_modules or "").split("+")
     if first == "graphed":
 
         def holds(candidate: Candidate, workload: Workload) -> bool:
@@ -116,6 +119,7 @@ NUMBERS: Final[Mapping[str, Callable[[ModelSpec], Iterable[int]]]] = {
     ],
     "num_experts": lambda model: sorted(part.num_experts for part in model.architecture.experts),
     "the experts' ffn_hidden_size": lambda model: [part.ffn_hidden_size for part in model.architecture.experts],
+    "the tower's num_attention_heads": lambda model: [tower.num_attention_heads] if (tower := model.architecture.vision) else [],
     "mamba2.num_groups": lambda model: [mixer.num_groups for mixer in mixers(Mamba2, model.architecture.kinds_of_layers())],
     "gated_delta_net.num_key_heads": lambda model: [mixer.num_key_heads for mixer in delta_nets(model.architecture)],
 }
@@ -138,7 +142,7 @@ def numbers(words: str) -> Callable[[Candidate, Workload], Iterable[int]]:
     return lambda candidate, workload: [prod(factor(word, candidate, workload) for word in factors)]
 
 
-class Undivided(NamedTuple):
+class Undivided(Value, frozen=True):
     """The case in which `part` does not divide `whole`, or one of several; both are what `numbers` counts. `or_multiple`: nor is a multiple
     of it; `begins`: how the reason begins."""
 
@@ -147,7 +151,7 @@ class Undivided(NamedTuple):
     or_multiple: bool = False
     begins: str = ""
 
-    def why(self, candidate: Candidate, workload: Workload) -> str | None:
+    def __call__(self, candidate: Candidate, workload: Workload) -> str | None:
         """The reason; None: it divides."""
         [part] = numbers(self.part)(candidate, workload)
         does, end = ("neither divides", " nor is a multiple of it") if self.or_multiple else ("does not divide", "")
@@ -158,20 +162,21 @@ class Undivided(NamedTuple):
 
 
 class Refusal(Value, frozen=True):
-    """The check of a rule that refuses what has the facts `where` and those of one of its cases, each with the reason: in it {mesh.tp} is a
-    field of the mesh, and so on for candidate, strategy, training, lora, software, gpu, release, the cluster's {inner} level, the model's
-    architecture {a}, its first kind of experts {e} and its class in transformers {hf}."""
+    """The check of a rule that refuses what has the facts `where` and those of one of its cases, each with the reason, or of which a case,
+    a check of its own, says a reason. In a text {mesh.tp} is a field of the mesh, and so on for candidate, strategy, training, lora,
+    software, gpu, release, the cluster's {inner} level, the model's architecture {a}, its first kind of experts {e} and its class in
+    transformers {hf}."""
 
     where: str
-    cases: tuple[tuple[str, str] | Undivided, ...]
+    cases: tuple[tuple[str, str] | Check, ...]
 
     def __call__(self, candidate: Candidate, workload: Workload) -> str | None:
         """The first reason; None: there is none."""
         if not fact(self.where)(candidate, workload):
             return None
         for case in self.cases:
-            if isinstance(case, Undivided):
-                if why := case.why(candidate, workload):
+            if callable(case):
+                if why := case(candidate, workload):
                     return why
             elif fact(case[0])(candidate, workload):
                 training, cluster, a = workload.training, workload.cluster, workload.model.architecture
@@ -182,7 +187,7 @@ class Refusal(Value, frozen=True):
         return None
 
 
-def refused(id: str, engine_rule: str, needs: str, where: str, *cases: tuple[str, str] | Undivided | str) -> Rule:
+def refused(id: str, engine_rule: str, needs: str, where: str, *cases: tuple[str, str] | Check | str) -> Rule:
     """The rule that forbids the facts `where` together, or with those of one of `cases`, as `rule` and `Refusal` say."""
     words = [word for word in where.split() if (name := word.removeprefix("!")) in ENGINE_OPTIONS]
     option = next((name for word in words if (CHOSEN[name := word.removeprefix("!")].default is True) == (word != name)), "")
@@ -208,11 +213,6 @@ def rule(id: str, engine_rule: str, needs: str, where: str = "") -> Callable[[Ch
 def first(whys: Iterable[str | None]) -> str | None:
     """The first reason; None: there is none."""
     return next((why for why in whys if why is not None), None)
-
-
-def divides(part: int, name: str, whole: int, whole_name: str) -> str | None:
-    """Why `part` does not divide `whole`, with both names; None where it does."""
-    return None if whole % part == 0 else f"{name}={part} does not divide {whole_name}={whole}"
 
 
 MEGATRON_SOURCES: Final = {
