@@ -127,7 +127,7 @@ def written(plan: Plan, name: str) -> Written:
     said: dict[str, Any] = {}
     unsaid: dict[str, Any] = {}
     left: list[str] = []
-    wanted = _settings(plan)
+    wanted = _settings(plan, own_release=name == "bridge")
     # Bridge's utils/cuda_graph.py refuses Megatron's own graphs of layers; NeMo 2's Megatron-core has no modules and no whole iteration.
     impl, modules = wanted["cuda_graph_impl"], wanted.get("cuda_graph_scope") or wanted["cuda_graph_modules"]
     if (name == "bridge" and impl == "local") or (name == "nemo" and (modules or impl == "full_iteration")):
@@ -221,27 +221,30 @@ def _bridge_tunes(plan: Plan) -> dict[str, Any]:
     return {f"dataset.{field}": value for field, value in packs.items()} | parts
 
 
-def _settings(plan: Plan) -> dict[str, Any]:
-    """What Megatron is told of the plan but for its model, and what it is not told because it is off."""
+def _settings(plan: Plan, *, own_release: bool) -> dict[str, Any]:
+    """What Megatron is told of the plan but for its model, and what it is not told because it is off. `own_release`: the program has a
+    Megatron-core of its own that lays out hybrids by their pattern, whatever the plan's."""
     of_model = OF_MODEL | set(megatron_parts.config_fields(plan.model)) - {*BALANCE.split()}
     found = {**OFF, **{name: value for name, value in settings(plan).items() if name not in of_model}}
     found["num_virtual_stages_per_pipeline_rank"] = plan.vpp if plan.vpp > 1 else None  # which mpu is told beside a layout too
     if all(span.recompute == "full" for stage in plan.stages for span in stage.layers if span.kind not in ENDS):
         found |= {"recompute_method": "uniform", "recompute_num_layers": 1}  # every layer by itself, as "block" with all of them
     if "single_part_layers" in plan.model.features():
-        found |= {"pipeline_model_parallel_layout": None, **hybrid_fields(plan)}
+        found |= {"pipeline_model_parallel_layout": None, **hybrid_fields(plan, own_release=own_release)}
     found |= {"activation_checkpointing": found["recompute_granularity"] is not None, "fp8_enabled": found["fp8"] is not None}
     return found
 
 
-def hybrid_fields(plan: Plan) -> dict[str, Any]:
+def hybrid_fields(plan: Plan, *, own_release: bool) -> dict[str, Any]:
     """The layers of a model whose layers have one part, a letter each, and the plan's stages: from 0.19 on by `|` in the pattern, beside
-    which a layout is refused (training/arguments.py:799); in 0.16.1 by the sizes of the first and the last (ssm/mamba_block.py:178-221)."""
+    which a layout is refused (training/arguments.py:799); in 0.16.1 by the sizes of the first and the last (ssm/mamba_block.py:178-221).
+    Bridge's recipes have the pattern by its new name, beside which it takes no older one (models/hybrid/hybrid_provider.py:183; `|` goes to
+    the Megatron-core that it comes with)."""
     letter = {kinds: letter for letter, kinds in words.LETTERS.items()}
     tags = ((layer.mixer.__struct_config__.tag, layer.feed_forward.__struct_config__.tag) for layer in plan.model.each_layer())
     letters = (letter[kinds] for kinds in tags)  # type: ignore[index]
     sizes = [count for row in layer_counts(plan) for count in row]
-    if release_of(plan.cluster.software.megatron_core).lays_out_hybrids:
+    if own_release or release_of(plan.cluster.software.megatron_core).lays_out_hybrids:
         return {"hybrid_layer_pattern": "|".join("".join(islice(letters, count)) for count in sizes)}
     ends = (None, None) if len({*sizes}) == 1 else (sizes[0], sizes[-1])
     return {"hybrid_override_pattern": "".join(letters), **dict(zip(ENDS_OF_STAGES, ends, strict=True))}

@@ -199,8 +199,8 @@ BRIDGE: Final = Tool(
     table=[
         *named("vocab_size tokenizer_type", "tokenizer."),
         *named("seq_length", "dataset."),
-        # ConfigContainer.validate wants both lengths alike. The pattern with its older name, without stages, is for Megatron-core 0.16.1.
-        *named(f"seq_length {SIZES} {STAGES} {LAYERS} {BALANCE} hybrid_layer_pattern hybrid_override_pattern", "model."),
+        # ConfigContainer.validate wants both lengths alike.
+        *named(f"seq_length {SIZES} {STAGES} {LAYERS} {BALANCE} hybrid_layer_pattern", "model."),
         *named(f"{OVERLAPS} overlap_grad_reduce overlap_param_gather", "comm_overlap."),
         *named("micro_batch_size global_batch_size train_iters", "train."),
         *named(OPTIMIZER, "optimizer."),
