@@ -72,11 +72,6 @@ def layout(plan: Plan) -> str | None:
     return None if plan.pp == 1 or is_even else layout_string(plan.stages, plan.model.mtp_num_layers)
 
 
-def span_stack(model: Architecture, kind: str) -> str:
-    """Encoder and decoder are a block of their own in megatron-core; a decoder's kinds of layers share one."""
-    return kind if model.stack == "encoder_decoder" else "block"
-
-
 def _full_block(modes: Sequence[Recompute]) -> int | None:
     """How many layers at the front are recomputed in full and the rest not at all; None: another pattern."""
     front = len([*takewhile(lambda mode: mode == "full", modes)])
@@ -95,10 +90,12 @@ def recompute_fields(plan: Plan, *stages: int) -> dict[str, Any]:
     megatron-core can recompute the first N layers in full ("block", transformer_block.py:532-560) or the same modules of all of them,
     nothing else; several stages may differ in N where their chunks are shorter than the largest N. Raises InputError for another pattern.
     """
-    spans = [[(span_stack(plan.model, span.kind), span) for span in layers_of(plan, stage, chunk)]
-             for stage in stages for chunk in range(plan.vpp)]  # fmt: skip
-    stacks = dict.fromkeys(stack for chunk in spans for stack, _ in chunk)
-    chunks = [[span.recompute for of, span in chunk if of == stack for _ in range(span.count)] for chunk in spans for stack in stacks]
+    # Encoder and decoder are a block of their own in megatron-core; a decoder's kinds of layers share one.
+    apart = plan.model.stack == "encoder_decoder"
+    spans = [layers_of(plan, stage, chunk) for stage in stages for chunk in range(plan.vpp)]
+    blocks_of = dict.fromkeys(apart and span.kind for chunk in spans for span in chunk)
+    chunks = [[span.recompute for span in chunk if not kind or span.kind == kind for _ in range(span.count)]
+              for chunk in spans for kind in blocks_of]  # fmt: skip
     used = {mode for modes in chunks for mode in modes}
     off = NO_RECOMPUTE
     if used <= {"none"} or plan.schedule == "deepspeed_1f1b":
