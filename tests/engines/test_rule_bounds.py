@@ -141,7 +141,7 @@ def test_tiles_divide_the_tokens_of_a_rank_for_plain_models_alone() -> None:
     tied = replace(LLAMA, tie_embeddings=True)
     adapted = workload(LLAMA, lora=Lora(rank=4))
     held(
-        ds.tiles,
+        RULES["tiles"],
         (GPT, {}, None),
         (LLAMA, {"tiled_mlp": 64}, None),
         (LLAMA, {"tiled_mlp": 32, "cp": 2}, None),

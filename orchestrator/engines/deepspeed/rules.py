@@ -92,37 +92,17 @@ def hpz(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
-PLAIN_CLASSES: Final = (hf.LLAMA, hf.QWEN2, hf.QWEN3)
+PLAIN: Final = "|".join(found.model for found in (hf.LLAMA, hf.QWEN2, hf.QWEN3))
 """Classes that AutoTP divides with adapters (separate linears with rotary positions, and no norm over a divided width), and whose MLP and
 head go in pieces."""
 
 
-@rule(
-    "tiles",
-    "tiles: runtime/sequence_parallel/ulysses_sp.py:729-1050 (sequence_tiled_compute, TiledMLP)",
-    "model tp cp tiled_mlp tiled_logits",
-)
-def tiles(candidate: Candidate, workload: Workload) -> str | None:
-    """Pieces that torch.chunk would not make end in wrong gradients (TiledMLP.backward). A tied head's weight would be said to be ready
-    before its embedding's gradient is there."""
-    strategy, training, model = candidate.strategy, workload.training, workload.model.architecture
-    asked = [f"{name}={getattr(strategy, name)}" for name in TILED if getattr(strategy, name) != 1]
-    if not asked:
-        return None
+def uneven_pieces(candidate: Candidate, workload: Workload) -> str | None:
+    """Why pieces that torch.chunk would not make end in wrong gradients (TiledMLP.backward); None: a sequence divides into them."""
     tokens = workload.model.seq_length // candidate.mesh.cp
-    for name in TILED:
-        pieces = getattr(strategy, name)
-        if pieces < 1 or tokens % pieces:
-            return f"{name}={pieces} does not divide the {tokens} tokens of a sequence on a rank"
-    if model.traced is not None or hf.class_of(model) not in PLAIN_CLASSES:
-        return f"{asked[0]}: pieces of the MLP and the head of Llama, Qwen2 and Qwen3 alone"
-    if candidate.mesh.tp > 1:
-        return f"{asked[0]} with tp={candidate.mesh.tp}: never tried under AutoTP"
-    if training.lora is not None:
-        return f"{asked[0]} with lora.rank={training.lora.rank}: never tried with adapters"
-    if strategy.tiled_logits > 1 and model.tie_embeddings:
-        return f"{asked[-1]} with tie_embeddings=true: the head's gradient would be reduced before the embedding's is added"
-    return None
+    asked = ((name, getattr(candidate.strategy, name)) for name in TILED)
+    said = f"the {tokens} tokens of a sequence on a rank"
+    return first(f"{name}={pieces} does not divide {said}" for name, pieces in asked if pieces < 1 or tokens % pieces)
 
 
 OFFLOADED_CLASSES: Final = tuple(
@@ -168,12 +148,21 @@ DEEPSPEED_RULES: Final = (
     # AutoTP takes peft's wrapper for a linear (it has a two-dimensional `weight`), so that linears with adapters are divided by name.
     refused("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", "tp model", "tp lora",
             *((facts, "tp={mesh.tp} with lora.rank={lora.rank}: adapters are divided with the linears of Llama, Qwen2 and Qwen3 alone")
-              for facts in ("traced", f"!hf={'|'.join(of.model for of in PLAIN_CLASSES)}"))),
+              for facts in ("traced", f"!hf={PLAIN}"))),
     refused("lora_hpz", NEVER_TRIED, "zero_stage zero_shard_size", "zero_shard_size lora",
             "zero_shard_size={strategy.zero_shard_size} with lora.rank={lora.rank}: never tried with frozen weights"),
     refused("lora_offload", NEVER_TRIED, "offload_optimizer", "offload_optimizer lora",
             "offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few"),
-    tiles,
+    refused("tiles", "tiles: runtime/sequence_parallel/ulysses_sp.py:729-1050 (sequence_tiled_compute, TiledMLP)",
+            "model tp cp tiled_mlp tiled_logits", "", uneven_pieces,
+            *((f"{name} {facts}", f"{name}={{strategy.{name}}}{why}") for facts, why in (
+                *((facts, ": pieces of the MLP and the head of Llama, Qwen2 and Qwen3 alone") for facts in ("traced", f"!hf={PLAIN}")),
+                ("tp", " with tp={mesh.tp}: never tried under AutoTP"),
+                ("lora", " with lora.rank={lora.rank}: never tried with adapters"),
+            ) for name in TILED),
+            # Its weight would be said to be ready before its embedding's gradient is there.
+            ("tiled_logits tie_embeddings", "tiled_logits={strategy.tiled_logits} with tie_embeddings=true: the head's gradient would be "
+             "reduced before the embedding's is added")),
     # What DeepSpeed takes away is the tensor that a layer's checkpoint keeps (CheckpointHiddenStatesOffload), and only from a GPU.
     refused("activation_offload", "activation offload: runtime/activation_checkpointing/offload_activations.py:92, 330",
             "model tp ep recompute offload_activations", "offload_activations",
