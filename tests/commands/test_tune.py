@@ -293,7 +293,7 @@ def test_of_plans_that_runs_can_not_tell_apart_price_says_which(tmp_path: Path) 
     def taken(cheap: tuple[float, ...], dear: tuple[float, ...]) -> int:
         runs = zip((found.plan, dearer), (cheap, dear), strict=True)
         trials = [Trial(number=at, plan=plan, runs_s=each, peak_memory_bytes=None) for at, (plan, each) in enumerate(runs, 1)]
-        one = tuning.likeliest(settings, trials)
+        one = tuning.likeliest(settings, trials, tuning.UNPUBLISHED)
         rows = [row for row in after_text(trials, one.plan).splitlines() if "dp=" in row]
         said = {trial.number: row for trial, row in zip(tuning.ranked(trials), rows, strict=True)}
         assert "taken" in said[one.number]
@@ -325,7 +325,7 @@ def test_price_tells_plans_apart_that_share_most_of_what_it_may_be_wrong_in(tmp_
         for other, taken in zip(meshes, (2, 1), strict=True):
             runs = zip((cheap, other), ((1.02, 1.0, 1.005), (1.0, 1.01, 1.0)), strict=True)
             trials = [Trial(number=at, plan=plan, runs_s=each, peak_memory_bytes=None) for at, (plan, each) in enumerate(runs, 1)]
-            assert tuning.likeliest(settings, trials).number == taken
+            assert tuning.likeliest(settings, trials, tuning.UNPUBLISHED).number == taken
 
 
 def test_one_replica_under_two_zero_stages_is_one_plan(tmp_path: Path) -> None:
