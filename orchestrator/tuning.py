@@ -72,9 +72,9 @@ HALF: Final = 0.6745
 UNPUBLISHED: Final = 0.15
 """Standard deviation of the logarithm of a predicted ratio of two plans on ranks of a CPU that were not profiled."""
 PROFILED: Final = 0.08
-"""The same after a profile. In nine runs of tests/benchmarks/unseen_gloo.py (megatron and deepspeed, 2 and 4 ranks, 2026-11-29) it was .098
-in 114 pairs of plans of two meshes, .073 in 77 of one mesh and two micro-batches and .038 in 19 that share both, where one plan under two
-names was .055 from itself by the same medians of three runs: .08, .05 and nothing by the prices."""
+"""Standard deviation of the same logarithm after a profile. In nine runs of tests/benchmarks/unseen_gloo.py (megatron and deepspeed, 2 and
+4 ranks, 2026-11-29) it was .098 in 114 pairs of plans of two meshes, .073 in 77 of one mesh and two micro-batches and .038 in 19 that
+share both, where one plan under two names was .055 from itself by the same medians of three runs: .08, .05 and nothing by the prices."""
 SAME_AGAIN: Final = 0.02
 """Standard deviation of the logarithm of a plan's measured step."""
 
