@@ -78,6 +78,17 @@ def test_megatron_builds_no_chunk_without_its_number_which_bridge_keeps_of_qwen3
         planned(tmp_path, **{"pin.pp": 2, "pin.vpp": 2})
 
 
+def test_a_tower_with_fewer_heads_than_the_text_is_planned_where_both_are_divided(tmp_path: Path) -> None:
+    """Qwen3-VL-8B has 32 heads and its tower 16: the search ended in a division by 32 on 4 nodes."""
+    tower = {**QWEN3_VL["vision_config"], "num_heads": 2}
+    (tmp_path / "few.json").write_text(json.dumps({**QWEN3_VL, "vision_config": tower}))
+    keys = {"train.seq_length": 2048, "train.global_batch_size": 64, "train.image_tokens": 256, "gpus": 8, "cluster": "dgx_h100"}
+    found = api.plan(engine="megatron", **{"model.hf_config": str(tmp_path / "few.json")}, **keys)
+    assert found.plan.tp <= 2
+    with pytest.raises(NoPlanError, match=r"tp=4 does not divide the tower's num_attention_heads=2"):
+        api.plan(engine="megatron", **{"model.hf_config": str(tmp_path / "few.json")}, **keys, pin={"tp": 4})
+
+
 def test_layers_that_are_given_what_the_tower_saw_stand_on_the_first_stage(tmp_path: Path) -> None:
     """The tower of three images takes as long as all other stages: left to its price the first stage would have no layer beside it."""
     heavy = {"train.images": 7, "pin.pp": 4, "pin.micro_batch_size": 1, "pin.tp": 1}

@@ -351,12 +351,6 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
         RULES["tower"],
         (LLAMA, {"cp": 2}, None),
         (seeing, {}, None),
-        (seeing, {"tp": 8, "dp": 1}, None),
-        (
-            replace(seeing, vision=replace(deep, num_attention_heads=12)),
-            {"tp": 8, "dp": 1},
-            "tp=8 does not divide the tower's num_attention",
-        ),
         (seeing, {"pp": 4, "dp": 2}, None),
         (seeing, {"pp": 8, "dp": 1}, "pp=8: 2 layers are given what the tower saw"),
         (
@@ -369,6 +363,13 @@ def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> No
             {"pp": 2, "vpp": 2, "dp": 4, "num_microbatches": 8},
             None,
         ),
+    )
+    held(
+        RULES["tower_tp"],
+        (LLAMA, {"tp": 8, "dp": 1}, None),
+        (seeing, {"tp": 8, "dp": 1}, None),
+        (replace(seeing, vision=replace(deep, num_attention_heads=12)), {"tp": 8, "dp": 1}, "tp=8 does not divide the tower's num_att"),
+        (replace(seeing, vision=replace(deep, ffn_hidden_size=68)), {"tp": 8, "dp": 1}, "tp=8 does not divide the tower's ffn_hidden"),
     )
     held(
         RULES["tower_unplanned"],

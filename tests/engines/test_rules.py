@@ -72,6 +72,7 @@ TWO_MIXTURES = replace(LLAMA, pattern=(Run(layers=1, feed_forward=SIX), Run(laye
 TOWER = Vision(
     model_type="qwen3_vl", num_layers=1, hidden_size=8, num_attention_heads=1, ffn_hidden_size=8, hidden_act="gelu", patch_size=2,
 )  # fmt: skip
+DEEP_TOWER = replace(TOWER, deepstack_visual_indexes=(*range(9),))
 BIASED_MIXTURE = replace(MIXTURE, add_bias_linear=True)
 LATENT = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
 LATENT_LLAMA = replace(LLAMA, mixer=LATENT)
@@ -149,7 +150,8 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("recompute_experts", M, workload(MIXTURE, precision="fp8"), {"recompute": "mla_up_proj+moe_act", "ep": 2}, "delayed scaling"),
     ("tower_unplanned", M, workload(replace(LLAMA, vision=replace(TOWER, model_type="internvl"))), {},
      "model.vision of internvl: Megatron-Bridge has Megatron's layers in the towers of"),
-    ("tower", M, workload(replace(LLAMA, vision=TOWER)), {"tp": 2, "dp": 4}, "tp=2 does not divide the tower's num_attention_heads=1"),
+    ("tower_tp", M, workload(replace(LLAMA, vision=TOWER)), {"tp": 2, "dp": 4}, "tp=2 does not divide the tower's num_attention_heads=1"),
+    ("tower", M, workload(replace(LLAMA, vision=DEEP_TOWER)), {"pp": 2, "dp": 4}, "pp=2: 9 layers are given what the tower saw"),
     ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4), windowed(8)))), {}, "windows of 4 and 8 tokens"),
     ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4, sinks=True), Run(layers=1)))), {}, "in some layers only"),
     ("window_kinds", M, workload(replace(LLAMA, mtp_num_layers=1, pattern=(windowed(4), Run(layers=1)))), {}, "of the first layer"),

@@ -120,6 +120,7 @@ NUMBERS: Final[Mapping[str, Callable[[ModelSpec], Iterable[int]]]] = {
     "num_experts": lambda model: sorted(part.num_experts for part in model.architecture.experts),
     "the experts' ffn_hidden_size": lambda model: [part.ffn_hidden_size for part in model.architecture.experts],
     "the tower's num_attention_heads": lambda model: [tower.num_attention_heads] if (tower := model.architecture.vision) else [],
+    "the tower's ffn_hidden_size": lambda model: [tower.ffn_hidden_size] if (tower := model.architecture.vision) else [],
     "mamba2.num_groups": lambda model: [mixer.num_groups for mixer in mixers(Mamba2, model.architecture.kinds_of_layers())],
     "gated_delta_net.num_key_heads": lambda model: [mixer.num_key_heads for mixer in delta_nets(model.architecture)],
 }
