@@ -15,7 +15,7 @@ from orchestrator.calibrate.pricing import Choose, Pricer
 from orchestrator.calibrate.runs import Run
 from orchestrator.commands import write_text
 from orchestrator.cost.calibration import CalibrationFile, Constant, digest, unit
-from orchestrator.cost.uncertainty import LINEAR, is_linear, trained_as
+from orchestrator.cost.uncertainty import ADAPTERS, LINEAR, is_linear, trained_as
 from orchestrator.errors import InputError
 from orchestrator.strategy.layout import FittedOn
 from orchestrator.values import indented
@@ -100,8 +100,9 @@ def measured_of(runs: Sequence[Run], *, sizes: bool = False) -> FittedOn:
     parameters too."""
     parameters = [run.model.parameters for run in runs]
     linear = {LINEAR} if any(is_linear(run.model.architecture) for run in runs) else set()
+    adapters = {ADAPTERS} if any(run.training.lora is not None for run in runs) else set()
     return FittedOn(
-        kinds=tuple(sorted({trained_as(run.has_experts, run.training.precision) for run in runs} | linear)),
+        kinds=tuple(sorted({trained_as(run.has_experts, run.training.precision) for run in runs} | linear | adapters)),
         num_gpus=max(run.num_gpus for run in runs),
         seq_length=max(run.training.seq_length for run in runs),
         parameters=(min(parameters), max(parameters)) if sizes else None,

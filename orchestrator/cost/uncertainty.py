@@ -2,11 +2,11 @@
 
 Split conformal prediction with whole sources left out (V. Vovk, "Cross-conformal predictors", 2015; R. Barber and others, "Predictive
 inference with the jackknife+", 2021): every measured run is predicted by constants that no run of its own source was fitted to, and the
-ratios of measured to predicted are kept (`errors.json`; `python -m orchestrator.calibrate errors=FILE` makes it). An interval is between
+ratios of measured to predicted are kept (`errors.json`; `python -m tests.validation.fitting errors=FILE` makes it). An interval is between
 two quantiles of these ratios, each weighted by how near its run is to what is predicted now (localised as in L. Guan, "Localized conformal
-prediction", 2023): the same generation of GPU, experts or none, the same width of products, layers of the same kind, and as far beyond
-what the constants were fitted on. Where nothing near was measured all ratios weigh nearly alike, and the interval is as wide as whole
-sources differ.
+prediction", 2023): the same generation of GPU, experts or none, the same width of products, layers of the same kind, adapters or whole
+training, and as far beyond what the constants were fitted on. Where nothing near was measured all ratios weigh nearly alike, and the
+interval is as wide as whole sources differ.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from statistics import median
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.hardware.spec import Cluster
@@ -30,12 +31,13 @@ from orchestrator.model.training import Training
 from orchestrator.strategy.layout import FittedOn
 from orchestrator.values import Value
 
-Beyond = Literal["engine", "gpu", "experts", "linear attention", "precision", "scale", "sequence length", "size"]
+Beyond = Literal["engine", "gpu", "experts", "linear attention", "adapters", "precision", "scale", "sequence length", "size"]
 BEYOND: Final[dict[Beyond, str]] = {
     "engine": "no run of this engine on this GPU was fitted",
     "gpu": "no run of any engine on this GPU was seen",
     "experts": "no run with experts was fitted",
     "linear attention": "no run with layers of linear attention or of a state space was fitted",
+    "adapters": "no run that trains adapters (LoRA) was fitted",
     "precision": "no run with products of this precision was fitted",
     "scale": "more than twice the GPUs of any run that was fitted",
     "sequence length": "more than twice the tokens a sequence of any run that was fitted",
@@ -119,6 +121,8 @@ BITS: Final = {"fp8": 8, "nvfp4": 4}
 
 LINEAR: Final = "linear attention"
 """The word in `FittedOn.kinds` that says that a run had layers of linear attention."""
+ADAPTERS: Final = "adapters"
+"""The word in `FittedOn.kinds` that says that a run trained LoRA's adapters alone."""
 
 
 def is_linear(architecture: Architecture) -> bool:
@@ -147,7 +151,9 @@ def beyond(
 ) -> tuple[Beyond, ...]:
     """How this lies outside of what constants were fitted on; `gpus`: those that any source measured; `linear`: whether the model has
     layers of linear attention; `parameters`: how many it has."""
-    found: list[Beyond] = [LINEAR] if linear and (fitted is None or LINEAR not in fitted.kinds) else []
+    kinds = () if fitted is None else fitted.kinds
+    had: dict[Beyond, bool] = {LINEAR: linear, ADAPTERS: training.lora is not None}
+    found: list[Beyond] = [kind for kind, has in had.items() if has and kind not in kinds]
     if fitted is None:
         return ("engine", *found) if cluster.gpu.name in gpus else ("engine", "gpu", *found)
     kind = "experts" if experts else "dense"
@@ -239,11 +245,18 @@ class Ratios:
         return min(1.0, max(share, 1 / (len(self.values) + 1)))
 
 
+def _of_peaks(situation: Situation) -> Situation:
+    """The situation as far as peaks depend on it. Adapters are left out: a frozen layer's tensors are counted as a trained one's are, and
+    30 of the 36 published peaks of transformers' modules are of LoRA, so that for whole training of these nothing nearer was measured."""
+    return replace(situation, beyond=tuple(kind for kind in situation.beyond if kind != ADAPTERS))
+
+
 def _near(now: Situation, cells: Sequence[Cell], what: Literal["seconds", "bytes"]) -> Ratios:
     pairs = []
+    seen = _of_peaks if what == "bytes" else lambda situation: situation
     for cell in cells:
         ratios: tuple[float, ...] = getattr(cell, what)
-        each = weight(cell.situation, now) / (len(ratios) + STEADY)
+        each = weight(seen(cell.situation), seen(now)) / (len(ratios) + STEADY)
         pairs += [(ratio, each) for ratio in ratios]
     return Ratios(pairs)
 

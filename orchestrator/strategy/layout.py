@@ -44,7 +44,7 @@ class FittedOn(Value, frozen=True, kw_only=True):
 
     kinds: tuple[str, ...]
     """"dense 16-bit", "dense 8-bit", "experts 16-bit", "experts 8-bit": those of them with a run; and "linear attention", if one had
-    such layers."""
+    such layers, and "adapters", if one trained those alone."""
     num_gpus: int
     """GPUs of the largest run."""
     seq_length: int

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.calibrate import __main__
 from orchestrator.calibrate.__main__ import main
-from orchestrator.calibrate.files import margins, with_margin
+from orchestrator.calibrate.files import margins, measured_of, with_margin
 from orchestrator.calibrate.fit import ANY_HOST, SLOWER_HOSTS, chooser, fit
 from orchestrator.calibrate.pricing import Pricer, zero_shot
 from orchestrator.calibrate.runs import SEVERAL, load
@@ -32,6 +32,7 @@ from orchestrator.cost.calibration import (
 from orchestrator.engines import ENGINES as PLANNED_ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.hardware.spec import Software
+from orchestrator.model.lora import Lora
 from orchestrator.plan import Plan, to_json
 from tests.validation.runs import Run
 from tests.validation.test_validate import only
@@ -293,6 +294,13 @@ def test_a_calibration_for_something_else_is_refused(tmp_path: Path) -> None:
         found(str(tmp_path / "none.json"), run.cluster, [DEEPSPEED], None)
     with pytest.raises(InputError, match="constants that are not known: speed"):
         own_file("megatron", run.gpu, speed=1.0).calibration(datasheet(run.cluster, MEGATRON))
+
+
+def test_a_file_says_whether_its_runs_trained_adapters() -> None:
+    (run,) = only({})
+    adapted = replace(run, training=msgspec.structs.replace(run.training, lora=Lora(rank=8)))
+    assert measured_of([run]).kinds == ("dense 16-bit",)
+    assert measured_of([run, adapted]).kinds == ("adapters", "dense 16-bit")
 
 
 def test_what_measured_peaks_exceed_is_kept_free() -> None:

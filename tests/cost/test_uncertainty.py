@@ -24,12 +24,14 @@ from orchestrator.cost.uncertainty import (
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Part, slowest
 from orchestrator.model.families import describe, from_hf_config
+from orchestrator.model.lora import Lora
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import FittedOn
 
 H100 = Situation(generation="9", experts=False, eight_bit=False)
 TRAINING = Training(global_batch_size=64, seq_length=2048)
 MODEL = describe(gpt(), 2048)
+LORA = replace(TRAINING, lora=Lora(rank=16))
 
 
 def width(now: Situation) -> float:
@@ -114,6 +116,27 @@ def test_layers_of_linear_attention_are_outside_of_runs_that_had_none() -> None:
         own = replace(fitted, kinds=(*fitted.kinds, "linear attention"))
         assert situation(model, TRAINING, a100(64), Calibration(fitted=own)).beyond == ()
     assert width(H100) < width(replace(H100, beyond=("linear attention",)))
+
+
+def test_training_adapters_is_a_situation_of_its_own_until_own_runs_had_them() -> None:
+    """No constant is fitted to a published run of LoRA, whatever its engine; a user's own may be."""
+    fitted = FittedOn(kinds=("dense 16-bit",), num_gpus=64, seq_length=2048)
+    assert situation(MODEL, LORA, a100(64), Calibration(fitted=fitted)).beyond == ("adapters",)
+    assert situation(MODEL, LORA, a100(64), Calibration()).beyond == ("engine", "adapters")
+    assert situation(MODEL, TRAINING, a100(64), Calibration(fitted=fitted)).beyond == ()
+    own = Calibration(interval=(0.98, 1.02), fitted=fitted)
+    wide = interval(situation(MODEL, LORA, a100(64), own), own)
+    assert wide is not None
+    assert wide[1] / wide[0] > 1.5
+    had = replace(own, fitted=replace(fitted, kinds=("adapters", *fitted.kinds)))
+    assert interval(situation(MODEL, LORA, a100(64), had), had) == (0.98, 1.02)
+
+
+def test_a_peak_knows_nothing_of_adapters() -> None:
+    for now in (H100, replace(H100, transformers=True, beyond=("engine",))):
+        adapted = replace(now, beyond=("adapters", *now.beyond))
+        assert kept_free(0.05, adapted) == kept_free(0.05, now)
+        assert chance_of_not_fitting(70.0, 80.0, adapted) == chance_of_not_fitting(70.0, 80.0, now)
 
 
 def test_a_gpu_that_no_source_measured_is_named() -> None:

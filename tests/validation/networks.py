@@ -54,6 +54,13 @@ those days were slow."""
 UNTUNED = ("third_party_", "geodesic_")
 """How the names of tables begin whose runs nobody set up as a vendor's benchmark is: their stack is the stock one. That of all others is
 in the constants that were fitted to them."""
+FUNCTIONAL = "functional run, not tuned"
+"""Words of a row's notes that say the same of one run where that is fine-tuning: of NVIDIA's verification cards, whose times of functional
+items "remain sanity checks rather than optimized performance results" (examples/model_verification_cards/qwen3-30b-a3b/card.yaml at
+067f987) and whose command (scripts/training/train.sh) binds no rank to cores. Qwen3-8B with tp 4, all of it fine-tuned, takes 3.8 and 6.4
+ms for each layer and micro-batch of 2,048 tokens there; 1.6 are priced on a tuned stack and 4.3 on a stock one. Functional pretraining
+stays with the tuned: on H100 its longer micro-batches hide either host, and on GB200 it takes .91 to 1.09 of the price on a tuned stack,
+.78 to .93 of that on a stock one. Both were chosen after the times were seen; nothing is fitted to any of these rows."""
 
 OUTERMOST = 2**20
 """GPUs that the outermost level of a measured cluster may reach: more than any run."""
@@ -109,8 +116,9 @@ NVL72 = 72
 """GPUs that one NVLink domain of GB200 and GB300 racks has."""
 
 
-def cluster(table: str, key: str, num_gpus: int, gpus_per_node: int, interconnect: str) -> Cluster:
-    """The cluster that a row names: in a node NVLink (72 GPUs on GB200/GB300 NVL72) or PCIe, and a fabric between nodes."""
+def cluster(table: str, key: str, num_gpus: int, gpus_per_node: int, interconnect: str, functional: bool = False) -> Cluster:
+    """The cluster that a row names: in a node NVLink (72 GPUs on GB200/GB300 NVL72) or PCIe, and a fabric between nodes. `functional`:
+    whether its source calls it so (`FUNCTIONAL`)."""
     device = gpu(key)
     generation = key.split("-", maxsplit=1)[0]
     domain = segment(NVL72, gpus_per_node, num_gpus) if key.startswith("GB") else gpus_per_node
@@ -127,5 +135,5 @@ def cluster(table: str, key: str, num_gpus: int, gpus_per_node: int, interconnec
         ),
         host_bandwidth=25 * GB if not key.startswith(("H", "B", "G")) else 50 * GB,
         host_memory=128 * GIB,
-        stack="stock" if table.startswith(UNTUNED) else "tuned",
+        stack="stock" if functional or table.startswith(UNTUNED) else "tuned",
     )

@@ -175,7 +175,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
     seen = seen_of(table, row, engine, architecture, training, degrees)
     if measured and row["status"] == "ok" and seen.time_s is None and seen.memory_bytes is None:
         raise SkipError("neither time nor memory can be compared")
-    place = networks.cluster(table, key, degrees.num_gpus, whole(row, "gpus_per_node", 8), interconnect_of(row))
+    place = networks.cluster(table, key, degrees.num_gpus, whole(row, "gpus_per_node", 8), interconnect_of(row), tests_fine_tuning(row))
     return Run(
         table=table,
         run_id=row["run_id"],
@@ -437,6 +437,11 @@ CEILING: Final = "from the text"
 SLOW_DAYS: Final = ("Notes=05-26", "Notes=05-28")
 """Words of the days on which the same run of BigScience's Megatron-LM on V100 took 1.7 times as long as on the days before, between and
 after (their runs with ZeRO-3 did not). Chosen after the times were seen, of runs kept out too: what is said of V100 rests on it."""
+
+
+def tests_fine_tuning(row: dict[str, str]) -> bool:
+    """Whether a row's run only showed that fine-tuning works (`networks.FUNCTIONAL`)."""
+    return networks.FUNCTIONAL in row.get("notes", "") and row.get("task", "") not in ("", "pretrain")
 
 
 def interconnect_of(row: dict[str, str]) -> str:

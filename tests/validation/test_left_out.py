@@ -12,6 +12,7 @@ from rich.console import Console
 
 from orchestrator.calibrate.pricing import Pricer, zero_shot
 from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, Constant
+from orchestrator.model.lora import Lora
 from orchestrator.units import GIB
 from tests.validation.engines import ENGINES
 from tests.validation.fitting import calibrate
@@ -107,6 +108,15 @@ def test_a_source_alone_on_its_gpu_is_as_one_on_a_gpu_that_nobody_measured() -> 
     (cell,) = cells_of(found)
     assert cell.seconds == (1.0,) * 12
     assert errors_of(found).gpus == (found[0].run.gpu,)
+
+
+def test_runs_of_adapters_are_in_cells_of_their_own() -> None:
+    """Whatever the engine's constants were fitted to: no published run of LoRA is among that."""
+    plain = runs_of("a", 1.0)
+    adapters = [replace(run, training=msgspec.structs.replace(run.training, lora=Lora(rank=8))) for run in plain]
+    whole, own = cells_of(left_out([*plain, *adapters], nothing))
+    assert own.situation == msgspec.structs.replace(whole.situation, beyond=(*whole.situation.beyond, "adapters"))
+    assert (len(whole.seconds), len(own.seconds)) == (12, 12)
 
 
 def test_runs_that_are_said_to_fit_and_run_out_are_counted() -> None:

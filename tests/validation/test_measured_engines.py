@@ -176,6 +176,14 @@ def test_a_table_of_third_parties_is_of_a_stock_stack_whose_host_bounds_narrow_l
     assert seconds[0] > 2 * seconds[2]
 
 
+def test_fine_tuning_that_its_source_calls_functional_is_of_a_stock_stack() -> None:
+    """As a verification card's items of it are; those of pretraining took what a tuned stack takes."""
+    functional = {"notes": "item peft; functional run, not tuned (checks on)"}
+    lora = {"task": "lora", "engine": "NeMo", "lora_dim": "8", "lora_targets": "linear_qkv"}
+    runs = only({**functional, **lora}, functional, {**lora, "notes": "tuned, mock data"})
+    assert [run.cluster.stack for run in runs] == ["stock", "tuned", "tuned"]
+
+
 def test_ethernet_without_rdma_is_as_slow_as_it_was_measured() -> None:
     said = {
         "interconnect": "VPC Ethernet between two nodes of one GPU, no RDMA",
