@@ -50,10 +50,11 @@ def test_an_interval_widens_with_each_kind_of_extrapolation_that_the_published_r
 
 
 def test_runs_of_a_stock_stack_count_most_for_a_stock_stack() -> None:
-    """Strangers' runs of dense models on H100 and H200, of which the package has 33, are next to what is predicted for such nodes."""
+    """Strangers' runs of dense models on H100 and H200, of which the package has 33, are next to what is predicted for such nodes; with
+    them are two of adapters, of NVIDIA's functional cards."""
     stock = replace(H100, stock=True)
     theirs = [cell for cell in uncertainty.known().cells if cell.situation.stock and not cell.situation.experts]
-    assert sum(len(cell.seconds) for cell in theirs) == 33
+    assert sum(len(cell.seconds) for cell in theirs) == 33 + 2
     assert width(stock) < width(H100)
     cluster = replace(a100(8), stack="stock")
     assert situation(MODEL, TRAINING, cluster, calibrated(cluster, MEGATRON)).stock
@@ -130,6 +131,18 @@ def test_training_adapters_is_a_situation_of_its_own_until_own_runs_had_them() -
     assert wide[1] / wide[0] > 1.5
     had = replace(own, fitted=replace(fitted, kinds=("adapters", *fitted.kinds)))
     assert interval(situation(MODEL, LORA, a100(64), had), had) == (0.98, 1.02)
+
+
+def test_runs_of_adapters_count_most_for_adapters() -> None:
+    """The 104 timed rows of LoRA stand in cells of their own, of which a plan of whole training has half the weight; where few of them are
+    near, its interval is wider than that of whole training."""
+    cells = [cell for cell in uncertainty.known().cells if "adapters" in cell.situation.beyond]
+    assert sum(len(cell.seconds) for cell in cells) == 104
+    mlperfs = next(cell for cell in cells if cell.situation.generation == "9" and cell.situation.eight_bit)
+    assert uncertainty.weight(mlperfs.situation, replace(H100, eight_bit=True)) == 1 / 2
+    assert uncertainty.weight(mlperfs.situation, replace(H100, eight_bit=True, beyond=("adapters",))) == 1
+    assert width(replace(H100, beyond=("adapters",))) > width(H100)
+    assert width(replace(H100, experts=True, beyond=("adapters",))) > width(replace(H100, experts=True))
 
 
 def test_a_peak_knows_nothing_of_adapters() -> None:
