@@ -9,7 +9,7 @@ from hand_plans import BARE, BERT, GPT, LLAMA, T5, candidate, cluster, make_plan
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES, hf_config, megatron_parts
-from orchestrator.engines.rules.rule import CHOSEN, FACTS, Refusal
+from orchestrator.engines.rules.rule import CHOSEN, FACTS, Refusal, Undivided
 from orchestrator.hardware.spec import Cluster, Software
 from orchestrator.model.architecture import Run
 from orchestrator.model.families import describe
@@ -26,7 +26,7 @@ from orchestrator.model.training import Training
 from orchestrator.strategy.legality import broken_rule, plan_only, rules_of, unsuited
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import PP_BEFORE_DP
-from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS, Tree
+from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS, SHAPE, Tree
 from orchestrator.strategy.workload import Workload
 
 
@@ -555,3 +555,14 @@ def test_another_order_of_ranks_is_forbidden_only_where_a_pipeline_has_other_cop
     for choices, legal in (({"cp": 2, "dp": 4}, True), ({"pp": 2, "dp": 4}, True), ({"pp": 2, "cp": 2, "dp": 2}, False)):
         assert ("expert_order" not in refusals(M, workload(), order=PP_BEFORE_DP, **choices)) is legal
         assert "expert_order" not in refusals(M, workload(), **choices)
+
+
+def test_what_tp_must_divide_is_known_with_the_mesh() -> None:
+    """A search asks what a mesh's weights take before anything else of it is decided."""
+    known = {*GIVEN, *LEVELS[:SHAPE]}
+    divided = {
+        rule.id: rule for rule in RULES.values() if isinstance(rule.check, Refusal)
+        if any(isinstance(case, Undivided) and case.part == "tp" for case in rule.check.cases)
+    }  # fmt: skip
+    assert {"tower_tp", "mamba_groups"} <= {*divided}
+    assert {name: rule.needs for name, rule in divided.items() if not {*rule.needs} <= known} == {}
