@@ -55,7 +55,7 @@ def why_never(model: Architecture, training: Training, software: Software) -> st
     """Why no plan for this model and training can be said to the release of this software; None: some can."""
     said = megatron_lm(software)
     if model.activation not in words.WITHOUT_SWITCH and not any(term.to(model.activation) for term in words.ACTIVATION):
-        return f"{said} has no flag for activation={model.activation}"
+        return f"{said} has no flag for activation={model.activation}; model.activation=gelu is what its programs train without one"
     if training.grad_accum_dtype != training.grad_reduce_dtype:
         return f"{said} sums and reduces gradients in one type"
     return _why_not_training(training, said) or _why_not_model(model, software)
@@ -156,8 +156,6 @@ def megatron_flags(plan: Plan) -> tuple[Flag, ...]:
 def notes(plan: Plan) -> tuple[str, ...]:
     """What someone who uses the file by hand should know."""
     found = []
-    if plan.model.activation == "relu":
-        found.append("megatron_args.sh trains with GELU, not relu: the command line has no flag for relu. Our worker's config says relu.")
     if plan.model.stack != "decoder":
         legacy = "legacy_tokenizer" in flag_kinds("flags", plan.cluster.software.megatron_core)
         hub = "BertWordPieceLowerCase fetches its vocabulary from the Hugging Face Hub"

@@ -20,8 +20,8 @@ FUNCTION: Final = {
     "relu2": "squared_relu", "clamped_swiglu": "quick_gelu", "quick_gelu": "quick_gelu",
 }  # fmt: skip
 """What TransformerConfig has as activation_func for a model's activation, beside gated_linear_unit: names of torch, or Megatron's own."""
-WITHOUT_SWITCH: Final = ("gelu", "relu")
-"""What is trained where none stands, and what is trained as that: there is no switch for relu."""
+WITHOUT_SWITCH: Final = ("gelu",)
+"""What is trained where none stands."""
 OTHER_ACTIVATION: Final[Table] = (
     switch("geglu", "model.activation", "geglu"),
     switch("reglu", "model.activation", "reglu"),

@@ -88,7 +88,7 @@ MEGATRON: dict[str, Plan] = {
     "llama_groups_beyond_tp": make_plan(model=LLAMA, tp=8, sequence_parallel=True),
     "bert_pipeline": make_plan(model=BERT, tp=2, pp=2, sequence_parallel=True),
     "bert_uneven": make_plan(model=BERT, pp=4, sizes=[1, 3, 3, 1]),
-    "t5_16": make_plan(model=T5, gpu="A100-SXM-40GB", world=16, tp=2, recompute=[("full", 2)]),
+    "t5_16": make_plan(model=replace(T5, activation="gelu"), gpu="A100-SXM-40GB", world=16, tp=2, recompute=[("full", 2)]),
     "t5_plain": make_plan(
         model=replace(T5, activation="gelu", normalization="LayerNorm", position_embedding="learned_absolute", add_bias_linear=True),
         world=16,

@@ -279,15 +279,14 @@ def test_nodes_are_filled_and_one_connection_is_for_older_gpus() -> None:
 
 def test_notes_say_what_a_command_line_does_otherwise_and_no_more() -> None:
     def told(plan: Plan) -> list[str]:
-        words = {"trains with GELU": "relu", "has no mock data": "mock", "without segment embeddings": "segments", "uses mock data": "text",
+        words = {"has no mock data": "mock", "without segment embeddings": "segments", "uses mock data": "text",
                  "itself needs GPUs": "cpu"}  # fmt: skip
         return [short for note in megatron_args.notes(plan) for word, short in words.items() if word in note]
 
     assert told(llama()) == []
-    assert told(make_plan(model=replace(GPT, activation="relu"))) == ["relu"]
     assert told(make_plan(model=BERT)) == ["mock", "segments"]
     assert told(make_plan(model=replace(BERT, num_token_types=0))) == ["mock"]
-    assert told(make_plan(model=T5)) == ["relu", "mock"]
+    assert told(make_plan(model=T5)) == ["mock"]
     assert told(make_plan(model=replace(LLAMA, family="mistral", num_token_types=2))) == [], "segments are BERT's"
     assert told(make_plan(model=LLAMA, gpu="cpu")) == ["cpu"]
     assert told(running(data="/a.txt")) == ["text"]

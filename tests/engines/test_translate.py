@@ -284,7 +284,7 @@ def test_megatrons_arguments_are_not_written_where_megatron_can_not_say_the_plan
         (GPT, {"seed": 0}, "seed=0"),
         (GPT, {"warmup": 20, "steps": 20}, "train.warmup=20 of train.steps=20"),
         (replace(LLAMA, rope_scaling_factor=32.0), {}, "by 8, not 32"),
-        (replace(T5, decoder_num_layers=2), {}, "4, not 2"),
+        (replace(T5, activation="gelu", decoder_num_layers=2), {}, "4, not 2"),
         (replace(BERT, position_embedding="rope"), {}, "learned positions, not rope"),
     ],
 )
@@ -331,7 +331,9 @@ def test_the_other_rank_order_has_its_flag_and_only_that() -> None:
 
 
 def test_what_the_command_line_says_otherwise_is_noted() -> None:
-    assert any("relu" in note for note in job_of(MEGATRON["t5_16"]).notes)
+    job = job_of(make_plan(model=T5))
+    assert any("has no flag for activation=relu; model.activation=gelu is what its programs train" in note for note in job.notes)
+    assert not any(file.path == "megatron_args.sh" for file in job.files), "it trained GELU, which keeps more than was priced"
     assert any("one recompute setting for all stages" in note for note in job_of(MEGATRON["gpt_cpu"]).notes)
     notes = job_of(make_plan(model=BERT)).notes
     (needed,) = [note for note in notes if "mock data" in note]

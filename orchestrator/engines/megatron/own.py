@@ -45,8 +45,10 @@ def why_not_own(plan: Plan) -> str | None:
 
 
 def told(plan: Plan) -> Plan:
-    """The plan as Megatron's command line is told it: recompute that differs by stage is left out, which each rank takes from engine.json,
-    and so are supervised samples, which the program reads itself (programs/megatron_hooks.py)."""
+    """The plan as Megatron's command line is told it: recompute that differs by stage is left out, and an activation without a flag said as
+    GELU, which each rank takes from engine.json; so are supervised samples, which the program reads itself (programs/megatron_hooks.py)."""
+    if plan.model.activation == "relu":
+        plan = replace(plan, model=replace(plan.model, activation="gelu"))
     plan = replace(plan, training=replace(plan.training, task="pretrain", packing=None, lengths=None))
     if common_recompute(plan) is not None:
         return plan

@@ -1,6 +1,5 @@
 # Arguments of pretrain_t5.py of Megatron-LM, tag core_v0.16.1, for 16 ranks. Source this file in bash, then for example:
 #   CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 2 --nproc-per-node 8 pretrain_t5.py "${MEGATRON_ARGS[@]}"
-# megatron_args.sh trains with GELU, not relu: the command line has no flag for relu. Our worker's config says relu.
 # pretrain_t5.py has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary, and --legacy-tokenizer, without which BertWordPieceLowerCase fetches its vocabulary from the Hugging Face Hub in place of the file's.
 MEGATRON_ARGS=(
   --encoder-num-layers '4'
