@@ -121,7 +121,7 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
             raise InputError(name, f.given[name], f"a model with {what} can't be described here")
     two = stack == "t5"
     hidden, heads = int(f.need("hidden_size")), int(f.need("num_attention_heads"))
-    layers = f.get("encoder_num_layers") or f.need("num_layers")
+    layers = f.get("encoder_num_layers") or _letters(f, pattern) or f.need("num_layers")
     activation = str(f.get("activation") or words.activation(f.given) or "gelu")
     f.used |= ACTIVATIONS
     if activation == "gelu":
@@ -251,6 +251,15 @@ def _hybrid_pattern(f: Fields) -> str | None:
         f.broken += [f"{other}: stages of layers with one part each are divided without it ({STACK})" for other in UNREAD if f.get(other)]
         return str(pattern)
     return None
+
+
+def _letters(f: Fields, pattern: str | None) -> int | None:
+    """The layers of hybrid_layer_pattern, which stand for num_layers beside it; None: there is no such pattern."""
+    if not f.given.get("hybrid_layer_pattern") or pattern is None:
+        return None
+    if (said := f.get("num_layers")) not in (None, len(pattern)):
+        f.assumed.append(f"num_layers={said}: hybrid_layer_pattern has {len(pattern)} layers, which Megatron-core takes (arguments.py:761)")
+    return len(pattern)
 
 
 def _hybrid_layers(f: Fields, pattern: str, layers: int, width: int) -> dict[str, Any]:

@@ -134,3 +134,14 @@ def test_marks_in_a_pattern_are_the_stages(pp: int, sizes: tuple[int, ...], tmp_
         assert counts == [*sizes]
         for change in found.changes:
             assert change.text is None or change.text.count("|") + 1 == change.setup.pp * change.setup.vpp
+
+
+@pytest.mark.parametrize("said", ["", "--num-layers 44", "--num-layers 40"])
+def test_a_pattern_of_stages_says_how_many_layers_there_are(said: str, tmp_path: Path) -> None:
+    """As in Megatron-LM's examples/mamba/train.sh from 0.19 on, which has no --num-layers (arguments.py:761: the pattern overrides it)."""
+    text = TEXT.format(pattern=f"'{PATTERN}'", pp=4, more="").replace("--hybrid-override-pattern", "--hybrid-layer-pattern")
+    (tmp_path / "train.sh").write_text(text.replace("--num-layers 44", said))
+    found = so.audit(tmp_path / "train.sh", gpus=8, cluster="dgx_a100_40gb", **{"cluster.software.megatron_core": "0.19.2"})
+    assert found.plan is not None
+    assert found.plan.model.num_layers == 44
+    assert any("num_layers=40" in one for one in found.reading.assumed) == (said == "--num-layers 40")
