@@ -159,6 +159,7 @@ def rollout(job: RlJob, step: Step, plan: Plan, cluster: Cluster) -> Rollout:
         rank_tokens=plan.micro_batch_size * plan.training.seq_length // plan.cp,
         fsdp=plan.engine == DEEPSPEED,
         reference=keys.reference,
+        others_offload=keys.offload is not False,
         tp=made.layout.tp,
         dp=made.layout.dp,
         expert_parallel=made.layout.gpus if made.layout.dp > 1 else 1,

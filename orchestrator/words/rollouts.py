@@ -32,6 +32,8 @@ class Rollout(Value, frozen=True, kw_only=True):
     fsdp: bool
     """Whether the model is trained by the program's FSDP, not by Megatron."""
     reference: bool
+    others_offload: bool
+    """Whether weights of models that only go forward are in host memory while another computes."""
     tp: int
     dp: int
     expert_parallel: int
@@ -87,7 +89,7 @@ def _sleeping(megatron: str, fsdp: str) -> Table:
     ]
 
 
-ACTOR: Final = "actor_rollout_ref.actor"
+ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 VERL: Final = Language(
     table=[
         *named("train_batch_size=prompts max_prompt_length=prompt_length max_response_length=response_length", "data."),
@@ -99,6 +101,9 @@ VERL: Final = Language(
         *named("ppo_max_token_len_per_gpu=rank_tokens ppo_epochs=epochs use_kl_loss=reference", f"{ACTOR}."),
         fixed(f"{ACTOR}.use_dynamic_bsz", True),
         *_sleeping(f"{ACTOR}.megatron", f"{ACTOR}.fsdp_config"),
+        # Under Megatron it follows the policy's where nothing says it, under FSDP it stays (config/ref/megatron_ref.yaml, dp_ref.yaml).
+        Term(f"{REF}.megatron.param_offload", "others_offload", when=lambda rollout: rollout.reference and not rollout.fsdp),
+        Term(f"{REF}.fsdp_config.param_offload", "others_offload", when=lambda rollout: rollout.reference and rollout.fsdp),
         *named("nnodes=nodes n_gpus_per_node=gpus_per_node", "trainer."),
     ],
     start="python -m verl.trainer.main_ppo --config-path RUN --config-name verl_rl, with your model, data and rewards behind it",

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from tool_fields import FILE
 
 import orchestrator as so
@@ -68,6 +69,20 @@ def test_slime_offloads_what_shares_its_gpus() -> None:
                        pin={"recompute": "full"})  # fmt: skip
     with pytest.raises(InputError, match=r"rl\.offload=true"):
         stays.written("slime")
+
+
+@pytest.mark.parametrize(("engine", "section"), [("megatron", "megatron"), ("deepspeed", "fsdp_config")])
+@pytest.mark.parametrize("offload", [None, False])
+def test_verl_s_reference_is_where_the_plan_has_it(engine: str, section: str, offload: bool | None) -> None:
+    """In host memory, else beside generation: verl's follows the policy's under Megatron, and stays under FSDP
+    (trainer/config/ref/megatron_ref.yaml, dp_ref.yaml)."""
+    asked = {"placement": "colocated", "reference": True} | ({} if offload is None else {"offload": offload})
+    found = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", engine=engine, rl=RL | asked, write="verl", pin={"recompute": "full"})
+    said = yaml.safe_load(found.written("verl")["verl_rl.yaml"])["actor_rollout_ref"]
+    assert said["ref"] == {section: {"param_offload": offload is None}}
+    without = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", engine=engine, rl=RL | {"placement": "colocated"}, write="verl",
+                         pin={"recompute": "full"})  # fmt: skip
+    assert "ref" not in yaml.safe_load(without.written("verl")["verl_rl.yaml"])["actor_rollout_ref"]
 
 
 @pytest.mark.full

@@ -70,6 +70,8 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "actor_rollout_ref.actor": (f"{VERL}/actor.py ActorConfig",),
         "actor_rollout_ref.actor.megatron": (f"{VERL}/engine.py McoreEngineConfig", f"{VERL}/engine.py EngineConfig"),
         "actor_rollout_ref.actor.fsdp_config": (f"{VERL}/engine.py FSDPEngineConfig", f"{VERL}/engine.py EngineConfig"),
+        "actor_rollout_ref.ref.fsdp_config": (f"{VERL}/engine.py FSDPEngineConfig", f"{VERL}/engine.py EngineConfig"),
+        "actor_rollout_ref.ref.megatron": (f"{VERL}/engine.py McoreEngineConfig", f"{VERL}/engine.py EngineConfig"),
         "critic.fsdp": (f"{VERL}/engine.py FSDPEngineConfig", f"{VERL}/engine.py EngineConfig"),
         "algorithm": ("verl/trainer/config/algorithm.py AlgoConfig",),
         "data": ("verl/trainer/config/data/legacy_data.yaml",),
