@@ -239,10 +239,18 @@ def test_autoep_goes_with_the_choices_that_were_tried() -> None:
     )
     half = workload(MOE, precision="fp16")
     held(RULES["autoep_fp16"], (half, {}, None), (MOE, {"ep": 2}, None), (half, {"ep": 2}, "ep=2 with precision fp16"))
-    adapted = workload(MOE, lora=Lora(rank=4))
+    adapted, attention = workload(MOE, lora=Lora(rank=4)), Lora(rank=4, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
     held(
-        RULES["lora_experts"], (MOE, {}, None), (workload(LLAMA, lora=Lora(rank=4)), {}, None), (adapted, {}, "lora.rank=4: the weights of")
+        RULES["lora_experts"],
+        (MOE, {}, None),
+        (workload(LLAMA, lora=Lora(rank=4)), {}, None),
+        (adapted, {}, "lora.targets=all-linear: the weights of transformers' experts are no linears"),
+        (workload(MOE, lora=attention), {}, None),
+        (workload(MOE, lora=replace(attention, targets=("q_proj", "up_proj"))), {}, "lora.targets=q_proj,up_proj: the weights of"),
+        (workload(replace(LATENT, feed_forward=SIX), lora=attention), {}, "lora.rank=4: adapters beside the linears of latent attention"),
     )
+    adapted = workload(MOE, lora=attention)
+    held(RULES["lora_autoep"], (adapted, {}, None), (adapted, {"ep": 2}, "ep=2 with lora.rank=4"))
     n = describe(LLAMA, 64).parameters
     given, full = workload(MOE), workload(MOE, precision="fp32")
     held(

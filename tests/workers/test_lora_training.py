@@ -12,7 +12,7 @@ import pytest
 from chats import write_tokenizer
 from msgspec.structs import replace
 from test_hf_parity import hf_plan, measure
-from worker_plans import BERT, GPT, LLAMA, QWEN3, make_plan
+from worker_plans import BERT, GPT, LLAMA, MIXTRAL, QWEN3, QWEN3_MOE, make_plan
 from worker_pool import Pool
 
 from orchestrator.cost.calibration import datasheet
@@ -30,11 +30,15 @@ pytestmark = pytest.mark.engines
 
 TOLERANCE = 1e-4
 LORA = Lora(rank=4)
+ATTENTION = Lora(rank=4, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+"""Beside experts, whose weights are no linears in transformers 5."""
 CASES: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "llama dp2 zero2": (LLAMA, {"dp": 2, "zero_stage": 2}),
     "llama dp2 zero3 checkpointing": (LLAMA, {"dp": 2, "zero_stage": 3, "recompute": ["full"]}),
+    "mixtral's attention dp2 zero2": (MIXTRAL, {"dp": 2, "zero_stage": 2, "lora": ATTENTION}),
 }
 MORE: dict[str, tuple[Architecture, dict[str, Any]]] = {
+    "qwen3 moe's attention dp2 zero3": (QWEN3_MOE, {"dp": 2, "zero_stage": 3, "lora": ATTENTION}),
     "gpt dp2 zero1": (GPT, {"dp": 2, "zero_stage": 1}),
     "llama dp2 zero0": (LLAMA, {"dp": 2}),
     "llama dp2 zero1 checkpointing": (LLAMA, {"dp": 2, "zero_stage": 1, "recompute": ["full"]}),

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from orchestrator.engines.hf_config import DEEPSEEK_V3, GLM4_MOE, MIXTRAL, QWEN3_MOE
 from orchestrator.engines.rules.experts import experts, experts_fold
 from orchestrator.engines.rules.rule import NEVER_TRIED, NO_BALANCE, refused, rule
+from orchestrator.model.lora import linear_names
 from orchestrator.model.parts.experts import BalancedOver
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.spec import Candidate
@@ -43,6 +44,20 @@ def built_in_host_memory(candidate: Candidate, workload: Workload) -> str | None
     """AutoEP cuts a model that each rank has built whole; zero.Init at stage 3 builds partitions at once."""
     said = f"ep={candidate.mesh.ep} zero_stage={candidate.strategy.zero_stage}: AutoEP builds the whole model in host memory first"
     return f"{said}: {lacking}; zero_stage=3 does not" if (lacking := beyond_host(workload)) else None
+
+
+def adapters_elsewhere(_: Candidate, workload: Workload) -> str | None:
+    """Why adapters go to other linears than those of attention, which a model of experts has in every layer; None: they don't."""
+    a, lora = workload.model.architecture, workload.training.lora
+    assert lora is not None
+    if "latent_attention" in a.features():
+        return f"lora.rank={lora.rank}: adapters beside the linears of latent attention were never tried here"
+    linears = linear_names(a)
+    attention = (*linears["qkv"], *linears["projection"])
+    if {*lora.targets} <= {*attention}:
+        return None
+    why = f"lora.targets={','.join(lora.targets)}: the weights of transformers' experts are no linears, which peft's adapters are for"
+    return f"{why}; lora.targets={','.join(attention)} adapts attention alone, engine=megatron plans those of experts too (write=bridge)"
 
 
 EXPERT_RULES: Final = (
@@ -80,8 +95,9 @@ EXPERT_RULES: Final = (
             ("offload_optimizer", "offload_optimizer with ep={mesh.ep}: never tried here")),
     refused("autoep_fp16", NEVER_TRIED, "ep", "ep precision=fp16",
             "ep={mesh.ep} with precision fp16: nobody has tried its loss scale with experts that ranks don't share"),
-    refused("lora_experts", "peft: target_modules are linears", "model", "lora experts",
-            "lora.rank={lora.rank}: the weights of transformers' experts are no linears, which peft's adapters are for"),
+    refused("lora_experts", "peft: target_modules are linears", "model", "lora experts", adapters_elsewhere),
+    refused("lora_autoep", NEVER_TRIED, "ep", "ep lora experts",
+            "ep={mesh.ep} with lora.rank={lora.rank}: nobody has tried AutoEP with adapters"),
     built_in_host_memory,
 )  # fmt: skip
 """The rules for models with experts."""
