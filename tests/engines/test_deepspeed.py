@@ -140,6 +140,8 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("lora_linears", workload(LLAMA, lora=Lora(rank=4, bridge="mcore-bridge")), {}, "lora.bridge=mcore-bridge: is of megatron-core's"),
     ("quantised_linears", workload(LLAMA, lora=Lora(rank=4, bits=4)), {"tp": 2, "dp": 4}, "AutoTP would cut packed weights"),
     ("quantised_linears", workload(LLAMA, lora=Lora(rank=4, bits=8)), {"tp": 2, "dp": 4}, "AutoTP would cut packed weights"),
+    ("quantised_programs", workload(LLAMA, lora=Lora(rank=4, bits=4)), {"cp": 2, "dp": 4}, "divide the batch by all ranks"),
+    ("quantised_programs", workload(LLAMA, lora=Lora(rank=4, bits=4)), {"offload_activations": True}, "call DeepSpeed's functions for it"),
     ("int8_gpu", workload(LLAMA, gpu="V100-SXM2-32GB", lora=Lora(rank=4, bits=8), precision="fp16"), {"dp": 8}, "on V100-SXM2-32GB"),
     ("int8_zero3", workload(LLAMA, lora=Lora(rank=4, bits=8)), {"dp": 8, "zero_stage": 3}, "beside what ZeRO-3 divides; 4 bits are"),
     ("axis_pp", workload(), {"pp": 2, "dp": 4}, "deepspeed has no pp"),

@@ -13,6 +13,8 @@ from test_deepspeed import MIXTRAL
 
 from orchestrator.audit import formats
 from orchestrator.engines import ENGINES
+from orchestrator.engines.deepspeed.trainer_files import around
+from orchestrator.errors import InputError
 from orchestrator.job import Job
 from orchestrator.model.lora import Lora
 from orchestrator.plan import Plan, RunSettings
@@ -132,6 +134,21 @@ def test_of_a_plan_that_they_alone_would_not_train_a_note_says_why(why: str, pla
     assert {file.path for file in job.files} >= {*NAMES}, "the program reads them"
     (note,) = (note for note in job.notes if why in note)
     assert note.startswith("trainer.yaml and accelerate.yaml alone do not train this plan: ")
+
+
+@pytest.mark.parametrize(
+    ("pins", "plan"),
+    [
+        ("pin.cp=1", make_plan("deepspeed", LLAMA, cp=2)),
+        ("pin.cp=1 pin.offload_activations=false", make_plan("deepspeed", LLAMA, cp=2, offload_activations=True)),
+        ("pin.tiled_mlp=1", make_plan("deepspeed", LLAMA, tiled_mlp=4)),
+        ("pin.ep=1", make_plan("deepspeed", MIXTRAL, ep=2, zero_stage=2)),
+        ("pin.tp=1", make_plan("deepspeed", LLAMA, tp=2, zero_stage=3)),
+    ],
+)
+def test_programs_that_can_not_be_told_a_plan_name_the_pins_without_it(pins: str, plan: Plan) -> None:
+    with pytest.raises(InputError, match=f"write=axolotl: .*; {pins} plans without$"):
+        around(plan, "axolotl")
 
 
 def test_what_a_script_has_to_add_is_said() -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.engines.rules.rule import NEVER_TRIED, refused, rule
 from orchestrator.engines.rules.samples import decoder_only
 from orchestrator.model.lora import linear_names
-from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.spec import DEEPSPEED_OPTIONS, Candidate
 from orchestrator.strategy.workload import Workload
 
 
@@ -55,6 +55,12 @@ FINE_TUNING_RULES: Final = (
     refused("int8_gpu", "bitsandbytes' docs, installation: LLM.int8() needs Turing or newer", "model",
             f"lora lora.bits=8 !cpu older={INT8_FROM}", f"lora.bits=8 on {{gpu.name}}: LLM.int8 needs compute capability {INT8_FROM}, this "
             "has {gpu.compute_capability}; 4 bits run"),
+    # What trains quantised weights is around the Trainer (trainer_files.why_not_alone).
+    refused("quantised_programs", "ours: write=llama_factory, axolotl and ms_swift alone quantise weights, and train by the Trainer",
+            f"cp {' '.join(DEEPSPEED_OPTIONS)}", "lora lora.bits",
+            ("cp", "cp={mesh.cp} with lora.bits={lora.bits}: programs that quantise weights divide the batch by all ranks under Ulysses"),
+            *((name, f"{name} with lora.bits={{lora.bits}}: programs that quantise weights don't call DeepSpeed's functions for it")
+              for name in DEEPSPEED_OPTIONS)),
     # Ulysses drops the mask between samples, and gathers their positions, by which flash attention alone tells them apart.
     refused("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:296, :546", "cp", "cp packing !flash",
             "cp={mesh.cp} with data.packing: without flash attention samples would see each other; data.packing=false pads them instead"),

@@ -16,6 +16,7 @@ from orchestrator.errors import InputError
 from orchestrator.job import File
 from orchestrator.model.lora import ALL
 from orchestrator.plan import Plan
+from orchestrator.strategy.choices import shown
 from orchestrator.strategy.spec import DEEPSPEED_OPTIONS, DEFAULTS
 from orchestrator.words import trainer as words
 from orchestrator.words.terms import say
@@ -78,6 +79,18 @@ def why_not_alone(plan: Plan) -> str | None:
         asked = f"train.decay={plan.training.decay}" if not plan.training.min_lr else "that ends at train.min_lr"
         return f"transformers has no {plan.training.schedule} schedule {asked}"
     return None
+
+
+def told(plan: Plan) -> str:
+    """Pins that leave this plan out, and hold a search to what programs around the Trainer can be told, as the end of a reason; "" where
+    none does."""
+    pins: dict[str, object] = {"cp": 1} if plan.cp > 1 else {}
+    pins |= {"ep": 1} if plan.ep > 1 else {}
+    pins |= {name: DEFAULTS[name] for name in DEEPSPEED_OPTIONS if getattr(plan, name) != DEFAULTS[name]}
+    pins |= {"recompute": "full"} if plan.strategy.recompute not in ("none", "full") else {}
+    pins |= {"tp": 1} if plan.tp > 1 and plan.zero_stage == 3 else {}
+    said = " ".join(f"pin.{name}={shown(value)}" for name, value in pins.items())
+    return f"; {said} plans without" if said else ""
 
 
 def trainer_arguments(plan: Plan) -> dict[str, Any]:
@@ -191,13 +204,13 @@ def around(plan: Plan, name: str) -> File:
     """The plan as a file of a program around the Trainer, its ds_config in it. Raises InputError for what it can't be told."""
     program, training = words.AROUND[name], plan.training
     if (reason := why_not_alone(plan)) is not None:
-        raise InputError("write", name, f"trains by the Trainer, which can't be told this plan: {reason}")
+        raise InputError("write", name, f"trains by the Trainer, which can't be told this plan: {reason}{told(plan)}")
     check_decoder(plan, name)
     if (varying := plan.strategy.recompute) not in ("none", "full"):
-        raise InputError("write", name, f"recomputes all layers or none, and the plan has recompute={varying}")
+        raise InputError("write", name, f"recomputes all layers or none, and the plan has recompute={varying}{told(plan)}")
     ds = for_trainer(plan)
     if plan.tp > 1 and plan.zero_stage == 3:
-        raise InputError("write", name, f"has DeepSpeed divide layers by itself up to ZeRO stage 2, and the plan has tp={plan.tp} with 3")
+        raise InputError("write", name, f"has DeepSpeed divide layers up to ZeRO stage 2, and the plan has tp={plan.tp} with 3{told(plan)}")
     if plan.tp > 1:  # as LLaMA-Factory's examples/deepspeed/ds_z2_autotp_config.json
         ds["tensor_parallel"] = {"autotp_size": plan.tp}
     said = {**trainer_arguments(plan), "deepspeed": ds, "max_length": training.seq_length,
