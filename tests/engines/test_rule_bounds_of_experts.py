@@ -91,6 +91,10 @@ def test_kinds_of_experts_are_those_that_a_router_can_learn() -> None:
         (with_scores(score="sigmoid", normalized=False), {}, several),
         (with_scores(score="sigmoid"), {}, None),
         (with_scores(normalized=False), {}, None),
+        (with_scores(expert_bias=True), {}, "experts.expert_bias=true with score=softmax"),
+        (with_scores(expert_bias=True, score="sigmoid"), {}, None),
+        (with_scores(num_experts=8, groups=4, group_topk=2), {}, None),
+        (with_scores(num_experts=8, groups=4, group_topk=3), {}, "experts.group_topk=3 above topk=2: megatron-core values a group by"),
         (pattern({"feed_forward": SIX}, {"feed_forward": FOUR}), {}, "2 kinds of experts in one model: megatron-core has one"),
     )
 

@@ -132,6 +132,10 @@ def test_parts_are_sound_by_themselves() -> None:
     assert mixer(GroupedQueryAttention(window=4, chunk=4)) == "model.attention.chunk=4: with window=4: a layer has one of them"
     assert feed(shared_ffn_hidden_size=0) == feed(aux_loss_coeff=0.0) == ""
     assert feed(shared_ffn_hidden_size=-1) == "model.experts.shared_ffn_hidden_size=-1: must be above 0"
+    assert feed(num_experts=64, topk=6, groups=16, group_topk=2) == feed(num_experts=64, topk=6, groups=8, group_topk=8) == ""
+    few = feed(num_experts=64, topk=6, groups=16, group_topk=1)
+    assert few == "model.experts.group_topk=1: leaves 4 experts, 4 in a group, of which a token takes topk=6"
+    assert feed(num_experts=64, topk=6, groups=8, group_topk=9) == "model.experts.group_topk=9: is above groups=8"
     assert mixer(replace(MAMBA, num_groups=3)) == "model.mamba2.num_groups=3: does not divide num_heads=8"
     assert mixer(replace(NET, num_key_heads=3)) == "model.gated_delta_net.num_key_heads=3: does not divide num_value_heads=4"
     assert refused(replace(LLAMA, mixer=Nothing(), feed_forward=Nothing())).startswith("model.mixer=none: with feed_forward none")

@@ -19,6 +19,11 @@ def expert_kinds(_: Candidate, workload: Workload) -> str | None:
             return "sigmoid scores that are not made to sum to one: megatron-core's always are"
         if part.score == "softmax" and part.normalized and part.topk == 1:
             return "topk=1 with scores made to sum to one: the router would learn nothing"
+        if part.expert_bias and part.score != "sigmoid":  # transformer_config.py:1593, and :2284 of core_v0.19.0
+            return f"experts.expert_bias=true with score={part.score}: megatron-core has the bias beside sigmoids alone"
+        if part.group_topk and part.group_topk > part.topk:
+            why = "megatron-core values a group by its topk/group_topk best experts, which are none"
+            return f"experts.group_topk={part.group_topk} above topk={part.topk}: {why}"
     return None
 
 

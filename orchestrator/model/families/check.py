@@ -101,6 +101,13 @@ def _check_experts(experts: Experts) -> None:
         raise InputError("model.experts.pad_to_capacity", "true", "needs capacity_factor")
     if experts.groups and experts.num_experts % experts.groups:
         raise InputError("model.experts.groups", experts.groups, f"does not divide num_experts={experts.num_experts}")
+    if experts.groups and experts.group_topk:
+        if experts.group_topk > experts.groups:
+            raise InputError("model.experts.group_topk", experts.group_topk, f"is above groups={experts.groups}")
+        each = experts.num_experts // experts.groups
+        if experts.topk > experts.group_topk * each:
+            why = f"leaves {experts.group_topk * each} experts, {each} in a group, of which a token takes topk={experts.topk}"
+            raise InputError("model.experts.group_topk", experts.group_topk, why)
 
 
 def check_lengths(a: Architecture, seq_length: int, decoder_seq_length: int | None) -> None:
