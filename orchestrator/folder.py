@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
 
@@ -32,6 +32,10 @@ from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, resuming, sources
 from orchestrator.rl.job import ProgramName
 from orchestrator.units import format_seconds
+
+if TYPE_CHECKING:
+    from orchestrator.report.budget import Budget
+    from orchestrator.report.failures import Failures
 
 HELD: Final = ".held"
 """The file in a run's folder that is locked while a command has the folder, with the process and its host."""
@@ -181,6 +185,24 @@ def tool_files(settings: Settings, found: Found, name: str) -> list[File]:
             off = 100 * (there / plan.predicted.step_time_s - 1)
             more.append(f"{named} plans without: {format_seconds(there)} a step, {off:+.1f}%.")
     return tools.files(plan, written, more)
+
+
+def stated_failures(settings: Settings) -> Failures | None:
+    """What the user states of the cluster's failures; None: nothing."""
+    from orchestrator.report.failures import Failures
+
+    if settings.mtbf_hours is None or settings.storage_bandwidth is None:
+        return None
+    return Failures(mtbf_hours=settings.mtbf_hours, storage_bandwidth=settings.storage_bandwidth, restart_s=settings.restart_s)
+
+
+def training_budget(settings: Settings, plan: Plan) -> Budget:
+    """What the training takes under these settings, or what is left of it, with failures where the user states them."""
+    from orchestrator.report.budget import budget
+    from orchestrator.report.failures import goodput_of
+
+    of, stated = budget(plan, settings.price_per_gpu_hour, settings.steps_done), stated_failures(settings)
+    return of if stated is None else msgspec.structs.replace(of, goodput=goodput_of(plan, saved_bytes(plan), stated))
 
 
 def saved_bytes(plan: Plan) -> float:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from orchestrator.errors import InputError
+from orchestrator.folder import training_budget
 from orchestrator.hardware.spec import Stack
 from orchestrator.job import File
 from orchestrator.launch.program_metrics import rows_of
@@ -68,8 +69,7 @@ def report_files(
             floor=(found.space or Planner(settings).space()).memory_floor if found.outcomes else None,
             rows=rows,
             after=after,
-            price_per_gpu_hour=settings.price_per_gpu_hour,
-            done=settings.steps_done,
+            budget=training_budget(settings, plan),
             chance=None if plan.cluster.is_cpu else Planner(settings).chance_of_not_fitting(plan),
         )
     )

@@ -16,7 +16,7 @@ import msgspec
 from orchestrator.engines import ENGINES
 from orchestrator.engines.entry import engine_of_copy
 from orchestrator.engines.megatron.capabilities import NAME as MEGATRON
-from orchestrator.folder import saved_bytes
+from orchestrator.folder import saved_bytes, stated_failures, training_budget
 from orchestrator.job import Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe_for
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from orchestrator.report.failures import Failures
 
 FILE_WIDTH = 120
 """Columns where the output is no terminal: tables of plans want more than the usual 80."""
@@ -174,20 +173,11 @@ def made_up_data(settings: Settings) -> str:
     return trained_on(settings.run, settings.architecture)
 
 
-def stated_failures(settings: Settings) -> Failures | None:
-    """What the user states of the cluster's failures; None: nothing."""
-    from orchestrator.report.failures import Failures
-
-    if settings.mtbf_hours is None or settings.storage_bandwidth is None:
-        return None
-    return Failures(mtbf_hours=settings.mtbf_hours, storage_bandwidth=settings.storage_bandwidth, restart_s=settings.restart_s)
-
-
 def show_found(console: Console, settings: Settings, found: Found) -> None:
     """The plan, its price, what its training takes, how sure it is to fit, and what nearly won; with verbose=true each stage and cause
     too."""
     from orchestrator.report import text
-    from orchestrator.report.budget import budget, budget_text
+    from orchestrator.report.budget import budget_text
     from orchestrator.report.failures import checkpoint_text, elsewhere_text, failures_text
     from orchestrator.report.memory import memory_table, risk_text
 
@@ -222,7 +212,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     requires = ENGINES[plan.engine].requirements.versions(plan.cluster)
     if not plan.cluster.is_cpu and (software := text.software_text([plan], requires, assumed=settings.software_unsaid)):
         say(software)
-    say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour, settings.steps_done), text.rank_name(plan), brief=brief)}")
+    say(f"training: {budget_text(training_budget(settings, plan), text.rank_name(plan), brief=brief)}")
     if settings.assumed:
         values = " ".join(f"train.{name}={getattr(plan.training, name):g}" for name in settings.assumed)
         say(f"assumed: {values}, as neither the recipe nor you gave them")

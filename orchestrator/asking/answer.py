@@ -11,13 +11,13 @@ from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.capabilities import NAME as DEEPSPEED
 from orchestrator.engines.tools import NAMES
 from orchestrator.errors import InputError
-from orchestrator.folder import all_files, tool_files, write_folder
+from orchestrator.folder import all_files, tool_files, training_budget, write_folder
 from orchestrator.job import Job
 from orchestrator.model.families import describe_for
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
-from orchestrator.report.budget import Budget, budget
+from orchestrator.report.budget import Budget
 from orchestrator.report.text import choice, fullest
 from orchestrator.strategy.layout import Prediction
 from orchestrator.units import format_bytes, format_seconds
@@ -85,8 +85,9 @@ class Answer(Printed, frozen=True, kw_only=True):
 
     @property
     def budget(self) -> Budget:
-        """Days, GPU-hours, energy and cost of the training, or of what train.resume= leaves of it."""
-        return budget(self.plan, self.settings.price_per_gpu_hour, self.settings.steps_done)
+        """Days, GPU-hours, energy and cost of the training, or of what train.resume= leaves of it; with failures where cluster.mtbf= says
+        how often they come."""
+        return training_budget(self.settings, self.plan)
 
     @property
     def days(self) -> float:

@@ -20,8 +20,8 @@ RATES: Final = ("tokens_per_s", "tokens_per_s_per_gpu", "flops_per_gpu", "mfu")
 
 
 class Budget(Value, frozen=True, kw_only=True):
-    """What `steps` steps on `num_gpus` GPUs take, restarts and failures not counted. `energy_kwh` None: the power of this GPU is not
-    known."""
+    """What `steps` steps on `num_gpus` GPUs take: days, GPU-hours, energy and cost with failures where `goodput` is known, `seconds` and
+    rates without. `energy_kwh` None: the power of this GPU is not known."""
 
     steps: int
     tokens: int
@@ -40,6 +40,13 @@ class Budget(Value, frozen=True, kw_only=True):
     """FLOP/s of a GPU in this precision."""
     done: int = 0
     """Steps of the training before these, which a checkpoint has done."""
+    goodput: float | None = None
+    """The share of the time that trains, with saves and failures (report/failures.py); None: nobody said how often there are any."""
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds from the first step to the end of the last, with saves and failures where they are known."""
+        return self.seconds / (1.0 if self.goodput is None else self.goodput)
 
     @property
     def step_s(self) -> float:
@@ -57,11 +64,11 @@ class Budget(Value, frozen=True, kw_only=True):
 
     @property
     def days(self) -> float:
-        return self.seconds / DAY_S
+        return self.whole_s / DAY_S
 
     @property
     def gpu_hours(self) -> float:
-        return self.num_gpus * self.seconds / HOUR_S
+        return self.num_gpus * self.whole_s / HOUR_S
 
     @property
     def energy_kwh(self) -> float | None:
@@ -104,8 +111,9 @@ class Budget(Value, frozen=True, kw_only=True):
         return f"{value}{unit} (90%: {ends})" if ends else f"{value}{unit}"
 
     def figures(self) -> dict[str, Any]:
-        """The figures as JSON has them: each by name, and its 90% interval as NAME_90."""
-        return {name + end: get(name) for name in FIGURES for end, get in (("", self.__getattribute__), ("_90", self.interval))}
+        """The figures as JSON has them: each by name, and its 90% interval as NAME_90; and the goodput, None where it is not known."""
+        each = {name + end: get(name) for name in FIGURES for end, get in (("", self.__getattribute__), ("_90", self.interval))}
+        return {**each, "goodput": self.goodput}
 
 
 def budget(plan: Plan, price_per_gpu_hour: float | None = None, done: int = 0) -> Budget:
@@ -169,7 +177,8 @@ def budget_text(of: Budget, rank: str = "GPU", *, brief: bool = False) -> str:
     >>> budget_text(Budget(steps=1000, tokens=10**9, seconds=86400.0 * 3, num_gpus=8, power_w=700.0, price_per_gpu_hour=2.0))
     '1,000 steps, 1B tokens: 3 days, 576 GPU-hours, 403 kWh (at the 700 W a GPU of its datasheet), cost 1,152 (at 2 a GPU-hour)'
     """
-    parts = [of.said("seconds", format_time), of.said("gpu_hours", format_amount, f" {rank}-hours")]
+    failing = "" if of.goodput is None else f" with failures ({100 * of.goodput:.1f}% of the time trains)"
+    parts = [of.said("whole_s", format_time) + failing, of.said("gpu_hours", format_amount, f" {rank}-hours")]
     if of.energy_kwh is not None and not brief:
         parts.append(f"{of.said('energy_kwh', format_energy)} (at the {of.power_w:.0f} W a GPU of its datasheet)")
     if of.cost is not None:

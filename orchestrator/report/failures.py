@@ -112,10 +112,25 @@ def best_interval(plan: Plan, nbytes: float, of: Failures) -> int:
     return max(1, round(daly(nbytes / of.storage_bandwidth, mtbf_of_job(of.mtbf_hours * HOUR_S, nodes)) / plan.prediction.step_time_s))
 
 
+def saves_on_its_way(plan: Plan) -> bool:
+    """Whether the plan saves before the last step."""
+    return 0 < plan.run.save_every < plan.training.steps
+
+
+def goodput_of(plan: Plan, nbytes: float, of: Failures, steps: int | None = None) -> float:
+    """The share of the time that trains with a save of so many bytes after each `steps` steps, at least LEAST_SHARE; None: as often as the
+    plan saves, or where it does not but at its end, as often as is best."""
+    nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
+    every = steps or (plan.run.save_every if saves_on_its_way(plan) else best_interval(plan, nbytes, of))
+    save_s = nbytes / of.storage_bandwidth
+    mtbf_s = mtbf_of_job(of.mtbf_hours * HOUR_S, nodes)
+    return max(LEAST_SHARE, goodput(every * plan.prediction.step_time_s, save_s, of.restart_s + save_s, mtbf_s))
+
+
 def unsaved_text(plan: Plan, nbytes: float, of: Failures | None, requeue: int) -> str:
     """What a plan without checkpoints, or with one at its end alone, loses, and an interval for them: the best one where failures are
     stated, else an hour. "" where the training takes up to an hour and is put back into no queue (`requeue` times)."""
-    if plan.predicted is None or 0 < plan.run.save_every < plan.training.steps:
+    if plan.predicted is None or saves_on_its_way(plan):
         return ""
     step_s = plan.predicted.step_time_s
     takes = plan.training.steps * step_s
@@ -134,7 +149,6 @@ def unsaved_text(plan: Plan, nbytes: float, of: Failures | None, requeue: int) -
 
 def failures_text(plan: Plan, nbytes: float, of: Failures, done: int = 0) -> str:
     """The goodput at the plan's save interval, and at the best one."""
-    step_s = plan.prediction.step_time_s
     nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
     mtbf_s = mtbf_of_job(of.mtbf_hours * HOUR_S, nodes)
     save_s = nbytes / of.storage_bandwidth
@@ -143,8 +157,8 @@ def failures_text(plan: Plan, nbytes: float, of: Failures, done: int = 0) -> str
     parts = [f"one in {format_time(mtbf_s)}{several}; a save takes {format_seconds(save_s)}, a restart {format_time(restart_s)}"]
 
     def said(steps: int) -> str:
-        share = goodput(steps * step_s, save_s, restart_s, mtbf_s)
-        if share < LEAST_SHARE:
+        share = goodput_of(plan, nbytes, of, steps)
+        if share <= LEAST_SHARE:
             return f"less than {LEAST_SHARE:g} of the time trains: failures come before a restart and a save are done"
         takes = budget(plan, done=done).said("seconds", format_time, times=1 / share)
         return f"{100 * share:.1f}% of the time trains, the training takes {takes}"

@@ -16,7 +16,7 @@ from orchestrator.cost.price import CostModel, Played
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
 from orchestrator.report.after import NAMES, After
-from orchestrator.report.budget import budget, budget_text
+from orchestrator.report.budget import Budget, budget, budget_text
 from orchestrator.report.kept import Drawn, Point, digest, element
 from orchestrator.report.measured import Row, measured_peak_memory, measured_step_time
 from orchestrator.report.text import (
@@ -84,9 +84,8 @@ class Shown(Value, frozen=True, kw_only=True):
     rows: Sequence[Mapping[str, Any]] = ()
     after: After | None = None
     """Where the run's steps went; None: nothing was measured."""
-    price_per_gpu_hour: float | None = None
-    done: int = 0
-    """Steps before these (`Budget.done`)."""
+    budget: Budget | None = None
+    """What the training takes; None: by the plan alone, with no price and no failures."""
     chance: float | None = None
     """The chance that the plan runs out of memory, 0 to 1; None: it is not known."""
 
@@ -166,7 +165,7 @@ def head(shown: Shown, title: str) -> str:
         verdict = '<strong class="good">fits</strong>' if fits else '<strong class="bad">may not fit</strong>'
     need = f"{format_bytes(peak)} of {format_bytes(usable)} usable"
     room += "" if shown.chance is None else f", {format_amount(100 * shown.chance, 2)}% chance of running out"
-    takes = budget_text(budget(plan, shown.price_per_gpu_hour, shown.done), rank_name(plan))
+    takes = budget_text(shown.budget or budget(plan), rank_name(plan))
     return (
         f"<h1>{escape(title)}</h1><p><strong>{escape(takes)}</strong></p>"
         f"<p>{escape(speed_text(plan))}; {verdict}: {need}, {room}</p>"

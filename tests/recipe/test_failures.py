@@ -9,7 +9,7 @@ import pytest
 
 import orchestrator as so
 from orchestrator import folder
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, NoPlanError
 from orchestrator.report.failures import daly, goodput, young
 
 LLAMA = {"recipe": "llama3_8b", "cluster": "dgx_h100", "gpus": 32}
@@ -58,6 +58,23 @@ def test_the_plan_says_what_its_checkpoints_allow_and_what_failures_cost() -> No
     assert "one in 66 days (6334 hours of a node, over 4 nodes); a save takes 5.62 s" in lines["failures"]
     assert "with train.save_every=100, " in lines["failures"]
     assert "(Daly 2006)" in lines["failures"]
+
+
+def test_days_cost_and_targets_have_the_failures_that_are_stated() -> None:
+    """A target was "reached" by days without failures, beside a line that said more; scripts saw none of them."""
+    stated = {"cluster.mtbf": 200, "cluster.storage": "2GB/s", "cluster.price_per_gpu_hour": 2, "train.save_every": 500}
+    answer, plain = so.plan(**LLAMA, **stated), so.plan(**LLAMA, **{"cluster.price_per_gpu_hour": 2, "train.save_every": 500})
+    share = answer.budget.goodput
+    assert share is not None
+    assert share < 0.99
+    for name in ("days", "gpu_hours", "energy_kwh", "cost"):
+        assert getattr(answer, name) == pytest.approx(getattr(plain, name) / share)
+    assert (answer.step_time_s, answer.tokens_per_s) == (plain.step_time_s, plain.tokens_per_s)
+    assert (answer.summary()["goodput"], plain.summary()["goodput"]) == (share, None)
+    assert f"with failures ({100 * share:.1f}% of the time trains)" in str(answer)
+    between = (plain.days * answer.days) ** 0.5
+    with pytest.raises(NoPlanError, match="not reached"):
+        so.plan(**LLAMA, **stated, **{"target.days": between})
 
 
 def test_a_plan_whose_checkpoints_are_for_one_layout_says_so() -> None:

@@ -13,6 +13,7 @@ from orchestrator.cost.schedule.timeline import Slot
 from orchestrator.cost.step import Played
 from orchestrator.report import page
 from orchestrator.report.after import After
+from orchestrator.report.budget import budget
 from orchestrator.report.kept import Drawn, digest
 from orchestrator.report.trace import folded
 from orchestrator.strategy.pins import MemoryLimit
@@ -182,7 +183,7 @@ def test_a_narrow_page_turns_rows_into_lists() -> None:
 
 
 def test_days_and_money_stand_first() -> None:
-    first, second, *_ = page.head(replace(shown(), price_per_gpu_hour=2.0), "t").split("<p>")[1:]
+    first, second, *_ = page.head(replace(shown(), budget=budget(shown().plan, 2.0)), "t").split("<p>")[1:]
     assert "minutes" in first
     assert "cost" in first
     assert "a step" in second
