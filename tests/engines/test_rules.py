@@ -9,8 +9,9 @@ from hand_plans import BARE, BERT, GPT, LLAMA, T5, candidate, cluster, make_plan
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES, hf_config, megatron_parts
+from orchestrator.engines.megatron_versions import Release
 from orchestrator.engines.rules.rule import CHOSEN, FACTS, Refusal, Undivided
-from orchestrator.hardware.spec import Cluster, Software
+from orchestrator.hardware.spec import Cluster, Gpu, Software
 from orchestrator.model.architecture import Run
 from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora
@@ -356,11 +357,18 @@ def test_the_facts_that_a_rule_forbids_are_known_ones(engine: str) -> None:
     parts = {*megatron_parts.TRAINED, *megatron_parts.OWN_LOOP, *megatron_parts.PLANNED, *hf_config.PARTS}
     known = {*CHOSEN, *FACTS, *Training.__struct_fields__, *Architecture.__struct_fields__, *Cluster.__struct_fields__,
              "recompute", "release", "offloads", "graphed", "hf", "older", *parts}  # fmt: skip
+    classes = {found.model for found in (*hf_config.DENSE, *hf_config.WITH_EXPERTS, hf_config.BERT, hf_config.T5)}
     for rule in ENGINES[engine].capabilities(Software()).rules:
         if isinstance(rule.check, Refusal):
             facts = [case[0] for case in rule.check.cases if not callable(case)]
             words = " ".join([rule.check.where, *facts]).replace("!", "").split()
-            assert {word.partition("=")[0].partition(".")[0] for word in words} <= known, rule.id
+            for word in words:
+                name, _, values = word.partition("=")
+                first, _, field = name.partition(".")
+                owner = {"experts": Experts, "release": Release, "software": Software, "gpu": Gpu}.get(first)
+                assert first in known, (rule.id, word)
+                assert owner is None or not field or hasattr(owner, field), (rule.id, word)
+                assert first != "hf" or {*values.split("|")} <= classes, (rule.id, word)
 
 
 @pytest.mark.parametrize("engine", BOTH)
