@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES, hf_config, megatron_parts
 from orchestrator.engines.megatron_versions import Release
-from orchestrator.engines.rules.rule import CHOSEN, FACTS, Refusal, Undivided
+from orchestrator.engines.rules.rule import CHOSEN, FACTS, NAMED, Refusal, Undivided
 from orchestrator.hardware.spec import Cluster, Gpu, Software
 from orchestrator.model.architecture import Run
 from orchestrator.model.families import describe
@@ -356,7 +356,7 @@ def test_every_rule_has_a_case_that_it_refuses(engine: str) -> None:
 def test_the_facts_that_a_rule_forbids_are_known_ones(engine: str) -> None:
     parts = {*megatron_parts.TRAINED, *megatron_parts.OWN_LOOP, *megatron_parts.PLANNED, *hf_config.PARTS}
     known = {*CHOSEN, *FACTS, *Training.__struct_fields__, *Architecture.__struct_fields__, *Cluster.__struct_fields__,
-             "recompute", "release", "offloads", "graphed", "hf", "older", *parts}  # fmt: skip
+             *NAMED, *parts}  # fmt: skip
     classes = {found.model for found in (*hf_config.DENSE, *hf_config.WITH_EXPERTS, hf_config.BERT, hf_config.T5)}
     for rule in ENGINES[engine].capabilities(Software()).rules:
         if isinstance(rule.check, Refusal):

@@ -53,6 +53,15 @@ FACTS: Final[Mapping[str, Fact]] = {
     "hybridep": lambda _, workload: flex_backend(workload.cluster.gpu) == "hybridep",
 }
 """What rules are about that follows from several fields, by the word for it."""
+NAMED: Final[Mapping[str, Callable[[str, Candidate, Workload], bool]]] = {
+    "recompute": lambda module, it, _: module in RECOMPUTE_MODULES.get(it.strategy.recompute, ()),
+    "offloads": lambda module, it, _: module in (it.strategy.offload_modules or "").split("+"),
+    "graphed": lambda module, it, given: any(module in ("", held) for held in graphed_modules(it.strategy, given.model.architecture)),
+    "release": lambda field, _, given: bool(getattr(release_of(given.cluster.software.megatron_core), field)),
+    "hf": lambda names, _, given: class_of(given.model.architecture).model in names.split("|"),
+    "older": lambda than, _, given: float(given.cluster.gpu.compute_capability) < float(than),
+}
+"""The same, of what a word names: recompute.mlp, hf=GPT2LMHeadModel."""
 CHOSEN: Final = {choice.name: choice for choice in CHOICES}
 
 
@@ -79,28 +88,13 @@ def fact(where: str) -> Fact:
         of_candidate, default = attrgetter(CHOSEN[name].path), CHOSEN[name].default
         off = False if default is True else default
         return lambda candidate, _: str(of_candidate(candidate)) in said if said else of_candidate(candidate) != off
-    if first == "recompute":
-        return lambda candidate, _: inner in RECOMPUTE_MODULES.get(candidate.strategy.recompute, ())
-    if first == "offloads":
-        return lambda candidate, _: inner in (candidate.strategy.offload_modules or "").split("+")
-    if first == "graphed":
-
-        def holds(candidate: Candidate, workload: Workload) -> bool:
-            held = graphed_modules(candidate.strategy, workload.model.architecture)
-            return inner in held if inner else bool(held)
-
-        return holds
-    if first == "release":
-        return lambda _, workload: bool(getattr(release_of(workload.cluster.software.megatron_core), inner))
+    if first in NAMED:
+        return lambda candidate, workload: NAMED[first](inner or text, candidate, workload)
     if first == "experts" and inner:
         experts_have = attrgetter(inner)
         return lambda _, workload: any(
             str(experts_have(part)) in said if said else bool(experts_have(part)) for part in workload.model.architecture.experts
         )
-    if name == "hf":
-        return lambda _, workload: class_of(workload.model.architecture).model in said
-    if name == "older":
-        return lambda _, workload: float(workload.cluster.gpu.compute_capability) < float(text)
     if name in FACTS:
         return FACTS[name]
     structs = {"training": Training, "model.architecture": Architecture, "cluster": Cluster}
