@@ -167,7 +167,7 @@ class Refusal(Value, frozen=True):
 
     def __call__(self, candidate: Candidate, workload: Workload) -> str | None:
         """The first reason; None: there is none."""
-        if not fact(self.where)(candidate, workload):
+        if self.where and not fact(self.where)(candidate, workload):
             return None
         for case in self.cases:
             if callable(case):
