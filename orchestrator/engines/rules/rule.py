@@ -61,7 +61,7 @@ NAMED: Final[Mapping[str, Callable[[str, Candidate, Workload], bool]]] = {
     "hf": lambda names, _, given: class_of(given.model.architecture).model in names.split("|"),
     "older": lambda than, _, given: float(given.cluster.gpu.compute_capability) < float(than),
 }
-"""The same, of what a word names: recompute.mlp, hf=GPT2LMHeadModel."""
+"""Facts of what a word names behind its dot or its =: recompute.mlp, hf=GPT2LMHeadModel."""
 CHOSEN: Final = {choice.name: choice for choice in CHOICES}
 
 
