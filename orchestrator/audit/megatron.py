@@ -203,8 +203,9 @@ def _vocabulary(f: Fields, two_stacks: bool) -> int:
     return size
 
 
-def _pattern(value: Any, layers: int) -> list[int]:
-    """Megatron's frequency: N is every N-th layer from the first, a list or an expression of lists says each.
+def _pattern(value: Any, layers: int | None) -> list[int]:
+    """Megatron's frequency: N is every N-th layer from the first, a list or an expression of lists says each; `layers` None: as many as it
+    says, none for a number.
 
     >>> _pattern(2, 4), _pattern("([0]*1+[1]*3)", 4)
     ([1, 0, 1, 0], [0, 1, 1, 1])
@@ -217,8 +218,8 @@ def _pattern(value: Any, layers: int) -> list[int]:
         except (ValueError, TypeError):
             raise InputError("pattern", value, "is no list of layers, as in ([0]*3+[1]*2)") from None
     if isinstance(value, list):
-        return ([int(one) for one in value] * layers)[:layers]
-    return [int(index % int(value) == 0) for index in range(layers)]
+        return [int(one) for one in value] if layers is None else ([int(one) for one in value] * layers)[:layers]
+    return [int(index % int(value) == 0) for index in range(layers or 0)]
 
 
 def _layers(f: Fields, layers: int, width: int) -> dict[str, Any]:
@@ -344,7 +345,10 @@ def _experts(f: Fields, layers: int, width: int) -> tuple[dict[str, Any], list[i
         part["aux_loss_coeff"] = coefficient
         if over != USUALLY_OVER[part.get("score", "softmax")]:
             part["aux_loss_over"] = over
-    return part, _pattern(f.get("moe_layer_freq", 1), layers)
+    frequency = f.get("moe_layer_freq", 1)
+    if (said := _pattern(frequency, None)) and len(said) != layers:
+        f.broken.append(f"moe_layer_freq is of {len(said)} layers: Megatron wants one for each of {layers} (gpt_layer_specs.py:589)")
+    return part, _pattern(frequency, layers)
 
 
 # ------------------------------------------------------------------------------------------------------------------ training
@@ -564,6 +568,24 @@ def refused(f: Fields) -> list[str]:
             found.append("overlap_param_gather needs overlap_grad_reduce")
     if recompute_granularity(f) == "selective" and (wrong := sorted({*recomputed(f)} - {*RECOMPUTED})):
         found.append(f"recompute_modules={','.join(wrong)}: Megatron recomputes {', '.join(RECOMPUTED)}")
+    return found + (refused_of_experts(f) if f.given.get("num_moe_experts") else [])
+
+
+WITH_CAPACITY: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
+"""Ways to balance experts that Megatron has beside moe_expert_capacity_factor (transformer_config.py:1104, core_v0.16.1)."""
+
+
+def refused_of_experts(f: Fields) -> list[str]:
+    """The settings of experts that Megatron refuses beside each other, a sentence each (transformer_config.py:1096-1213, core_v0.16.1)."""
+    found, kinds, coefficients = [], f.given.get("moe_router_load_balancing_type"), f.given.get("moe_aux_loss_coeff")
+    factor = f.given.get("moe_expert_capacity_factor")
+    each = [str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds] if kinds else [])]
+    if factor is not None and float(factor) >= 0 and (other := [kind for kind in each if kind not in WITH_CAPACITY]):
+        found.append(f"moe_router_load_balancing_type={other[0]} with moe_expert_capacity_factor: Megatron has {', '.join(WITH_CAPACITY)}")
+    if len(each) > 1 and len(coefficients if isinstance(coefficients, list) else [coefficients]) != len(each):
+        found.append(f"moe_router_load_balancing_type has {len(each)} kinds: Megatron wants as many numbers in moe_aux_loss_coeff")
+    if recompute_granularity(f) == "selective" and "moe_act" in recomputed(f) and not f.given.get("moe_grouped_gemm"):
+        found.append("recompute_modules=moe_act needs moe_grouped_gemm")
     return found
 
 

@@ -430,7 +430,9 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture, *, plans_o
     for name in ("async_save", "keep_last", "keep_every"):
         if getattr(run, name) and not run.save_every:
             raise InputError(
-                f"train.{name}", shown(getattr(run, name)), "is about checkpoints that train.save_every= writes, and that is 0"
+                f"train.{name}",
+                shown(getattr(run, name)),
+                "is about checkpoints that train.save_every= writes: say train.save_every= beside it",
             )
     if run.keep_every and not run.keep_last:
         raise InputError("train.keep_every", run.keep_every, "is beside train.keep_last=N; without that all are kept")

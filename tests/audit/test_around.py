@@ -133,6 +133,8 @@ MODEL = (
     "--train-samples 576 --micro-batch-size 1 --global-batch-size 64"
 )
 
+MOE = "--bf16 --num-experts 8 --moe-router-topk 2"
+
 
 @pytest.mark.parametrize(
     ("flags", "said"),
@@ -154,6 +156,10 @@ MODEL = (
         ("--bf16 --ckpt-format=torchdist", "--ckpt-format torchdist: Megatron's parser takes torch, torch_dist"),
         ("--fp16", "fp16 on H100-SXM-80GB: as fast as bf16"),
         ("--bf16 --tensor-model-parallel-size 16", "tp=16 is wider than the 8 GPUs of nvlink"),
+        (f"{MOE} --moe-expert-capacity-factor 1.25 --moe-router-load-balancing-type sinkhorn", "Megatron has aux_loss, seq_aux_loss"),
+        (f"{MOE} --moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 0.01", "wants as many numbers in moe_aux"),
+        (f"{MOE} --recompute-granularity selective --recompute-modules moe_act", "recompute_modules=moe_act needs moe_grouped_gemm"),
+        (f"{MOE} --moe-layer-freq '([0]*2+[1]*5)'", "moe_layer_freq is of 7 layers: Megatron wants one for each of 8"),
         ("--bf16 --recompute-num-layers 4", "recompute_num_layers=4 does nothing without recompute_granularity"),
     ],
 )

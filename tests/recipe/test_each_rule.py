@@ -117,7 +117,7 @@ def test_the_batch_is_open_for_the_engine_that_trains_nothing() -> None:
 
 
 def test_each_setting_of_a_run_needs_what_it_is_about() -> None:
-    about = "is about checkpoints that train.save_every= writes, and that is 0"
+    about = "is about checkpoints that train.save_every= writes: say train.save_every= beside it"
     dense: list[tuple[str, str | None]] = [
         ("", None),
         ("train.save_every=5 train.async_save=true train.keep_last=2 train.keep_every=10", None),

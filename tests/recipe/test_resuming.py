@@ -185,7 +185,7 @@ def test_a_damaged_checkpoint_is_refused_before_anything_starts_and_the_newest_w
 
 def test_changes_and_retention_are_for_runs_that_have_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is for a run that continues another" in refused(capsys, folder, (*TINY, "train.change=lr"))
-    assert "train.save_every= writes, and that is 0" in refused(capsys, folder, (*TINY, "train.keep_last=2"))
+    assert "train.save_every= writes: say train.save_every= beside it" in refused(capsys, folder, (*TINY, "train.keep_last=2"))
     assert "is beside train.keep_last=N" in refused(capsys, folder, (*TINY, "train.save_every=1", "train.keep_every=2"))
 
 
