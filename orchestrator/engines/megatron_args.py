@@ -83,7 +83,8 @@ def _why_not_model(model: Architecture, software: Software) -> str | None:
         return f"{script} of {said} needs Transformer Engine for latent attention: megatron-core's own attention has one width for all"
     if not {*megatron_parts.BY_PROGRAM}.isdisjoint(model.features()) and not software.transformer_engine:
         return f"{script} of {said} needs Transformer Engine for a gated delta net, gates of attention and zero-centered norms"
-    if model.rope_scaling_factor not in (None, ROPE_SCALING_FACTOR):
+    # Latent attention has YaRN's flags (arguments.py:2735-2740), by which it stretches positions itself.
+    if "latent_yarn" not in model.features() and model.rope_scaling_factor not in (None, ROPE_SCALING_FACTOR):
         return f"{script} of {said} scales rotary positions by {ROPE_SCALING_FACTOR:g}, not {model.rope_scaling_factor:g}"
     if model.stack == "encoder_decoder" and model.decoder_num_layers != model.num_layers:
         layers = f"{model.num_layers}, not {model.decoder_num_layers}"

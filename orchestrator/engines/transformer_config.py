@@ -216,6 +216,11 @@ def _has_rope(plan: Plan) -> bool:
     return plan.model.position_embedding == "rope"
 
 
+def _stretches(plan: Plan) -> bool:
+    """Whether GPTModel stretches rotary positions: latent attention does so itself, by YaRN (megatron_parts.PARTS)."""
+    return _has_rope(plan) and "latent_yarn" not in plan.model.features()
+
+
 def _has_adam(plan: Plan) -> bool:
     return plan.training.optimizer != "sgd"
 
@@ -269,8 +274,8 @@ ARCHITECTURE: Final[Table] = (
          when=lambda plan: _is_grouped(plan) and not _is_latent(plan)),
     *words.NORM,
     *only(_has_rope, words.ROPE),
-    Term("use_rope_scaling", "model.rope_scaling_factor", unless=False, to=lambda factor: factor is not None, when=_has_rope),
-    Term("rope_scaling_factor", "model.rope_scaling_factor", unless=None, when=_has_rope),
+    Term("use_rope_scaling", "model.rope_scaling_factor", unless=False, to=lambda factor: factor is not None, when=_stretches),
+    Term("rope_scaling_factor", "model.rope_scaling_factor", unless=None, when=_stretches),
     *words.ACTIVATION,
     *words.BIASES,
     *words.TIED,

@@ -16,6 +16,7 @@ from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Source
 from orchestrator.words.terms import say
 
@@ -249,6 +250,14 @@ def test_a_command_line_is_refused_for_each_thing_that_it_can_not_say() -> None:
         assert said in why(plan), said
     assert why(trained(seed=1)) == why(trained(warmup=19)) == ""
     parts = replace(LLAMA, family="gpt_oss", activation="clamped_swiglu", feed_forward=SIX, mixer=GroupedQueryAttention(sinks=True))
+    stretched = {"rope_scaling_factor": 40.0, "rope_scaling_type": "yarn"}
+    assert "scales rotary positions by 8, not 40" in why(make_plan(model=replace(LLAMA, rope_scaling_factor=40.0)))
+    latent = LatentAttention(kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, q_lora_rank=32, yarn_mscale=1.0)
+    deepseek = make_plan(model=replace(LLAMA, mixer=latent, **stretched))
+    assert why(deepseek) == ""
+    said = dict(flag for flag in megatron_args.megatron_flags(deepseek) if len(flag) == 2)
+    assert (said["--rope-type"], said["--rotary-scaling-factor"]) == ("yarn", "40.0"), "as NVIDIA's own files of DeepSeek-R1 say it"
+    assert "--rope-scaling-factor" not in said
     for version in ("0.16.1", "0.19.2"):
         assert why(make_plan(model=parts, software=Software(megatron_core=version))) == "", "every release has sinks and the clamp"
 
