@@ -45,7 +45,7 @@ ASSUMED_CLUSTER: Final = "dgx_h100"
 PADDED: Final = "model.make_vocab_size_divisible_by"
 """A key that may follow a change of tp, by which Megatron pads the vocabulary."""
 BY_PIN: Final = {choice.pin: choice.name for choice in CHOICES}
-HEAVIER: Final = re.compile(r"attention[-_]backend\b|attn_implementation\W+eager\b|modules_to_save\b")
+HEAVIER: Final = re.compile(r"attention[-_]backend\b|attn_implementation\W+eager\b|modules_to_save\b|additional_target\b")
 """Settings without a price that take gigabytes: attention that keeps its scores (flash kernels' is priced), and whole modules that are
 trained beside adapters, embeddings mostly."""
 REFUSED: Final = ("plan", "resume", "profile", "largest", "target", "explain", "entry", "out", "launch")

@@ -364,6 +364,17 @@ def test_what_takes_gigabytes_without_a_price_is_no_plain_fit(more: str, tmp_pat
     assert f"by a price that knows nothing of {more.partition(':')[0]}\n" in str(found)
 
 
+def test_whole_modules_that_llama_factory_trains_beside_adapters_are_no_plain_fit(tmp_path: Path) -> None:
+    """model/adapter.py:265: additional_target is peft's modules_to_save."""
+    file = tmp_path / "train.yaml"
+    lines = "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\nlora_rank: 16\nlora_target: all\ncutoff_len: 4096\n"
+    for added, fits in (("", True), ("additional_target: embed_tokens,lm_head\n", None)):
+        file.write_text(f"{lines}{added}output_dir: o\nbf16: true\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n")
+        found = so.audit(file, recipe="qwen3_8b", gpus=8, cluster="dgx_a100_80gb")
+        assert found.fits is fits
+        assert found.reading.unknown == ()
+
+
 def test_comments_and_a_last_comma_are_read_as_deepspeed_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(
