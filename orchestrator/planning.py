@@ -153,11 +153,6 @@ class Space(Value, frozen=True, kw_only=True):
         engine = next(engine for engine in self.planned if engine.name == candidate.engine)
         return engine.costs(self.workload).memory_floor(candidate)
 
-    def explain(self, pins: Pins) -> tuple[Explanation, ...]:
-        """The best plan that has each of these choices, or why there is none."""
-        with without_gc():
-            return explain(pins, self.workload, self.planned, self.settings)
-
 
 class Planner:
     """Plans for one user's settings: what plans, prices, refuses or starts for them is asked here."""
@@ -353,8 +348,8 @@ class Planner:
         inside = narrower_tp(plan) if settings.pins.tp is None else None
         return msgspec.structs.replace(
             found,
-            explained=space.explain(settings.explain),
-            narrower=space.explain(Pins(tp=inside)) if inside is not None else (),
+            explained=self._explained(space, settings.explain),
+            narrower=self._explained(space, Pins(tp=inside)) if inside is not None else (),
             alone=data_parallelism_alone(space.workload, space.planned) if divided(plan) else (),
             unasked=(*self._only_planned(plan), *offers),
             uneven=space.prices[index].unevenness(plan),
@@ -465,7 +460,16 @@ class Planner:
     def explained(self, pins: Pins, limit: MemoryLimit) -> tuple[Explanation, ...]:
         """What `pins` would bring, of plans held to the same `limit` as the plan that they are compared with."""
         space = self.space()
-        return (space if limit.risk is not None else space.held_to(-1)).explain(pins)
+        return self._explained(space if limit.risk is not None else space.held_to(-1), pins)
+
+    def _explained(self, space: Space, pins: Pins) -> tuple[Explanation, ...]:
+        """The plan that each of these choices gives where it is pinned, or why there is none."""
+
+        def plainer(settings: SearchSettings, plan: Plan) -> Plan | None:
+            return self._plainer(msgspec.structs.replace(space, settings=settings), plan)
+
+        with without_gc():
+            return explain(pins, space.workload, space.planned, space.settings, plainer)
 
     def elsewhere(self, plan: Plan) -> Elsewhere | None:
         """The best plan of the same engine, whose checkpoints it can go on from, on explain.gpus= GPUs; None: nobody asks."""

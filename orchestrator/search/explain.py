@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from orchestrator.errors import InputError, NoPlanError
@@ -22,8 +24,8 @@ from orchestrator.values import Value
 class Explanation(Value, frozen=True, kw_only=True):
     """The answer for one pin, or for several together.
 
-    `question` is "tp=4". `plan`: the best plan with it, which may be the chosen one; None: there is none, and `why` has the rule or the
-    memory that forbids it. `refused`: then the plan that lacks least memory, if a legal one was too large.
+    `question` is "tp=4". `plan`: the plan that is taken with it, which may be the chosen one; None: there is none, and `why` has the rule
+    or the memory that forbids it. `refused`: then the plan that lacks least memory, if a legal one was too large.
     """
 
     question: str
@@ -32,16 +34,23 @@ class Explanation(Value, frozen=True, kw_only=True):
     refused: Refused | None = None
 
 
-def explain(questions: Pins, workload: Workload, engines: Engines, settings: SearchSettings) -> tuple[Explanation, ...]:
+Plainer = Callable[[SearchSettings, Plan], Plan | None]
+"""The plan that is taken in place of the fastest one (the last) of a search with these settings; None: there is none."""
+
+
+def explain(
+    questions: Pins, workload: Workload, engines: Engines, settings: SearchSettings, plainer: Plainer = lambda *_: None
+) -> tuple[Explanation, ...]:
     """An answer for each field of `questions` that is set, the others as the settings pin them, and where there are several one for all of
-    them together. One search each."""
+    them together. One search each, and what is taken of it is the plan that the pin itself would give."""
     asked, pins = questions.given(), settings.pins
     answers = []
     for changes in [*({name: value} for name, value in asked.items()), *([asked] if len(asked) > 1 else [])]:
         question = " ".join(f"{name}={shown(value)}" for name, value in changes.items())
         try:
-            found = search(workload, engines, replace(settings, pins=replace(pins, **changes), top_k=1))
-            answers.append(Explanation(question=question, plan=found.plan))
+            held = replace(settings, pins=replace(pins, **changes), top_k=1)
+            found = search(workload, engines, held)
+            answers.append(Explanation(question=question, plan=plainer(held, found.plan) or found.plan))
         except NoPlanError as error:
             refused = error.refused if isinstance(error.refused, Refused) else None
             alone = replace(pins, **dict.fromkeys(changes)) == Pins()  # there is no other pin to leave out

@@ -271,6 +271,14 @@ def test_the_plan_beside_a_fuller_one_is_that_of_a_search_that_knows_nothing_of_
     assert beside.plan.stages == alone.plan.stages
 
 
+def test_what_is_explained_is_the_plan_that_the_pin_gives() -> None:
+    """Also where that is a plainer one than the fastest by price, which prices can't tell apart (search.prefer)."""
+    keys = {"recipe": "llama3_70b", "gpus": 64, "cluster": "dgx_h100"}
+    pinned = so.plan(**keys, pin={"tp": 1})
+    assert pinned.found.by_price is not None, "the fastest by price is another"
+    assert f"The best plan with it, megatron {pinned.plan.candidate.label().removeprefix('megatron ')}" in so.explain(so.plan(**keys), tp=1)
+
+
 def test_what_is_explained_is_held_to_what_the_plan_is() -> None:
     """The best plan with a choice is as sure to fit, where one is; where none is, its chance is said."""
     answer = so.plan(**CROWDED)
