@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
@@ -451,22 +452,28 @@ def _edited(text: str, line: Line, changes: Mapping[str, list[str] | None]) -> s
     added: list[str] = []
     for name, values in changes.items():
         there = next((flag for flag in line.flags if flag.name == name), None)
-        whole = "" if values is None else " ".join([name, *values])
-        if there is None and whole:
-            added.append(whole)
+        if there is None and values is not None:
+            added += [name, *values]
         if there is None or values == []:
             continue
         one = values is not None and len(there.values) == len(values) == 1
         span = there.values[0].own() or there.values[0].used() if one else _whole(there, source)
         if span is None:
             return None
-        edits.append((span, (values[0] if values and one else whole).encode()))
+        edits.append((span, _as_words([] if values is None else values if one else [name, *values], text, source, span[0])))
     if added:
         at = _anchor(line, source)
         if at is None:
             return None
-        edits.append(((at, at), (" " + " ".join(added)).encode()))
+        edits.append(((at, at), b" " + _as_words(added, text, source, at)))
     return shell.edited(text, edits)
+
+
+def _as_words(words: Sequence[str], text: str, source: bytes, at: int) -> bytes:
+    """What a script says for these words at this place: what a shell would take apart (a layout's bars) in quotes, but inside of some."""
+    place = len(source[:at].decode())
+    quoted = any(found.start() < place < found.end() and found[0][0] in "'\"" for found in shell.QUOTED.finditer(text))
+    return " ".join(words if quoted else map(shlex.quote, words)).encode()
 
 
 def _whole(flag: Flag, source: bytes) -> Span | None:

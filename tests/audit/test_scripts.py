@@ -204,6 +204,24 @@ def test_a_rule_that_is_broken_is_named(words: str, problem: str, tmp_path: Path
     assert problem in found.problem
 
 
+@pytest.mark.parametrize(
+    "script", ["{} {}", 'OPTS="{}"\n{} $OPTS', "OPTS=({})\n{} ${{OPTS[@]}}", "{} --pipeline-model-parallel-layout 'Et*15|t*17L' {}"]
+)
+def test_a_layout_is_written_so_that_a_shell_leaves_it_whole(script: str, tmp_path: Path) -> None:
+    """Its bars were a pipe to the shell, so that no advice of a layout had a diff."""
+    stages = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --use-distributed-optimizer"
+    first, last = ("python pretrain_gpt.py " * (script[0] == "{"), "python pretrain_gpt.py " * (script[0] != "{"))
+    file = tmp_path / "train.sh"
+    file.write_text(script.format(f"{first}{stages}", f"{last}{MODEL} {REST}") + "\n")
+    found = so.audit(file, gpus=8, cluster="dgx_h100")
+    wanted = replace(found.setup, layout="Et*17|t*15L", first_layers=None, last_layers=None)
+    text = found.source.edited(found.reading.setup, wanted, 8)
+    assert text is not None
+    assert found._says(text, wanted, ())
+    (word,) = [line for line in text.split() if "Et*17" in line]
+    assert (word.strip('"') == "'Et*17|t*15L'") is ('"' not in script)
+
+
 def test_full_recompute_without_method_and_number_of_layers_is_refused(tmp_path: Path) -> None:
     """transformer_config.py: recompute_method must be "block" or "uniform"; recompute_num_layers must be between 1 and the stage's."""
     full = f"{MODEL} {REST} --recompute-granularity full"
