@@ -15,12 +15,14 @@ last model. Nothing is begun after `limit_s` seconds; the same command with the 
 What a prediction is off by is of the speed that the machine had in the profile: before each run as many processes as ranks take the
 profile's yardstick for a second, and the median over the runs, divided by the profile's own, is divided out of the seconds.
 
-On 2026-11-28, 2 cores of an AMD EPYC, 2 gloo ranks at nice -20 without autogroups, other work below (load 8), seed 20261128.
-megatron-core 0.16.1, three models (GPT of 4 layers of 288, Llama of 4 of 128, Qwen3 of 8 of 384): chosen 1.1, 0 and 0% behind the fastest,
-seconds off by 8.4, .6 and 8.3% in the median of the meshes, tune=5 0, 2.7 and 0% behind. DeepSpeed, on 2026-11-29: chosen 0, 2.0 and 0%
-behind, seconds off by 6.7, 6.6 and 16.9%, tune=5 0, 4.1 and 0% behind (the one of 4.1: steps of .3 s, of two plans that one run has 27%
-apart and the next 8% the other way). Four ranks on two such cores, on 2026-11-29, every run at nice -20 (another machine for
-megatron-core's first model, whose seconds are those of before e84fbed8): megatron-core, chosen 0, 0 and 0% behind, seconds off by
+On 2026-11-29, 2 cores of an AMD EPYC, 2 gloo ranks at nice -20 without autogroups, other work at idle priority, seed 20261128.
+megatron-core 0.16.1, three models (GPT of 4 layers of 288, Llama of 4 of 128, Qwen3 of 8 of 384): chosen 6.7, 0 and 0% behind the fastest,
+seconds off by 13.1, 17.4 and 9.5% in the median of the meshes (the chosen plan's by 13, 9 and 7), tune=5 0, 0 and 0% behind. DeepSpeed:
+chosen 0, 0 and 0% behind, seconds off by .9, 6.1 and 1.9%, tune=5 0, 0 and 0% behind. By three rounds, and where runs alone told the tune's
+plans apart (before 984f59bf), it was 5.0, 8.2 and 3.6% behind in three of these: the same plan under two names was 5.5% from itself there.
+
+Four ranks on two such cores, on 2026-11-29, every run at nice -20 (another machine for megatron-core's first model, whose seconds are
+those of before e84fbed8): megatron-core, chosen 0, 0 and 0% behind, seconds off by
 8.2, 11.2 and 3.5%, tune=5 2.0, 0 and 0% behind; DeepSpeed, 0, 0 and 0%, 14.6, 7.6 and 2.7%, 0, 0 and 0%. The same plan differs by up to
 15% from run to run there. (Before 1e8142fe the profile could not say that these cores are faster than the catalogue's: chosen up to 34%
 behind, seconds off by up to 40%.)
