@@ -173,8 +173,11 @@ SLIME: Final = Language(
         Term("sglang-enable-dp-attention", "dp", to=bool, when=lambda rollout: rollout.dp > 1),
         Term("sglang-ep-size", "expert_parallel", unless=1),
     ],
-    start="slime_rl.sh with your model's, data's, rewards' and checkpoint's arguments behind it, where ray runs",
-    dropped=("global_batch_size", "micro_batch_size", "train_iters", "lr_decay_iters"),
+    start="slime_rl.sh with your data's, rewards' and checkpoint's arguments behind it, where ray runs. The model's are in it: those of "
+    "slime's scripts/models behind it would take the plan's place",
+    # Without a balancing loss, as every file of slime's scripts/models has it, whatever the recipe of pretraining says.
+    dropped=("global_batch_size", "micro_batch_size", "train_iters", "lr_decay_iters", "moe_router_load_balancing_type",
+             "moe_aux_loss_coeff"),
 )  # fmt: skip
 """slime, 624b824 (slime/utils/arguments.py; slime/backends/sglang_utils/arguments.py passes SGLang's own arguments on with `sglang-`)."""
 LANGUAGES: Final = {"verl": VERL, "nemo_rl": NEMO_RL, "slime": SLIME}

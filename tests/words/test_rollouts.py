@@ -58,6 +58,15 @@ def test_slime_has_megatrons_flags_and_its_own(tmp_path: Path) -> None:
     assert found.settings.reinforcement.keys.program == "slime"
 
 
+def test_policies_of_experts_are_trained_without_the_pretrainings_balancing_loss() -> None:
+    """verl turns it off ("hurts perf in RL", models/mcore/config_converter.py:204), NeMo RL's and slime's own files have none."""
+    for program in LANGUAGES:
+        found = so.plan_rl(recipe="qwen3_30b_a3b", gpus=32, cluster="dgx_h100", rl=RL | {"placement": "colocated"}, write=program,
+                           pin={"recompute": "full"})  # fmt: skip
+        (text,) = found.written(program).values()
+        assert "aux_loss" not in text.replace("-", "_"), program
+
+
 def test_slime_offloads_what_shares_its_gpus() -> None:
     found = so.plan_rl(recipe="qwen3_8b", gpus=8, cluster="dgx_h100", rl=RL | {"placement": "colocated"}, write="slime",
                        pin={"recompute": "full"}, train={"steps": 50})  # fmt: skip
