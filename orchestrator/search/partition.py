@@ -8,7 +8,8 @@ has the ways to compute them: recompute choices of an engine's plan (search/inne
    these over all ways to complete a partition is a scalar dynamic program (`_to_go`).
 2. A depth-first branch and bound along it, the least bound first: what the bound leaves is simulated.
 3. Where more is left than is worth simulating (`left` says what that may take), the mean of critical paths that bounds most is looked for
-   (`_sharpen`, cost/schedule/critical_path.py), and 2 is done once more with both bounds.
+   (`_sharpen`, cost/schedule/critical_path.py), and 2 is done once more with both bounds; a partition that takes too long on the critical
+   path of another one is then not simulated (`_on_known`).
 
 If nothing is left, the answer is the optimum of the simulated score over the steps that were given.
 """

@@ -76,6 +76,26 @@ def test_the_best_of_all_partitions_is_found_and_none_is_left(seed: int, sharply
     assert made.left == float("inf")
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_no_partition_is_faster_than_the_critical_path_of_another_says(seed: int) -> None:
+    """What is known of other partitions' paths is above the limit that it is asked for, and below what a simulation takes."""
+    case = Case(seed, layers=7)
+    made = Partitions(case.pipeline, case.steps, case.layers)
+    made.search(float("inf"), 10**9, sharply=True)
+    told = 0
+    for borders in combinations(range(1, case.layers), case.pp - 1):
+        spans = list(zip((0, *borders), (*borders, case.layers), strict=True))
+        for slow in product((False, True), repeat=case.pp):
+            ways = [case.way(*span, how) for span, how in zip(spans, slow, strict=True)]
+            seconds = case.seconds(ways)
+            for limit in (0.9 * seconds, seconds, 1.1 * seconds):
+                if (known := made._on_known(ways, limit)) is not None:
+                    told += 1
+                    assert limit < known <= seconds * (1 + 1e-12)
+    assert told > 0
+    assert made._on_known(ways, float("inf")) is None
+
+
 def test_bounds_leave_few_partitions_to_simulate() -> None:
     """Of 12 pipelines with 28 to 560 partitions each, without critical paths: no more than 8 of one, and 27 of all, in the time of 5,000
     passes; bounds are within 8% of the best, and 2.5% in the mean."""
