@@ -320,6 +320,7 @@ def reading_of(line: Line, script: Script) -> Reading:
     engine = "megatron" if not given.get("deepspeed") and given.get("zero_stage") is None else "megatron_deepspeed"
     if any(name in fields.given for name in megatron.WHOLE):
         keys = megatron.model_keys(fields, stack) | megatron.training_keys(fields, stack)
+        fields.weak.discard("model.activation")  # the programs train GELU where no flag says another, whatever a recipe has
         if fields.given.get("num_moe_experts") and not fields.given.get("moe_grouped_gemm") and engine == "megatron":
             others["slower"].append(ONE_BY_ONE)
     else:  # another file's, that this one sources
