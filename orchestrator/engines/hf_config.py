@@ -225,8 +225,6 @@ SIGMOID_EXPERTS: Final = (
          "experts.score={e.score}: transformers' {name} has sigmoids with a bias"),
     Lack(lambda a: not (shared := a.experts[0].shared_ffn_hidden_size) or shared % a.experts[0].ffn_hidden_size,
          "shared_ffn_hidden_size={e.shared_ffn_hidden_size}: transformers' {name} has shared experts as wide as the others"),
-    Lack(lambda a: (of := a.experts[0]).group_topk and of.topk != GROUP_SCORES * of.group_topk,
-         f"experts.topk={{e.topk}}: transformers' {{name}} values a group by its {GROUP_SCORES} best experts"),
     Lack(_dense_behind_experts, "pattern: transformers' {name} has dense layers before those with experts only"),
     Lack(lambda a: a.add_bias_linear, "add_bias_linear=true: transformers' {name} has no biases but of Q, K and V"),
     ATTENTION_DROPOUT,
@@ -495,13 +493,18 @@ def inexpressible(a: Architecture) -> str | None:
     return next(iter(_complaints(a, class_of(a))), None)
 
 
-def other_latent_norms(a: Architecture) -> str | None:
-    """Why megatron-core, which has one epsilon for all norms, computes another function than transformers' class of this model; None: it
-    does not."""
-    if "latent_attention" not in a.features() or a.norm_epsilon == LATENT_EPSILON:
-        return None
-    why = f"norm_epsilon={a.norm_epsilon}: transformers' {class_of(a).model} has {LATENT_EPSILON} in the norms of latent vectors"
-    return f"{why}, megatron-core one epsilon for all norms; engine=deepspeed trains transformers' own"
+def other_in_megatron(a: Architecture) -> str | None:
+    """Why megatron-core, which has one epsilon for all norms and values a group of experts by its best topk/group_topk, computes another
+    function than transformers' class of this model; None: it does not."""
+    found, own = class_of(a), "engine=deepspeed trains transformers' own"
+    if "latent_attention" in a.features() and a.norm_epsilon != LATENT_EPSILON:
+        why = f"norm_epsilon={a.norm_epsilon}: transformers' {found.model} has {LATENT_EPSILON} in the norms of latent vectors"
+        return f"{why}, megatron-core one epsilon for all norms; {own}"
+    for part in a.experts if found in (GLM4_MOE, DEEPSEEK_V3) else ():
+        if part.group_topk and part.topk // part.group_topk != GROUP_SCORES:
+            why = f"experts.topk={part.topk}: transformers' {found.model} values a group by its {GROUP_SCORES} best experts"
+            return f"{why}, megatron-core by its {part.topk // part.group_topk}; {own}"
+    return None
 
 
 def model_classes(a: Architecture) -> tuple[str, str]:

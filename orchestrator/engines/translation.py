@@ -9,7 +9,7 @@ from typing import Any, Final
 from orchestrator.engines import passthrough
 from orchestrator.engines.ds_config import dumps
 from orchestrator.engines.engine import Requirements
-from orchestrator.engines.hf_config import export_fields, inexpressible, other_latent_norms
+from orchestrator.engines.hf_config import export_fields, inexpressible, other_in_megatron
 from orchestrator.engines.megatron_args import one_connection, shape, switches
 from orchestrator.engines.megatron_versions import release_of, unknown
 from orchestrator.engines.transformer_config import engine_fields
@@ -137,7 +137,7 @@ def why_no_exchange(engine: str, a: Architecture, model_type: str | None) -> str
         return f"megatron-core's {a.family} is another function than transformers': it scales its scores and has an output bias"
     if model_type == "bert":
         return f"engine={engine} has a pre-norm BERT (model_type megatron-bert in transformers), the checkpoint's is post-norm"
-    return inexpressible(a) or other_latent_norms(a)
+    return inexpressible(a) or other_in_megatron(a)
 
 
 def why_other_samples(before: Plan, now: Plan) -> str | None:
