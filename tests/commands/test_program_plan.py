@@ -84,7 +84,8 @@ def test_the_first_layers_of_every_chunk_are_recomputed_where_that_is_fastest_wi
         assert seconds(told) < seconds(Planner(settings_of(*words, "entry=pretrain_gpt.py", f"pin.recompute={mode}")).searched().plan)
 
 
-T5 = ("recipe=t5_large", "gpus=16", "cluster.software.megatron_core=0.16.1")  # later releases have no program for it
+T5 = ("recipe=t5_large", "gpus=16", "model.activation=gelu", "cluster.software.megatron_core=0.16.1")
+"""Later releases have no program for it, and none has a flag for relu."""
 
 
 @pytest.mark.parametrize("words", [CASE, ("recipe=llama3_8b", "gpus=16"), ("recipe=gpt_tiny", "gpus=4"), T5])
