@@ -565,7 +565,7 @@ class Planner:
             job = with_code(job, plan.model.traced.code)
         if random := settings.random_weights:
             job = msgspec.structs.replace(job, notes=(*job.notes, random))
-        return render.with_environment(self._with_enough_documents(plan, job), settings.env)
+        return render.with_environment(self._with_enough_documents(plan, job), self._checkout(plan) | settings.env)
 
     def trained_by(self, plan: Plan) -> tuple[OwnLoop | None, str]:
         """(the engine's own training loop where it trains the plan, None: another program does; why). Raises InputError where
@@ -581,6 +581,14 @@ class Planner:
         if settings.program == "auto" and of_worker:
             return None, "it wrote the checkpoint that is continued"
         return own_loop(engine, plan, settings.program, checkout=loop.checkout in {*settings.env, *os.environ})
+
+    def _checkout(self, plan: Plan) -> dict[str, str]:
+        """The variable of this environment that names the code of the engine's own loop, where that trains the plan: a batch job has not
+        this environment. Empty where nothing is named here, and in a container, whose image names its own."""
+        loop = self.trained_by(plan)[0]
+        if loop is None or loop.checkout is None or self.settings.container is not None or not os.environ.get(loop.checkout):
+            return {}
+        return {loop.checkout: str(Path(os.environ[loop.checkout]).absolute())}
 
     def _with_enough_documents(self, plan: Plan, job: Job) -> Job:
         """The job of an engine's own program that divides its data by whole documents, of which there are enough. Raises InputError where

@@ -93,7 +93,9 @@ def slurm(
     text = CONF + PREEMPTION if grace_s else CONF
     conf.write_text(text.format(host=host, folder=folder, first_job=first_job, tracking=tracking, **times, **ports))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+    # Its jobs are our worker's, which a checkout of Megatron-LM (.ci/full) would take the place of.
+    own = ("SLURM_", "SBATCH_", "MEGATRON_LM")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     environment |= {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}", f"--pid-file={folder}/munge.pid",
              f"--seed-file={folder}/munge.seed", f"--log-file={folder}/munge.log"]  # fmt: skip

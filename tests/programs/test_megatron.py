@@ -553,6 +553,8 @@ def test_by_default_our_worker_trains_and_says_what_to_install(tmp_path: Path, m
     assert said in command(*words, f"out={tmp_path / 'run'}").stdout
     monkeypatch.setenv("MEGATRON_LM", "/checkout")
     assert "\ntrained by Megatron's own training loop: the default\n" in command(*words, f"out={tmp_path / 'checkout'}").stdout
+    assert "\nexport MEGATRON_LM=/checkout\n" in (tmp_path / "checkout" / "launch.sh").read_text(), "a batch job has not our environment"
+    assert "MEGATRON_LM" not in (tmp_path / "run" / "launch.sh").read_text()
 
 
 @pytest.mark.skipif(HAS_TRAINING, reason="this megatron-core has megatron/training")
