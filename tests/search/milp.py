@@ -28,6 +28,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import rules_of
+from orchestrator.strategy.megatron_layout import even_work, of_another_kind, shapes, splits_vary
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.strategy.tree import vpp_degrees
 from orchestrator.strategy.workload import Workload
@@ -92,11 +93,13 @@ def orders(pp: int, m: int, vpp: int) -> list[list[Pass]]:
 
 
 class Column(NamedTuple):
-    """A way for a stage: its layers [start, end), or with chunks as many as end - start."""
+    """A way for a stage: its layers [start, end), with chunks of the layers of another kind that come first, all of which are in first
+    chunks; and how many it has in all."""
 
     stage: int
     start: int
     end: int
+    layers: int
     recompute: tuple[Recompute, int]
     cost: StageCost
 
@@ -110,6 +113,7 @@ def chunks_of(layers: int, vpp: int, *, first: bool) -> list[int]:
 def stage_of(model: ModelSpec, pp: int, p: int, chunks: Sequence[tuple[int, int]], recompute: tuple[Recompute, int]) -> Stage:
     """What the plan has in stage p; each chunk is (first layer, layers)."""
     kinds = [run.layer.kind for run in model.runs[1:-1] for _ in range(run.count)]
+    kinds += kinds[-1:] * len(kinds)  # behind those of another kind a chunk's place is no matter
     mode, many = recompute
     spans = [LayerSpan(kind=model.runs[0].layer.kind, first=0, count=1)] if p == 0 else []
     for chunk, (start, size) in enumerate(chunks):
@@ -185,7 +189,15 @@ class Program:
         several = len(model.runs) > 3
         self.flow = several and self.vpp == 1
         """Whether it matters where a stage starts: several kinds of layers."""
-        self.even = not capabilities.uneven_stages or (several and self.vpp > 1)
+        vary = several and self.vpp > 1 and splits_vary(model, self.pp, self.vpp)
+        self.others = of_another_kind(model) if vary else 0
+        """Layers of another kind that come first, of which a stage has what its first chunk has: with chunks alone."""
+        self.even = not capabilities.uneven_stages or (several and self.vpp > 1 and not vary)
+        self.by_work = capabilities.uneven_stages and self.even
+        self.head = 0.0
+        if vary and self.pp > 1:
+            longest = max(costs.layer(candidate, run.layer.kind, "none").seconds for run in model.runs[1:-1])
+            self.head = costs.layer(candidate, model.runs[-1].layer.kind, "none").seconds / longest
         self.once = costs.once_seconds(candidate)
         self.hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
         self.columns = [column for p in range(self.pp) for column in self._columns(p, modes)]
@@ -199,15 +211,23 @@ class Program:
                 for many in counts:
                     cost = self.costs.stage(self.candidate, stage_of(self.model, self.pp, p, chunks, (mode, many)), p)
                     if cost.peak_bytes <= self.usable:
-                        start = chunks[0][0]
-                        yield Column(p, start, start + sum(size for _, size in chunks), (mode, many), cost)
+                        (start, first), whole = chunks[0], sum(size for _, size in chunks)
+                        end = min(start + first, self.others) if self.others else start + whole
+                        yield Column(p, start, end, whole, (mode, many), cost)
 
     def _splits(self, p: int) -> Iterator[list[tuple[int, int]]]:
         """The chunks that stage p may have, each (first layer, layers): no stage but the first and the last is empty."""
         pp, vpp, layers = self.pp, self.vpp, self.layers
         if self.even or pp == 1:
             sizes = [layers // (pp * vpp) + (index < layers % (pp * vpp)) for index in range(pp * vpp)]
+            sizes = [*even_work(self.model, pp * vpp)] if self.by_work else sizes
             yield [(sum(sizes[:index]), sizes[index]) for index in range(p, pp * vpp, pp)]
+            return
+        if self.others:
+            for start in range(self.others + 1) if p else [0]:
+                for count in range(p not in (0, pp - 1), layers + 1):
+                    for first, *more in shapes(count, vpp, p, pp, self.head):
+                        yield [(start, first), *((self.others, size) for size in more)]
             return
         for start in range(layers + 1) if self.flow and p else [0]:
             for count in range(p not in (0, pp - 1), layers - start + 1):
@@ -240,15 +260,17 @@ class Program:
             by_stage[column.stage].append(index)
         for indices in by_stage:
             row(dict.fromkeys(indices, 1.0), 1.0, 1.0)
-        if self.flow:
+        if self.flow or self.others:
             for p in range(1, self.pp):
-                for border in range(self.layers + 1):
+                for border in range((self.others or self.layers) + 1):
                     here = {i: 1.0 for i in by_stage[p - 1] if self.columns[i].end == border}
                     here |= {i: -1.0 for i in by_stage[p] if self.columns[i].start == border}
                     if here:
                         row(here, 0.0, 0.0)
-        else:
-            row({i: float(c.end - c.start) for i, c in enumerate(self.columns)}, self.layers, self.layers)
+        if self.others:
+            row({i: 1.0 for i in by_stage[-1] if self.columns[i].end == self.others}, 1.0, 1.0)
+        if not self.flow:
+            row({i: float(c.layers) for i, c in enumerate(self.columns)}, self.layers, self.layers)
 
         def seconds(one: Pass) -> dict[int, float]:
             """Minus a pass's seconds, by column."""
