@@ -70,6 +70,11 @@ def missing() -> str | None:
     return None if os.geteuid() == 0 else "starting slurmd needs root"
 
 
+def of_our_worker() -> dict[str, str]:
+    """This environment without Slurm's variables, and without the checkout of Megatron-LM (.ci/full) whose own loop would train."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "MEGATRON_LM"))}
+
+
 @contextlib.contextmanager
 def slurm(
     folder: Path, timeout_s: int = 300, tracking: str = "linuxproc", grace_s: int = 0, kill_wait_s: int = 5
@@ -93,10 +98,7 @@ def slurm(
     text = CONF + PREEMPTION if grace_s else CONF
     conf.write_text(text.format(host=host, folder=folder, first_job=first_job, tracking=tracking, **times, **ports))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
-    # Its jobs are our worker's, which a checkout of Megatron-LM (.ci/full) would take the place of.
-    own = ("SLURM_", "SBATCH_", "MEGATRON_LM")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    environment |= {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    environment = of_our_worker() | {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}", f"--pid-file={folder}/munge.pid",
              f"--seed-file={folder}/munge.seed", f"--log-file={folder}/munge.log"]  # fmt: skip
     commands = [munge, ["slurmctld", "-D"], ["slurmd", "-D", "-N", "n0"], ["slurmd", "-D", "-N", "n1"]]

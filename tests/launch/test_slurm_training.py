@@ -113,7 +113,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     out = tmp_path_factory.mktemp("local") / "run"
     cluster = out.with_name("fast.yaml")
     cluster.write_text(FAST)
-    code, said = end(begin(out, dict(os.environ), "launch=local", f"train.steps={STEPS}", f"cluster={cluster}", train=ALONE))
+    code, said = end(begin(out, slurm_cluster.of_our_worker(), "launch=local", f"train.steps={STEPS}", f"cluster={cluster}", train=ALONE))
     assert code == 0, said
     slow = next(line for line in status(out)["preflight"] if line.startswith("tp=2: an all-reduce takes "))
     assert re.search(r"assumes \(.* GB/s measured, the link has 1e\+05\): its .* grow, the step from .* to about .*$", slow)
@@ -400,7 +400,7 @@ def test_a_job_that_loses_a_node_goes_on_at_once_on_the_other_one_under_a_new_pl
     steps = 16
     recipe = ("recipe=gpt_tiny", "gpus=4", "engine=megatron", f"train.steps={steps}")
     with slurm_cluster.slurm(home) as environment:
-        code, said = end(begin(tmp_path / "whole", dict(os.environ), "launch=local", train=recipe))
+        code, said = end(begin(tmp_path / "whole", slurm_cluster.of_our_worker(), "launch=local", train=recipe))
         assert code == 0, said
         out = tmp_path / "run"
         words = ("launch=slurm", "launch.wait=true", "slurm.nodes=1-2", "slurm.time=10", "slurm.cpus_per_task=2", "train.save_every=1",
