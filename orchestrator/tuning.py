@@ -64,13 +64,14 @@ DRIFT, DRIFT_ON_SHARED_CORES = 0.02, 0.3
 that share cores with whatever else runs (measured here: a third)."""
 ALIKE: Final = (4.0, 0.6, 0.38, 0.02)
 """The parts of the variance of a price's error, in units of that of a difference between two plans: what is common to all plans (a slower
-machine), to those of one mesh, of one micro-batch as well, and a plan's own (the last three as in the pairs behind `PROFILED`)."""
+machine), to those of one mesh, of one micro-batch as well, and a plan's own (the last three about as in the pairs behind `PROFILED`)."""
 ANY_MACHINE: Final = 100.0
 """The variance of what all runs' logarithms share, where it is not known: runs say then which plan is faster, and nothing else."""
 HALF: Final = 0.6745
 """Standard deviations of a normal distribution that half of all lie within."""
 UNPUBLISHED: Final = 0.15
-"""Standard deviation of the logarithm of a predicted ratio of two plans on ranks of a CPU that were not profiled."""
+"""Standard deviation of the logarithm of a predicted ratio of two plans on ranks of a CPU that were not profiled: a rule of thumb, where by
+the first profiles of two ranks a plan was taken that was 24 to 30% behind another one."""
 PROFILED: Final = 0.08
 """Standard deviation of the same logarithm after a profile. In nine runs of tests/benchmarks/unseen_gloo.py (megatron and deepspeed, 2 and
 4 ranks, 2026-11-29) it was .098 in 114 pairs of plans of two meshes, .073 in 77 of one mesh and two micro-batches and .038 in 19 that
