@@ -222,7 +222,8 @@ def compare(one: Answer | Plan | str | Path, other: Answer | Plan | str | Path) 
     (first, chance), (second, others) = _plan_of(one), _plan_of(other)
     folders = [plan_file(given).parent if isinstance(given, str | Path) else None for given in (one, other)]
     first_run, second_run = (None if folder is None else measured_in(rows_of(folder / "metrics.jsonl")) for folder in folders)
-    return compared(first, second, (chance, others), (first_run, second_run))
+    shares = (one.budget.goodput if isinstance(one, Answer) else None, other.budget.goodput if isinstance(other, Answer) else None)
+    return compared(first, second, (chance, others), (first_run, second_run), shares)
 
 
 def _plan_of(given: Answer | Plan | str | Path) -> tuple[Plan, float | None]:

@@ -244,7 +244,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         say(f"failures: {failures_text(plan, nbytes, stated, settings.steps_done)}")
     if found.elsewhere is not None:
         other = found.elsewhere
-        say(elsewhere_text(plan, other.gpus, other.plan, other.why, other.refused, other.chance, settings.steps_done))
+        say(elsewhere_text(plan, other.gpus, other.plan, other.why, other.refused, other.chance, partial(training_budget, settings)))
     if not found.complete:
         say(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     if found.uneven is not None:

@@ -110,7 +110,7 @@ def figures(answer: Answer, *, priced: bool = True) -> tuple[float, ...]:
     chance of running out of memory where it is more than usual. Memory that is free beyond that makes no plan better."""
     of, is_cpu = answer.budget, answer.plan.cluster.is_cpu
     return (
-        of.seconds,
+        of.whole_s,
         of.gpu_hours,
         (of.cost or 0.0) if priced else 0.0,
         USUAL_RISK if is_cpu else max(USUAL_RISK, answer.chance_of_not_fitting),

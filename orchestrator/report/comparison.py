@@ -56,6 +56,8 @@ class Comparison(Printed, frozen=True, kw_only=True):
     """The chances that they run out of memory, 0 to 1; None: not known."""
     measured: tuple[Measured | None, Measured | None] = (None, None)
     """What the runs that these are the plans of took; None: it is no run's, or no step is measured."""
+    goodputs: tuple[float | None, float | None] = (None, None)
+    """The shares of the time that train (`Budget.goodput`)."""
 
     def __repr__(self) -> str:
         """One line: the two plans have megabytes."""
@@ -117,8 +119,8 @@ class Comparison(Printed, frozen=True, kw_only=True):
     def summary(self) -> dict[str, Any]:
         """The comparison as JSON has it."""
         return {
-            "one": facts(self.one) | {"chance_of_not_fitting": self.chances[0]},
-            "other": facts(self.other) | {"chance_of_not_fitting": self.chances[1]},
+            "one": facts(self.one, self.goodputs[0]) | {"chance_of_not_fitting": self.chances[0]},
+            "other": facts(self.other, self.goodputs[1]) | {"chance_of_not_fitting": self.chances[1]},
             "measured": self.measured,
             "difference": self.difference,
             "difference_measured": self.difference_measured,
@@ -136,9 +138,9 @@ def trained_text(training: Training) -> str:
     return f"all weights but those of {', '.join(training.freeze)}" if training.freeze else "all weights"
 
 
-def facts(plan: Plan) -> dict[str, Any]:
-    """What a plan is, and its figures. Raises ValueError for a plan without prediction."""
-    of, predicted = budget(plan), plan.prediction
+def facts(plan: Plan, goodput: float | None = None) -> dict[str, Any]:
+    """What a plan is, and its figures, with failures by this `Budget.goodput`. Raises ValueError for a plan without prediction."""
+    of, predicted = structs.replace(budget(plan), goodput=goodput), plan.prediction
     return {
         "model": plan.model.name, "cluster": plan.cluster.name, "gpus": plan.world_size, "engine": plan.engine, "choice": choice(plan),
         "layers": stage_sizes(plan) or "all in one stage", "calibration": plan.calibration, "trained": trained_text(plan.training),
@@ -161,12 +163,13 @@ def compared(
     other: Plan,
     chances: tuple[float | None, float | None] = (None, None),
     measured: tuple[Measured | None, Measured | None] = (None, None),
+    goodputs: tuple[float | None, float | None] = (None, None),
 ) -> Comparison:
-    """The two plans side by side, with the `chances` that they run out of memory, and what their runs took. Raises ValueError for a plan
-    without prediction."""
+    """The two plans side by side, with the `chances` that they run out of memory, what their runs took, and the shares of the time that
+    train. Raises ValueError for a plan without prediction."""
     memory = [predicted.by_stage[predicted.fullest].memory_by_cause for predicted in (one.prediction, other.prediction)]
-    seconds = _pairs(one.prediction.by_cause, other.prediction.by_cause)
-    return Comparison(one=one, other=other, seconds=seconds, memory_bytes=_pairs(*memory), chances=chances, measured=measured)
+    causes = {"seconds": _pairs(one.prediction.by_cause, other.prediction.by_cause), "memory_bytes": _pairs(*memory)}
+    return Comparison(one=one, other=other, chances=chances, measured=measured, goodputs=goodputs, **causes)
 
 
 def _pairs(one: dict[str, float], other: dict[str, float]) -> dict[str, tuple[float, float]]:
@@ -176,7 +179,9 @@ def _pairs(one: dict[str, float], other: dict[str, float]) -> dict[str, tuple[fl
 
 def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other")) -> RenderableType:
     """What differs, then time and memory by cause with the difference."""
-    first, second = facts(of.one), facts(of.other)
+    plans = (of.one, of.other)
+    first, second = (facts(plan, goodput) for plan, goodput in zip(plans, of.goodputs, strict=True))
+    budgets = [structs.replace(budget(plan), goodput=goodput) for plan, goodput in zip(plans, of.goodputs, strict=True)]
     head = _table(("", False), (names[0], False), (names[1], False))
     for name in ("model", "cluster", "gpus", "engine", "choice", "layers", "calibration"):
         head.add_row(name, Text(str(first[name])), Text(str(second[name])))
@@ -185,7 +190,7 @@ def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other"))
     head.add_row("batch", *(f"{plan.global_batch_size:,} sequences of {plan.training.seq_length:,}" for plan in (of.one, of.other)))
     head.add_row("steps", *(f"{plan.training.steps:,}" for plan in (of.one, of.other)))
     for name, figure, write in WRITTEN:
-        head.add_row(name, *(budget(plan).said(figure, write) for plan in (of.one, of.other)))
+        head.add_row(name, *(each.said(figure, write) for each in budgets))
     head.add_row("memory", format_bytes(first["peak_memory_bytes"]), format_bytes(second["peak_memory_bytes"]))
     if any(chance is not None for chance in of.chances):
         head.add_row("runs out", *("" if chance is None else f"{format_amount(100 * chance, 2)}% chance" for chance in of.chances))
@@ -223,7 +228,7 @@ def signed(difference: float, written: str) -> str:
     return "" if not difference else f"{'+' if difference > 0 else '-'}{written}"
 
 
-SWEPT: Final = (("step", "step_s", format_seconds), ("tokens/s", "tokens_per_s", format_count), ("training", "seconds", format_time),
+SWEPT: Final = (("step", "step_s", format_seconds), ("tokens/s", "tokens_per_s", format_count), ("training", "whole_s", format_time),
                 ("GPU-hours", "gpu_hours", format_count), ("cost", "cost", format_count))  # fmt: skip
 """Columns of a sweep: heading, figure of the budget, how it is written."""
 

@@ -9,10 +9,11 @@ Generation Computer Systems 22 (2006).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from orchestrator.plan import LONG_S, Plan
 from orchestrator.plan.check import bound_to_layout
-from orchestrator.report.budget import budget, format_time
+from orchestrator.report.budget import Budget, budget, format_time
 from orchestrator.report.text import choice, difference
 from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.units import format_amount, format_bytes, format_seconds
@@ -171,15 +172,21 @@ def failures_text(plan: Plan, nbytes: float, of: Failures, done: int = 0) -> str
 
 
 def elsewhere_text(
-    plan: Plan, gpus: int, other: Plan | None, why: str, refused: str | None, chance: float | None = None, done: int = 0
+    plan: Plan,
+    gpus: int,
+    other: Plan | None,
+    why: str,
+    refused: str | None,
+    chance: float | None = None,
+    takes_of: Callable[[Plan], Budget] = budget,
 ) -> str:
-    """What the same training would be on so many GPUs, by its best plan there."""
+    """What the same training would be on so many GPUs, by its best plan there. `takes_of`: what a plan's training takes."""
     if other is None:
         return f"With gpus={gpus} there is no plan: {why}"
     seconds = format_seconds(other.prediction.step_time_s)
     alone = 100 * (plan.world_size / other.world_size - 1)
     idle = "" if other.world_size == gpus else f" {other.world_size} of them are best used"
-    took, takes = (budget(one, done=done).said("seconds", format_time) for one in (plan, other))
+    took, takes = (takes_of(one).said("whole_s", format_time) for one in (plan, other))
     route = "checkpoints of this plan go there whole" if refused is None else f"no checkpoint of this plan goes there: it {refused}"
     costs = f"{seconds} a step, {difference(plan.prediction, other.prediction)} ({alone:+.1f}% by the number of GPUs alone)"
     costs += "" if chance is None else f", {format_amount(100 * chance, 2)}% chance of running out of memory"

@@ -9,8 +9,10 @@ import pytest
 
 import orchestrator as so
 from orchestrator import folder
+from orchestrator.asking.grid import figures
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.report.failures import daly, goodput, young
+from orchestrator.units import format_amount
 
 LLAMA = {"recipe": "llama3_8b", "cluster": "dgx_h100", "gpus": 32}
 PARAMETERS = 8_030_261_248
@@ -75,6 +77,15 @@ def test_days_cost_and_targets_have_the_failures_that_are_stated() -> None:
     between = (plain.days * answer.days) ** 0.5
     with pytest.raises(NoPlanError, match="not reached"):
         so.plan(**LLAMA, **stated, **{"target.days": between})
+    other = so.plan(**{**LLAMA, "gpus": 16}, **stated)
+    assert [one["days"] for one in so.compare(other, answer).summary().values() if isinstance(one, dict) and "days" in one] == [
+        other.days, answer.days,
+    ]  # fmt: skip
+    swept = so.sweep(**{**LLAMA, "gpus": [16, 32]}, **stated)
+    assert [figures(point.answer)[0] for point in swept.points if point.answer] == [other.budget.whole_s, answer.budget.whole_s]
+    for days in (f"{format_amount(other.days)} days", f"{format_amount(answer.days)} days"):
+        assert days in str(swept)
+    assert f"here {format_amount(answer.days)} days" in str(so.plan(**LLAMA, **stated, **{"explain.gpus": 16}))
 
 
 def test_a_plan_whose_checkpoints_are_for_one_layout_says_so() -> None:
