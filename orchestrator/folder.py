@@ -199,10 +199,14 @@ def stated_failures(settings: Settings) -> Failures | None:
 def training_budget(settings: Settings, plan: Plan) -> Budget:
     """What the training takes under these settings, or what is left of it, with failures where the user states them."""
     from orchestrator.report.budget import budget
-    from orchestrator.report.failures import goodput_of
+    from orchestrator.report.failures import goodput_of, steps_between_saves
 
     of, stated = budget(plan, settings.price_per_gpu_hour, settings.steps_done), stated_failures(settings)
-    return of if stated is None else msgspec.structs.replace(of, goodput=goodput_of(plan, saved_bytes(plan), stated))
+    if stated is None:
+        return of
+    nbytes = saved_bytes(plan)
+    every = steps_between_saves(plan, nbytes, stated)
+    return msgspec.structs.replace(of, goodput=goodput_of(plan, nbytes, stated, every), save_every=every)
 
 
 def saved_bytes(plan: Plan) -> float:

@@ -42,6 +42,8 @@ class Budget(Value, frozen=True, kw_only=True):
     """Steps of the training before these, which a checkpoint has done."""
     goodput: float | None = None
     """The share of the time that trains, with saves and failures (report/failures.py); None: nobody said how often there are any."""
+    save_every: int = 0
+    """Steps between the saves that the goodput has."""
 
     @property
     def whole_s(self) -> float:
@@ -177,7 +179,9 @@ def budget_text(of: Budget, rank: str = "GPU", *, brief: bool = False) -> str:
     >>> budget_text(Budget(steps=1000, tokens=10**9, seconds=86400.0 * 3, num_gpus=8, power_w=700.0, price_per_gpu_hour=2.0))
     '1,000 steps, 1B tokens: 3 days, 576 GPU-hours, 403 kWh (at the 700 W a GPU of its datasheet), cost 1,152 (at 2 a GPU-hour)'
     """
-    failing = "" if of.goodput is None else f" with failures ({100 * of.goodput:.1f}% of the time trains)"
+    failing = (
+        "" if of.goodput is None else f" with failures and train.save_every={of.save_every} ({100 * of.goodput:.1f}% of the time trains)"
+    )
     parts = [of.said("whole_s", format_time) + failing, of.said("gpu_hours", format_amount, f" {rank}-hours")]
     if of.energy_kwh is not None and not brief:
         parts.append(f"{of.said('energy_kwh', format_energy)} (at the {of.power_w:.0f} W a GPU of its datasheet)")

@@ -118,14 +118,17 @@ def saves_on_its_way(plan: Plan) -> bool:
     return 0 < plan.run.save_every < plan.training.steps
 
 
-def goodput_of(plan: Plan, nbytes: float, of: Failures, steps: int | None = None) -> float:
-    """The share of the time that trains with a save of so many bytes after each `steps` steps, at least LEAST_SHARE; None: as often as the
-    plan saves, or where it does not but at its end, as often as is best."""
+def steps_between_saves(plan: Plan, nbytes: float, of: Failures) -> int:
+    """Steps after which the plan saves; where it does not but at its end, those that are best."""
+    return plan.run.save_every if saves_on_its_way(plan) else best_interval(plan, nbytes, of)
+
+
+def goodput_of(plan: Plan, nbytes: float, of: Failures, steps: int) -> float:
+    """The share of the time that trains with a save of so many bytes after each `steps` steps, at least LEAST_SHARE."""
     nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
-    every = steps or (plan.run.save_every if saves_on_its_way(plan) else best_interval(plan, nbytes, of))
     save_s = nbytes / of.storage_bandwidth
     mtbf_s = mtbf_of_job(of.mtbf_hours * HOUR_S, nodes)
-    return max(LEAST_SHARE, goodput(every * plan.prediction.step_time_s, save_s, of.restart_s + save_s, mtbf_s))
+    return max(LEAST_SHARE, goodput(steps * plan.prediction.step_time_s, save_s, of.restart_s + save_s, mtbf_s))
 
 
 def unsaved_text(plan: Plan, nbytes: float, of: Failures | None, requeue: int) -> str:

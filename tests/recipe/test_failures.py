@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -73,7 +74,11 @@ def test_days_cost_and_targets_have_the_failures_that_are_stated() -> None:
         assert getattr(answer, name) == pytest.approx(getattr(plain, name) / share)
     assert (answer.step_time_s, answer.tokens_per_s) == (plain.step_time_s, plain.tokens_per_s)
     assert (answer.summary()["goodput"], plain.summary()["goodput"]) == (share, None)
-    assert f"with failures ({100 * share:.1f}% of the time trains)" in str(answer)
+    assert f"with failures and train.save_every=500 ({100 * share:.1f}% of the time trains)" in str(answer)
+    unsaved = so.plan(**LLAMA, **{key: value for key, value in stated.items() if key != "train.save_every"})
+    best = re.search(r"best is train.save_every=(\d+) ", str(unsaved))
+    assert best is not None
+    assert f"with failures and train.save_every={best[1]} (" in str(unsaved)
     between = (plain.days * answer.days) ** 0.5
     with pytest.raises(NoPlanError, match="not reached"):
         so.plan(**LLAMA, **stated, **{"target.days": between})
